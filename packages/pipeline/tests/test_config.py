@@ -189,6 +189,24 @@ def test_paths_in_a_file_are_relative_to_the_file(tmp_path, monkeypatch):
     assert config.fleet["workload"]["trace"] == "/data/trace.jsonl"
 
 
+def test_a_path_may_begin_at_a_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "ann"))
+    (tmp_path / "run.toml").write_text(
+        'app = "laminar"\nbase = "quickstart"\n[model]\npath = "~/models/small"\n'
+        '[task]\nverifier = "~/mine.py:verify"\nheld_out = "~nobody-of-this-name/x.jsonl"\n'
+        '[[task.sources]]\npath = "~/a.jsonl"\n[[task.sources]]\npath = "hf:~/saved:train[:10]"\n'
+    )
+    config = configuration(str(tmp_path / "run.toml"), settings=("environment.python=~/venv/bin/python",))
+    home = tmp_path / "ann"
+    assert config.model.path == home / "models/small"
+    assert config.task.verifier == f"{home}/mine.py:verify"
+    assert [str(source.path) for source in config.task.sources] == [f"{home}/a.jsonl", f"hf:{home}/saved:train[:10]"]
+    assert config.task.held_out == tmp_path / "~nobody-of-this-name/x.jsonl"
+    assert config.environment.python == home / "venv/bin/python"
+    typed = configuration("laminar", settings=("task.train=~/t.jsonl", "model.path=~", "task.verifier=~/v.py:f"))
+    assert (typed.task.train, typed.model.path, typed.task.verifier) == (home / "t.jsonl", home, f"{home}/v.py:f")
+
+
 def test_without_any_app_installed_the_pip_line_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr("tailrace.contracts.plugins.names", lambda group: [])
     (tmp_path / "mine.toml").write_text('app = "laminar"')

@@ -21,6 +21,7 @@ def folder(tmp_path_factory):
     train = datasets.Dataset.from_dict(ROWS)
     datasets.DatasetDict({"train": train, "test": train.select([1])}).save_to_disk(str(root / "saved"))
     train.save_to_disk(str(root / "alone"))
+    train.select([1, 0]).save_to_disk(str(root / "picked"))
     (root / "files").mkdir()
     for split in ("train", "test"):
         train.to_parquet(str(root / "files" / f"{split}.parquet"))
@@ -38,6 +39,44 @@ def test_a_saved_dataset_with_splits(folder, capfd):
     assert prompts(f"hf:{folder}/saved:test") == both[1:]
     assert prompts(f"hf:{folder}/alone:train") == both
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "rows"),
+    [
+        ("saved:train[:1]", [0]),
+        ("saved:train[-1:]", [1]),
+        ("saved:train[50%:]", [1]),
+        ("saved:train[:1]+train[1:]+test", [0, 1, 1]),
+        ("saved:train[:100]", [0, 1]),
+        ("saved:all", [0, 1, 1]),
+        ("alone:train[1:2]", [1]),
+        ("picked:train[1:]", [0]),  # rows that were chosen, in another order than the files have them
+        ("~/saved:test", [1]),
+        ("files:train[:1]", [0]),
+    ],
+)
+def test_parts_of_splits(folder, monkeypatch, source, rows):
+    monkeypatch.setenv("HOME", str(folder))
+    expected = [(ROWS["question"][at], ROWS["answer"][at], {"level": ROWS["level"][at]}) for at in rows]
+    assert prompts(f"hf:{source}" if source.startswith("~") else f"hf:{folder}/{source}") == expected
+
+
+def test_pictures_are_not_decoded(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"question": datasets.Value("string"), "answer": datasets.Value("string"), "seen": datasets.Image()}
+    )
+    row = {"question": ["2 + 2?"], "answer": ["4"], "seen": [{"bytes": b"no picture", "path": None}]}
+    datasets.Dataset.from_dict(row, features=features).save_to_disk(str(tmp_path / "seen"))
+    assert prompts(f"hf:{tmp_path}/seen:train") == [("2 + 2?", "4", {"seen": {"bytes": b"no picture", "path": None}})]
+    (file,) = (tmp_path / "seen").glob("*.arrow")
+    assert prompts(file) == prompts(f"hf:{tmp_path}/seen:train")
+
+
+def test_a_folder_without_hf_names_what_to_write(folder):
+    with pytest.raises(PromptFileError, match=r"found a folder, expected a file, or hf:.*/saved:SPLIT"):
+        PromptPool.from_file(folder / "saved")
 
 
 def test_a_folder_of_files_in_offline_mode(folder, tmp_path):
@@ -66,6 +105,8 @@ def test_a_folder_of_files_in_offline_mode(folder, tmp_path):
         ("hf:", "found no name with a split"),
         ("hf:a:b:c:d", "found no name with a split"),
         ("hf:./nowhere:train", r"found no folder './nowhere', expected one that holds a dataset"),
+        ("hf:FOLDER/saved:dev[:3]", "found the splits test, train, expected 'dev' among them"),
+        ("hf:FOLDER/saved:train[x]", r"found no readable dataset \(ValueError: "),
         ("hf:FOLDER/saved:dev", "found the splits test, train, expected 'dev' among them"),
         ("hf:FOLDER/files:dev", r"found no readable dataset \(ValueError: .*dev"),
     ],

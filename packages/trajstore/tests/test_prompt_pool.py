@@ -1,6 +1,11 @@
 """The prompt stream: every row once an epoch, the same stream every time, and errors that say where."""
 
+import bz2
+import gzip
 import json
+import lzma
+from datetime import date
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -91,6 +96,126 @@ def test_parquet(tmp_path):
         PromptPool.from_file(file)
 
 
+ROW = {"prompt": "q", "answer": "a", "level": 2}
+
+
+def packed(pack, text):
+    return pack(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.json", json.dumps([ROW], indent=1).encode()),
+        ("x.json", (json.dumps(ROW) + "\n").encode()),
+        ("x.jsonl", b"\xef\xbb\xbf" + json.dumps(ROW).encode()),
+        ("x.jsonl.gz", packed(gzip.compress, json.dumps(ROW))),
+        ("x.JSON.GZ", packed(gzip.compress, json.dumps([ROW]))),
+        ("x.jsonl.bz2", packed(bz2.compress, json.dumps(ROW))),
+        ("x.ndjson.xz", packed(lzma.compress, json.dumps(ROW))),
+    ],
+)
+def test_other_forms_of_json(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    pool = PromptPool.from_file(tmp_path / name)
+    assert [(pool[0].prompt, pool[0].answer, pool[0].metadata), len(pool)] == [("q", "a", {"level": 2}), 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("x.tsv", b"prompt\tanswer\nq, r\ta\n"), ("x.csv.gz", gzip.compress(b'prompt,answer\n"q, r",a\n'))],
+)
+def test_other_forms_of_tables(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    assert (PromptPool.from_file(tmp_path / name)[0].prompt, PromptPool.from_file(tmp_path / name)[0].answer) == (
+        "q, r",
+        "a",
+    )
+
+
+def test_a_csv_value_may_be_long(tmp_path):
+    (tmp_path / "x.csv").write_text(f"prompt,answer\n{'y ' * 200_000},3\n")
+    assert len(PromptPool.from_file(tmp_path / "x.csv")[0].prompt) == 400_000
+
+
+@pytest.mark.parametrize("kind", ["new_stream", "new_file"])
+def test_arrow(tmp_path, kind):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import ipc
+
+    table = pyarrow.table({"prompt": ["a", "b", "c"], "answer": [1, 2, 3]})
+    with getattr(ipc, kind)(str(tmp_path / "x.arrow"), table.schema) as file:
+        file.write_table(table, max_chunksize=2)
+    pool = PromptPool.from_file(tmp_path / "x.arrow")
+    assert [(pool[at].prompt, pool[at].answer) for at in range(3)] == [("a", "1"), ("b", "2"), ("c", "3")]
+    (tmp_path / "x.arrow").write_bytes(b"ARROW1 and then rubbish")
+    with pytest.raises(PromptFileError, match="expected an Arrow file"):
+        PromptPool.from_file(tmp_path / "x.arrow")
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (Decimal("12.50"), "12.50"),
+        (Decimal("1E+3"), "1000"),
+        (Decimal("-0.000001"), "-0.000001"),
+        (5.0, "5"),  # a column of whole numbers in which one is missing
+        (-0.5, "-0.5"),
+        (-(2**70), str(-(2**70))),
+        (1e300, "1e+300"),
+        (date(2024, 2, 29), "2024-02-29"),
+        (" 5.0", " 5.0"),
+    ],
+)
+def test_answers_are_text(answer, text):
+    assert PromptPool([{"prompt": "q", "answer": answer}])[0].answer == text
+
+
+@pytest.mark.parametrize(
+    ("column", "answer"),
+    [
+        ("reward_model.ground_truth", "5"),
+        ("turns.1.value", "6"),
+        ("as_text.inner.0", "7"),
+        ("flat.name", "8"),  # a column's own name counts first
+        ("none", "found the columns as_text, flat, flat.name, prompt, reward_model, turns, expected 'none' among them"),
+        ("none.x", "found the columns .*, expected 'none.x' among them"),
+        ("reward_model.x", "found ground_truth, style in 'reward_model', expected 'x' in it"),
+        ("reward_model.style.x", "found str in 'reward_model.style', expected 'x' in it"),
+        ("turns.2", "found list in 'turns', expected '2' in it"),
+        ("reward_model", "found dict in column 'reward_model', expected text or a number"),
+    ],
+)
+def test_a_column_may_lie_in_another(tmp_path, column, answer):
+    row = {
+        "prompt": "q",
+        "reward_model": {"ground_truth": "5", "style": "rule"},
+        "turns": [{"value": 1}, {"value": 6}],
+        "as_text": '{"inner": [7]}',
+        "flat": {"name": 1},
+        "flat.name": 8,
+    }
+    if not answer.isdecimal():
+        with pytest.raises(PromptFileError, match=f"row 1: {answer}"):
+            PromptPool([row], answer_column=column)
+        return
+    found = PromptPool([row], answer_column=column)[0]
+    assert found.answer == answer
+    assert found.metadata == {key: value for key, value in row.items() if key not in ("prompt", column)}
+
+
+@given(st.text(st.characters()) | st.text(st.sampled_from("a\ud83d\ude00\udfffé")))
+def test_text_that_nothing_can_encode_is_replaced(tmp_path_factory, text):
+    file = tmp_path_factory.mktemp("halves") / "x.jsonl"
+    file.write_text(json.dumps({"prompt": "q", "answer": f"<{text}>", text: [text]}))
+    found = PromptPool.from_file(file)[0]
+    whole = json.loads(json.dumps(text))  # joins what are two halves of one character
+    expected = "".join("\ufffd" if "\ud800" <= letter <= "\udfff" else letter for letter in whole)
+    assert found.answer == f"<{expected}>"
+    if expected not in ("prompt", "answer", "verifier"):
+        assert found.metadata == {expected: [expected]}
+
+
 def test_parquet_without_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     file = tmp_path / "train.parquet"
@@ -111,6 +236,32 @@ GOOD = json.dumps({"prompt": "q", "answer": "a"}) + "\n"
             r"x\.jsonl, line 2: found no JSON \(.*column 2\), expected an object on each line",
         ),
         ("x.jsonl", GOOD + "[1]\n", r"x\.jsonl, line 2: found list, expected an object"),
+        (
+            "x.jsonl",
+            '{"prompt": ' + "9" * 5000 + "}",
+            r"x\.jsonl, line 1: found JSON that cannot be read \(Exceeds the limit",
+        ),
+        (
+            "x.jsonl",
+            '{"prompt": ' + "[" * 100_000,
+            r"x\.jsonl, line 1: found JSON that cannot be read \(maximum recursion",
+        ),
+        (
+            "x.jsonl",
+            '{"prompt": "q", "answer": NaN}\n',
+            r"line 1: found nan in column 'answer', expected text or a finite",
+        ),
+        ("x.json", "", r"x\.json: found no rows, expected at least one prompt"),
+        ("x.json", '{"data":\n[]}', r"x\.json: found one dict, expected an array of objects"),
+        ("x.json", '[{"prompt":\n "q"', r"x\.json: found no JSON \(.*line 2, column 5\), expected an array of objects"),
+        ("x.json", "[3]", r"x\.json, row 1: found int, expected an object as each entry"),
+        ("x.jsonl.gz", b"rubbish", r"x\.jsonl\.gz: found no readable file \(Not a gzipped file"),
+        (
+            "x.jsonl.gz",
+            gzip.compress(GOOD.encode() * 9)[:-9],
+            r"x\.jsonl\.gz: found no readable file \(Compressed file ended",
+        ),
+        ("x.parquet.gz", b"", r"found the ending '\.gz', expected one of"),
         (
             "x.jsonl",
             GOOD + '\n{"prompt": "q"}\n',
@@ -134,7 +285,7 @@ GOOD = json.dumps({"prompt": "q", "answer": "a"}) + "\n"
         (
             "x.txt",
             "q\n",
-            r"x\.txt: found the ending '\.txt', expected one of \.jsonl, .*\.csv, \.parquet, or a dataset as hf:",
+            r"x\.txt: found the ending '\.txt', expected one of \.jsonl, .*\.csv, .*\.parquet, .*or a dataset as hf:",
         ),
         ("x.csv", "prompt,answer\n", r"x\.csv: found no rows, expected at least one prompt"),
         ("x.csv", "", r"x\.csv: found no rows"),

@@ -70,7 +70,15 @@ def test_rendered_text_counts_against_the_context(read):
         ([ASKED[0], {"role": "user"}], "message 2: found no content, expected text"),
         ([{"role": "user", "content": None}], "message 1: found no content, expected text"),
         ([{"role": "user", "content": " "}], "message 1: found an empty content, expected text"),
-        ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], "message 1: found list as its content, expected text"),
+        ([{"role": "user", "content": 3}], "message 1: found int as its content, expected text or a list of parts"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+         "message 1, part 1: found the type 'image_url', expected 'text': nothing else is trained on"),
+        ([{"role": "user", "content": ["x", {"type": "text"}]}],
+         "message 1, part 2: found NoneType as its 'text', expected text"),
+        ([{"role": "user", "content": []}], "message 1: found an empty content, expected text"),
+        ([{"role": "assistant", "content": None, "tool_calls": "add(6, 2)"}, ASKED[1]],
+         "message 1: found str as its 'tool_calls', expected a list of objects"),
+        ([{"role": "assistant", "content": None}, ASKED[1]], "message 1: found no content, expected text"),
         ([*ASKED, {"role": "assistant", "content": "4"}], ("message 3: found the last one from 'assistant', expected one from "
          "user or tool that the model answers")),
         ([{"role": "tool", "content": "x"}], "the model's chat template refuses these messages: no tools here"),
@@ -82,6 +90,40 @@ def test_messages_that_are_wrong_are_told_by_row(read, messages, words):
         f"t.jsonl, line 2: {words}",
         "t.jsonl, line 3: found dict in column 'prompt', expected text or a list of messages",
     ]
+
+
+CALLS = "{% for c in m.tool_calls %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
+TOOLS = TEMPLATE.replace("{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}", "").replace(
+    "</>", CALLS + "</>"
+)
+
+
+@pytest.mark.parametrize("arguments", [{"a": 6, "b": [2]}, '{"a": 6, "b": [2]}'])
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
+def test_a_tool_call_has_no_content_and_its_arguments_are_an_object(read, model, content, arguments):
+    (model / "chat_template.jinja").write_text(TOOLS)
+    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    call = {"type": "function", "id": "1", "function": {"name": "add", "arguments": arguments}}
+    messages = [
+        {"role": "system", "content": ""},
+        {"role": "user", "content": [{"type": "text", "text": "6 + 2?", "image_url": None}, "Use a tool."]},
+        {"role": "assistant", "tool_calls": [call], **content},
+        {"role": "tool", "tool_call_id": "1", "content": ""},
+    ]
+    assert read(messages) == (
+        ['<system></><user>6 + 2?\nUse a tool.</><assistant>[add {"a": 6, "b": [2]}]</><tool></><assistant>'], []
+    )  # fmt: skip
+
+
+def test_a_template_that_wants_arguments_as_text_gets_them(read, model):
+    (model / "chat_template.jinja").write_text(
+        TOOLS.replace("c.function.arguments | tojson", "'' + c.function.arguments")
+    )
+    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    for arguments in ({"a": 6}, '{"a": 6}'):
+        call = {"function": {"name": "add", "arguments": arguments}}
+        texts, faults = read([{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "8"}])
+        assert (texts, faults) == (['<assistant>[add {"a": 6}]</><tool>8</><assistant>'], [])
 
 
 def test_a_model_without_a_template(read, model):

@@ -1,17 +1,19 @@
 """Prompt files become the prompts that a run uses: overlong ones are refused, dropped or cut, and counted."""
 
+import datetime
 import json
 from collections import Counter
+from decimal import Decimal
 
 import pytest
 
 from tailrace.contracts import TrajectoryRef
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.roles.prompts import Prompts
+from tailrace.pipeline.roles.prompts import Prompts, item_metadata
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.prepare import prepare
-from tailrace.pipeline.run.prompt_reading import PromptCounts
+from tailrace.pipeline.run.prompt_reading import PromptCounts, read_files
 from tailrace.trajstore import PromptPool
 
 ROOM = 10  # tokens of a prompt: a context of 40 less 30 of a response
@@ -127,16 +129,65 @@ def test_a_run_that_is_resumed_has_the_same_prompts(prepared, tmp_path):
     assert (texts(again.train[0]), again.counts, told) == (before, first.counts, [])
 
 
-def test_columns_that_cannot_be_kept_are_told(prepared, tmp_path):
+def test_a_verifier_gets_every_other_column_in_json(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    from tailrace.pipeline.run.prompt_reading import read_files
+    file, hour = tmp_path / "t.parquet", datetime.timedelta(hours=1)
+    columns = {
+        "prompt": ["q"],
+        "answer": [Decimal("12.50")],
+        "image": [{"bytes": b"\x00\xff", "path": None}],
+        "day": [datetime.date(2024, 2, 29)],
+        "taken": [[datetime.datetime(2024, 2, 29, 12, tzinfo=datetime.UTC), None]],
+        "length": [hour],
+        "share": [Decimal("0.10")],
+        "far": pyarrow.array([9 * 10**17], pyarrow.timestamp("us")),  # in the year 30489
+        "pairs": pyarrow.array([[("k", 1)]], pyarrow.map_(pyarrow.string(), pyarrow.int64())),
+        "broken": pyarrow.array([b"\xffok"]).view(pyarrow.string()),
+    }
+    parquet.write_table(pyarrow.table(columns), file)
+    found = read_files(validate([("mine", {"task": {"train": str(file)}})]), None, into=tmp_path)
+    assert found.faults == ()
+    row = PromptPool.from_file(tmp_path / "train.jsonl")[0]
+    assert row.answer == "12.50"
+    assert item_metadata(row) == {
+        "image": {"bytes": "AP8=", "path": None},
+        "day": "2024-02-29",
+        "taken": ["2024-02-29 12:00:00+00:00", None],
+        "length": "1:00:00",
+        "share": "0.10",
+        "far": "30489-11-11 16:00:00.000000",
+        "pairs": [["k", 1]],
+        "broken": "\ufffdok",
+    }
 
-    file = tmp_path / "t.parquet"
-    parquet.write_table(pyarrow.table({"prompt": ["q"], "answer": ["a"], "image": [b"\x00"]}), file)
-    found = read_files(validate([("mine", {"task": {"train": str(file)}})]), None)
-    assert found.faults == (f"{file}, row 1: found bytes in column 'image', expected text, numbers, lists or objects",)
+
+@pytest.mark.parametrize(
+    ("columns", "seen"),
+    [
+        ({"unit": "km", "metadata": {"source": "a"}}, {"unit": "km", "source": "a"}),
+        ({"unit": "km", "metadata": {"unit": "m"}}, {"unit": "m"}),
+        ({"unit": "km", "metadata": '{"tests": [1]}'}, {"unit": "km", "tests": [1]}),
+        ({"unit": "km", "metadata": "a note"}, {"unit": "km", "metadata": "a note"}),
+        ({"unit": "km", "metadata": None}, {"unit": "km", "metadata": None}),
+        ({"beginning": {"of": "time"}}, {"beginning": {"of": "time"}}),
+        (
+            {"reward_model": {"ground_truth": "x", "style": "rule"}},
+            {"reward_model": {"ground_truth": "x", "style": "rule"}},
+        ),
+    ],
+)
+def test_a_column_of_metadata_stands_beside_the_others(prepared, columns, seen):
+    found, _ = prepared([{"prompt": "q", "answer": "a", **columns}])
+    assert item_metadata(PromptPool.from_file(found.train[0])[0]) == seen
+
+
+def test_a_character_of_which_half_is_there_is_replaced(prepared):
+    found, _ = prepared([{"prompt": "an emoji \ud83d", "answer": "\ude00", "note": ["\ud83d\ude00", {"\udc00": 1}]}])
+    row = PromptPool.from_file(found.train[0])[0]
+    assert (row.prompt, row.answer) == ("an emoji \ufffd", "\ufffd")
+    assert item_metadata(row) == {"note": ["\U0001f600", {"\ufffd": 1}]}
 
 
 def test_counts_in_words():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from tailrace.contracts import expected_one_of
@@ -10,12 +12,17 @@ from tailrace.trajstore.errors import PromptFileError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _ASKS = ("user", "tool")
+_SAYS = ("user",)  # a tool may return nothing, and a system prompt may be empty
+_TEXTS = ("text", "input_text", "output_text")
 
 Messages = list[dict[str, Any]]
 
 
 def check_messages(found: list[Any]) -> Messages:
     """Messages, each with a role and text, of which the model answers the last. Keys without a value are left out.
+
+    A content in parts is the text of its parts, a line each. One in whose place a tool call stands is empty. A call's arguments
+    that are JSON as text, as OpenAI's interface has them, are what they say.
 
     Raises:
         PromptFileError: they are something else. The message names the first one that is wrong, from 1.
@@ -41,11 +48,55 @@ def _message(where: str, found: Any) -> dict[str, Any]:
         raise PromptFileError(f"{where}: found no role, {expected_one_of('', ROLES)}")
     if role not in ROLES:
         raise PromptFileError(f"{where}: found the role {role!r}, {expected_one_of(role, ROLES)}")
-    content = message.get("content")
-    if content is None:
-        raise PromptFileError(f"{where}: found no content, expected text")
-    if not isinstance(content, str):
-        raise PromptFileError(f"{where}: found {type(content).__name__} as its content, expected text")
-    if not content.strip():
+    calls = message.get("tool_calls")
+    if calls is not None:
+        if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+            raise PromptFileError(
+                f"{where}: found {type(calls).__name__} as its 'tool_calls', expected a list of objects"
+            )
+        message["tool_calls"] = [_call(call) for call in calls]
+        message.setdefault("content", "")
+    message["content"] = _content(where, message.get("content"))
+    if role in _SAYS and not message["content"].strip():
         raise PromptFileError(f"{where}: found an empty content, expected text")
     return message
+
+
+def _content(where: str, content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None:
+        raise PromptFileError(f"{where}: found no content, expected text")
+    if not isinstance(content, list):
+        raise PromptFileError(
+            f"{where}: found {type(content).__name__} as its content, expected text or a list of parts"
+        )
+    return "\n".join(_part(f"{where}, part {number}", part) for number, part in enumerate(content, start=1))
+
+
+def _part(where: str, part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        raise PromptFileError(
+            f"{where}: found {type(part).__name__}, expected text or an object with 'type' and 'text'"
+        )
+    kind, text = part.get("type", "text"), part.get("text")
+    if kind not in _TEXTS:
+        raise PromptFileError(f"{where}: found the type {kind!r}, expected 'text': nothing else is trained on")
+    if not isinstance(text, str):
+        raise PromptFileError(f"{where}: found {type(text).__name__} as its 'text', expected text")
+    return text
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call whose arguments are an object, as chat templates expect it."""
+    found = {str(key): value for key, value in call.items() if value is not None}
+    if isinstance(found.get("function"), Mapping):
+        found["function"] = _call(found["function"])
+    arguments = found.get("arguments")
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            said = json.loads(arguments)
+            found["arguments"] = said if isinstance(said, dict) else arguments
+    return found

@@ -1,17 +1,26 @@
-"""Rows of prompt files: JSON Lines and CSV, Parquet with the extra ``parquet``, and datasets with the extra ``datasets``."""
+"""Rows of prompt files: JSON and CSV, Parquet and Arrow with the extra ``parquet``, datasets with the extra ``datasets``."""
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
-from collections.abc import Iterator
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from tailrace.trajstore.arrow_rows import read_arrow, read_parquet
 from tailrace.trajstore.csv_rows import read_csv
 from tailrace.trajstore.dataset_rows import DATASET, read_dataset
-from tailrace.trajstore.errors import ParquetSupportError, PromptFileError
+from tailrace.trajstore.errors import PromptFileError
 
-_JSONL, _CSV, _PARQUET = (".jsonl", ".ndjson"), (".csv",), (".parquet",)
+_JSONL, _JSON, _CSV, _TSV = (".jsonl", ".ndjson"), (".json",), (".csv",), (".tsv",)
+_TEXT = _JSONL + _JSON + _CSV + _TSV
+_ARROW: dict[str, Callable[[Path], Iterator[Located]]] = {".parquet": read_parquet, ".arrow": read_arrow}
+_OPEN: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 # The place of a row, for messages, and the row.
 Located = tuple[str, dict[str, Any]]
@@ -40,62 +49,100 @@ def _located(source: Path | str, faults: list[PromptFileError] | None) -> Iterat
     if str(source).startswith(DATASET):
         return read_dataset(str(source))
     path = Path(source)
-    suffix = path.suffix.lower()
-    known = _JSONL + _CSV + _PARQUET
-    if suffix not in known:
+    *_, inner, outer = ["", "", *(suffix.lower() for suffix in path.suffixes)]
+    kind = inner if outer in _OPEN else outer
+    if path.is_dir():
         raise PromptFileError(
-            f"{path}: found the ending {suffix!r}, expected one of {', '.join(known)}, or a dataset as hf:NAME:SPLIT"
+            f"{path}: found a folder, expected a file, or {DATASET}{path}:SPLIT for the dataset in it"
+        )
+    if kind not in _TEXT and outer not in _ARROW:
+        known = ", ".join((*_TEXT, *_ARROW))
+        raise PromptFileError(
+            f"{path}: found the ending {path.suffix!r}, expected one of {known}, text also with {', '.join(_OPEN)} behind it, "
+            "or a dataset as hf:NAME:SPLIT"
         )
     if not path.is_file():
         raise PromptFileError(f"{path}: found no such file, expected a file of prompts")
-    if suffix in _PARQUET:
-        return _read_parquet(path)
-    return read_csv(path, faults) if suffix in _CSV else _read_jsonl(path, faults)
+    return _ARROW[outer](path) if outer in _ARROW else _read_text(path, kind, _OPEN.get(outer), faults)
 
 
-def _read_jsonl(path: Path, faults: list[PromptFileError] | None) -> Iterator[Located]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                yield where, _object(where, line)
-            except PromptFileError as fault:
-                if faults is None:
-                    raise
-                faults.append(fault)
-
-
-def _object(where: str, line: bytes) -> dict[str, Any]:
+def _read_text(
+    path: Path, kind: str, unpack: Callable[[Path], Any] | None, faults: list[PromptFileError] | None
+) -> Iterator[Located]:
     try:
-        row = json.loads(line.rstrip())  # an error at its end is not one of column 1 after it
+        with path.open("rb") if unpack is None else unpack(path) as file:
+            if kind in _JSONL:
+                yield from _lines(path, file, faults)
+            elif kind in _JSON:
+                yield from _json(path, file, faults)
+            else:
+                yield from read_csv(path, file, faults, "\t" if kind in _TSV else ",")
+    except _DAMAGED as error:
+        raise PromptFileError(f"{path}: found no readable file ({str(error).splitlines()[0]})") from error
+
+
+def _lines(path: Path, file: BinaryIO, faults: list[PromptFileError] | None) -> Iterator[Located]:
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            yield where, _object(where, _parsed(where, line, "an object on each line"), "on each line")
+        except PromptFileError as fault:
+            if faults is None:
+                raise
+            faults.append(fault)
+
+
+def _json(path: Path, file: BinaryIO, faults: list[PromptFileError] | None) -> Iterator[Located]:
+    """Rows of a file that is one array, or JSON Lines by another name."""
+    first = next((line for line in file if line.strip()), b"")
+    file.seek(0)
+    try:
+        of_lines = isinstance(_parsed("", first, ""), dict)
+    except PromptFileError:
+        of_lines = False
+    if of_lines:
+        yield from _lines(path, file, faults)
+        return
+    found = _parsed(str(path), text, "an array of objects") if (text := file.read()).strip() else []
+    if not isinstance(found, list):
+        raise PromptFileError(f"{path}: found one {type(found).__name__}, expected an array of objects")
+    for number, row in enumerate(found, start=1):
+        where = f"{path}, row {number}"
+        try:
+            yield where, _object(where, row, "as each entry")
+        except PromptFileError as fault:
+            if faults is None:
+                raise
+            faults.append(fault)
+
+
+def _parsed(where: str, text: bytes, expected: str) -> Any:
+    try:
+        found = json.loads(text.rstrip())  # an error at its end is not one of column 1 after it
     except UnicodeDecodeError as error:
         raise PromptFileError(f"{where}: found bytes that are not UTF-8 text ({error.reason})") from error
     except json.JSONDecodeError as error:
-        raise PromptFileError(
-            f"{where}: found no JSON ({error.msg}, column {error.colno}), expected an object on each line"
-        ) from error
-    if not isinstance(row, dict):
-        raise PromptFileError(f"{where}: found {type(row).__name__}, expected an object on each line")
-    return row
+        at = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}, column {error.colno}"
+        raise PromptFileError(f"{where}: found no JSON ({error.msg}, {at}), expected {expected}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or thousands of brackets
+        raise PromptFileError(f"{where}: found JSON that cannot be read ({error})") from error
+    return _whole_text(found) if b"\\ud" in text.lower() or b"\xed" in text else found
 
 
-def _read_parquet(path: Path) -> Iterator[Located]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise ParquetSupportError(
-            f"{path}: reading Parquet needs pyarrow; pip install 'tailrace-trajstore[parquet]', or convert the file to JSON "
-            "Lines"
-        ) from error
-    number = 0
-    try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}, row {number}", row
-    except (ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise PromptFileError(f"{path}: found no readable Parquet ({reason}), expected a Parquet file") from error
+def _object(where: str, found: Any, each: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise PromptFileError(f"{where}: found {type(found).__name__}, expected an object {each}")
+    return found
+
+
+def _whole_text(value: Any) -> Any:
+    """The same with U+FFFD for each half of a character, as of an emoji that was cut: nothing can encode it."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_whole_text(each) for each in value]
+    if isinstance(value, dict):
+        return {_whole_text(key): _whole_text(each) for key, each in value.items()}
+    return value

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from tailrace.trajstore.prompt_files import Located, read_rows
 Render = Callable[[str | Messages], str]
 """Makes the text of a prompt."""
 
+_EXACT = 2**53  # whole numbers below it are floats exactly
 _KEPT_EPOCHS = 2  # a pipeline reads the current epoch and, around its end, the next
 
 
@@ -85,8 +90,8 @@ class PromptPool(PromptStream):
     Args:
         rows: objects with at least a prompt and an answer.
         shuffle_seed: seed of the shuffles, one for each epoch; None keeps the order of the rows.
-        prompt_column: name of the column with the question.
-        answer_column: name of the column with the answer: text, or a number, which is written out.
+        prompt_column: name of the column with the question; of one within a column, with points: ``input.messages``.
+        answer_column: the same of the answer: text, or a number or date, which is written out.
         verifier_column: name of the column with the verifier's name. A row may leave it out.
 
     Raises:
@@ -115,7 +120,7 @@ class PromptPool(PromptStream):
         answer_column: str = "answer",
         verifier_column: str = "verifier",
     ) -> PromptPool:
-        """Prompts of a file (JSON Lines, CSV, Parquet) or dataset (``hf:NAME:SPLIT``), or of several in order.
+        """Prompts of a file (JSON, CSV, Parquet, Arrow) or dataset (``hf:NAME:SPLIT``), or of several in order.
 
         Blank lines are skipped.
 
@@ -194,17 +199,13 @@ def read_prompts(
 def _row(where: str, row: dict[str, Any], columns: tuple[str, str, str], render: Render | None = None) -> _Row:
     prompt_column, answer_column, verifier_column = columns
     prompt = _text(where, prompt_column, _value(where, row, prompt_column), render)
-    answer = _value(where, row, answer_column)
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
-        raise PromptFileError(
-            f"{where}: found {type(answer).__name__} in column {answer_column!r}, expected text or a number"
-        )
+    answer = _answer(where, answer_column, _value(where, row, answer_column))
     verifier = row.get(verifier_column)
     if verifier is not None and not isinstance(verifier, str):
         raise PromptFileError(
             f"{where}: found {type(verifier).__name__} in column {verifier_column!r}, expected a name"
         )
-    return _Row(prompt, str(answer), verifier, {name: value for name, value in row.items() if name not in columns})
+    return _Row(prompt, answer, verifier, {name: value for name, value in row.items() if name not in columns})
 
 
 def _text(where: str, column: str, prompt: Any, render: Render | None) -> str:
@@ -220,9 +221,49 @@ def _text(where: str, column: str, prompt: Any, render: Render | None) -> str:
         raise PromptFileError(f"{where}: {error}") from error
 
 
+def _answer(where: str, column: str, answer: Any) -> str:
+    """An answer as text. Whole numbers have no point, since a column of whole numbers is one of floats where one is missing."""
+    if isinstance(answer, str):
+        return answer
+    if isinstance(answer, date | time):
+        return answer.isoformat()
+    if isinstance(answer, bool) or not isinstance(answer, int | float | Decimal):
+        raise PromptFileError(f"{where}: found {type(answer).__name__} in column {column!r}, expected text or a number")
+    if not isinstance(answer, int) and not math.isfinite(answer):
+        raise PromptFileError(f"{where}: found {answer} in column {column!r}, expected text or a finite number")
+    if isinstance(answer, Decimal):
+        return f"{answer:f}"
+    whole = isinstance(answer, float) and abs(answer) < _EXACT and answer.is_integer()
+    return str(int(answer) if whole else answer)
+
+
 def _value(where: str, row: dict[str, Any], column: str) -> Any:
-    if column not in row:
+    """The value of a column, or of what lies in one: ``reward_model.ground_truth``, ``turns.0.value``."""
+    if column in row:
+        return row[column]
+    first, *inner = column.split(".")
+    if not inner or first not in row:
         raise PromptFileError(
             f"{where}: found the columns {', '.join(sorted(row)) or 'none'}, expected {column!r} among them"
         )
-    return row[column]
+    value = row[first]
+    for at, name in enumerate(inner, start=1):
+        value = _parsed(value) if isinstance(value, str) else value
+        if isinstance(value, Mapping) and name in value:
+            value = value[name]
+        elif isinstance(value, list | tuple) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            has = ", ".join(map(str, value)) or "none" if isinstance(value, Mapping) else type(value).__name__
+            raise PromptFileError(
+                f"{where}: found {has} in {'.'.join([first, *inner[: at - 1]])!r}, expected {name!r} in it"
+            )
+    return value
+
+
+def _parsed(text: str) -> Any:
+    """What a text says in JSON, as an object in a table whose columns have one type; the text itself if it says nothing."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -1,8 +1,9 @@
-"""Makes paths in a configuration file, which are relative to the file, absolute."""
+"""Makes paths in a configuration file, which are relative to the file or to a home (``~``), absolute."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ _TABLES_OR_NAMES = ("fleet.profile", "fleet.model", "fleet.trainer.device", "fle
 """Keys whose value is the name of a built-in, or the user's own TOML file."""
 
 
-def rooted(content: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+def rooted(content: Mapping[str, Any], directory: Path | None) -> dict[str, Any]:
     """The content of a file with absolute paths.
 
     Args:
         content: the file's content.
-        directory: the file's directory.
+        directory: the file's directory; None: relative paths stay so, and only ``~`` is told.
     """
     found = dict(content)
     for key in (*_PATHS, *_TABLES_OR_NAMES, _VERIFIER, _ENVIRONMENT):
@@ -43,7 +44,7 @@ def rooted(content: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     return found
 
 
-def _root(table: dict[str, Any], name: str, key: str, directory: Path) -> None:
+def _root(table: dict[str, Any], name: str, key: str, directory: Path | None) -> None:
     """Make the value of a table absolute, as far as it is a path. `key` is the one that it is like."""
     value = table.get(name)
     if not isinstance(value, str):
@@ -51,14 +52,21 @@ def _root(table: dict[str, Any], name: str, key: str, directory: Path) -> None:
     if key in (_VERIFIER, _ENVIRONMENT):
         file, colon, function = value.rpartition(":")
         if file.endswith(".py"):
-            table[name] = f"{(directory / file).absolute()}{colon}{function}"
+            table[name] = f"{_below(directory, file)}{colon}{function}"
     elif key in _PATHS or value.endswith(".toml"):
         table[name] = _absolute(value, directory)
 
 
-def _absolute(value: str, directory: Path) -> str:
+def _absolute(value: str, directory: Path | None) -> str:
     """A path, or the folder of a dataset (``hf:./FOLDER:SPLIT``), below a directory. A dataset's name stays as it is."""
     scheme, value = (DATASET, value.removeprefix(DATASET)) if value.startswith(DATASET) else ("", value)
-    if scheme and not value.startswith(("./", "../")):
+    if scheme and not value.startswith(("./", "../", "~")):
         return scheme + value
-    return scheme + str((directory / value).absolute())
+    return scheme + _below(directory, value)
+
+
+def _below(directory: Path | None, path: str) -> str:
+    if path.startswith("~"):
+        with suppress(RuntimeError):  # no such user: a file whose name begins so
+            path = str(Path(path).expanduser())
+    return path if directory is None else str((directory / path).absolute())

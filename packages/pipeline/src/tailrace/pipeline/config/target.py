@@ -47,7 +47,7 @@ def configuration(
         PluginError: the app's plugin is broken.
     """
     layers = target_layers(target, joins_cluster=ray_address is not None)
-    layers += [(f"--set {text}", parse_setting(text)) for text in settings]
+    layers += [(f"--set {text}", rooted(parse_setting(text), None)) for text in settings]
     if seed is not None:
         layers.append((f"--seed {seed}", {"seed": seed}))
     if executor is not None:

@@ -36,7 +36,7 @@ class TaskConfig(_Strict):
     mix: dict[str, Share] = {}
     """several generated tasks instead of `name`, each with its share of the prompts: { long-chain-sum = 2, programs = 1 }"""
     train: FilePath | None = None
-    """prompts to train on: a JSON Lines, CSV or Parquet file, or a Hugging Face dataset as hf:NAME:SPLIT"""
+    """prompts to train on: a JSON, CSV, Parquet or Arrow file, or a Hugging Face dataset as hf:NAME:SPLIT"""
     sources: Annotated[tuple[SourceConfig, ...], BeforeValidator(as_tuple)] = ()
     """several files or datasets to train on instead of `train`, each a table with `path`, `share` and what else is its own"""
     held_out: FilePath | None = None
@@ -48,9 +48,9 @@ class TaskConfig(_Strict):
     held_out_size: Positive = 256
     """held-out prompts of a generated task, or of all that are mixed; of a file, at most this many"""
     prompt_column: str = "prompt"
-    """the column of a file with the prompt"""
+    """the column of a file with the prompt; within another column with points: input.messages"""
     answer_column: str = "answer"
-    """the column of a file with the answer"""
+    """the column of a file with the answer, likewise: reward_model.ground_truth"""
     chat: bool = False
     """whether a prompt that is text is a user's message, with the model's chat template; lists of messages always have it"""
     overlong: Literal["refuse", "drop", "truncate-left"] = "refuse"

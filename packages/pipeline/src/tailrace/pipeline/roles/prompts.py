@@ -12,6 +12,9 @@ from tailrace.contracts import Purpose, Sampling, TrajectoryRef, extra
 from tailrace.pipeline.roles.beginnings import beginning_of
 from tailrace.trajstore import Prompt, PromptMix, PromptPool
 
+METADATA = "metadata"
+"""The column of a run's own prompt files with what a verifier gets beside the answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodingMode:
@@ -134,6 +137,6 @@ def session_row(prompt: Prompt, name: str) -> dict[str, Any]:
 
 
 def item_metadata(prompt: Prompt) -> dict[str, Any]:
-    """The verifier's metadata of a prompt: the row's ``metadata`` object, or its further columns."""
-    nested = prompt.metadata.get("metadata")
+    """The verifier's metadata of a prompt of the run's own files: the row's ``metadata`` object, or its further columns."""
+    nested = prompt.metadata.get(METADATA)
     return dict(nested) if isinstance(nested, Mapping) else dict(prompt.metadata)

@@ -22,10 +22,9 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.task import SourceConfig
 from tailrace.pipeline.errors import ConfigError, config_error
 from tailrace.pipeline.roles.beginnings import COLUMN, Beginning
-from tailrace.pipeline.roles.prompts import item_metadata
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.environments import has_own_rows, interpreter_of
-from tailrace.pipeline.run.prompt_reading import HELD_OUT, SHOWN, TRAIN, dated, prompts_file, sources_of
+from tailrace.pipeline.run.prompt_reading import HELD_OUT, SHOWN, TRAIN, merged, prompts_file, sources_of
 from tailrace.trajstore import Messages, Prompt, PromptFileError, read_prompts
 
 _ROWS_AT_ONCE = 1000  # of the environment's own, in one call
@@ -181,7 +180,7 @@ class _Rows:
 
     async def _ask(self, name: str, prompt: Prompt) -> Observation:
         seed = row_seed(self._config.seed, name, prompt.row)
-        row = {"prompt": prompt.prompt, "answer": prompt.answer, "metadata": _metadata(prompt), "seed": seed}
+        row = {"prompt": prompt.prompt, "answer": prompt.answer, "metadata": merged(prompt.metadata), "seed": seed}
         opened = await self._pool.open(row)
         await self._pool.close(opened.session)
         return opened.observation
@@ -200,13 +199,7 @@ def _row(located: Located, beginning: Beginning | None) -> dict[str, Any]:
     assert beginning is not None
     _, prompt = located
     row = {"prompt": prompt.prompt, "answer": prompt.answer, "verifier": prompt.verifier}
-    return {**row, "metadata": _metadata(prompt), COLUMN: beginning.plain()}
-
-
-def _metadata(prompt: Prompt) -> dict[str, Any]:
-    """A row's metadata as JSON values, as the run has them."""
-    found: dict[str, Any] = json.loads(json.dumps(item_metadata(prompt), default=dated))
-    return found
+    return {**row, "metadata": merged(prompt.metadata), COLUMN: beginning.plain()}
 
 
 def _with_files(config: RunConfig, files: Mapping[str, Path]) -> RunConfig:

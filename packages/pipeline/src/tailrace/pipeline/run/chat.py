@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -39,11 +40,15 @@ class Chat:
         tokenizer = self._tokenizer
         from jinja2 import TemplateError
 
-        try:
-            text: str = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-        except (TemplateError, TypeError, ValueError, KeyError) as error:  # a template may do anything
-            raise PromptFileError(f"the model's chat template refuses these messages: {error}") from error
-        return text
+        refused: Exception | None = None
+        for messages in (prompt, _with_text_arguments(prompt)):
+            try:
+                text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            except (TemplateError, TypeError, ValueError, KeyError) as error:  # a template may do anything
+                refused = refused or error
+            else:
+                return text
+        raise PromptFileError(f"the model's chat template refuses these messages: {refused}") from refused
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -103,3 +108,15 @@ def end_of_turn(model: Path) -> tuple[int, ...]:
     special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
     ended = tokenizer.encode(rest, add_special_tokens=False).ids if turn else []
     return tuple(takewhile(special.__contains__, ended))
+
+
+def _with_text_arguments(value: Any) -> Any:
+    """Messages whose tool calls have their arguments as text, for templates that put them together with text."""
+    if isinstance(value, list):
+        return [_with_text_arguments(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: json.dumps(each) if key == "arguments" and isinstance(each, dict) else _with_text_arguments(each)
+        for key, each in value.items()
+    }

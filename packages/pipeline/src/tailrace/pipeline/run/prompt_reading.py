@@ -6,10 +6,11 @@ files ──rows──► form, chat template, verifier, metadata ──► leng
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.task import SourceConfig
 from tailrace.pipeline.roles.beginnings import COLUMN, Beginning, beginning_of
-from tailrace.pipeline.roles.prompts import item_metadata
+from tailrace.pipeline.roles.prompts import METADATA, item_metadata
 from tailrace.pipeline.run.chat import Chat
 from tailrace.pipeline.run.prompt_lengths import Context, context_of
 from tailrace.reward import Kind, kind_of
@@ -184,7 +185,8 @@ class _Reader:
         render = None if self._begun else self._chat.text
         for place, row in read_prompts(self._path, render=render, faults=self.faults, **self._columns):
             self.rows += 1
-            beginning = beginning_of(row)
+            beginning = beginning_of(row) if self._begun else None
+            row = dataclasses.replace(row, metadata=_metadata(row, () if beginning is None else (COLUMN,)))
             where = place if beginning is None else beginning.where
             try:
                 said = row.prompt if beginning is None else self._with_beginning(beginning)
@@ -219,11 +221,6 @@ class _Reader:
             return "found an empty prompt, expected text"
         if prompt.verifier is not None and prompt.verifier not in self._known:
             return f"found the verifier {prompt.verifier!r}, {expected_one_of(prompt.verifier, sorted(self._known))}"
-        for name, value in item_metadata(prompt).items():
-            try:
-                json.dumps(value, default=dated)
-            except (TypeError, ValueError):
-                return f"found {type(value).__name__} in column {name!r}, expected text, numbers, lists or objects"
         return None
 
     def _with_beginning(self, beginning: Beginning) -> str:
@@ -259,8 +256,7 @@ def _read(reader: _Reader, into: Path | None) -> None:
         for prompt, text in reader.texts():
             if file is not None:
                 row = {"prompt": text, "answer": prompt.answer, "verifier": prompt.verifier}
-                begun = {COLUMN: prompt.metadata[COLUMN]} if COLUMN in prompt.metadata else {}
-                file.write(json.dumps({**row, "metadata": item_metadata(prompt), **begun}, default=dated) + "\n")
+                file.write(json.dumps({**row, **prompt.metadata}) + "\n")
 
 
 def _wrong_tests(prompt: Prompt) -> str | None:
@@ -271,14 +267,30 @@ def _wrong_tests(prompt: Prompt) -> str | None:
     return None
 
 
-def dated(value: Any) -> str:
-    """For JSON: dates and decimal numbers of Parquet files as text."""
-    import datetime
-    import decimal
+def merged(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """What a verifier gets of a row, in JSON values: its further columns, and what the object in its column ``metadata`` says.
 
-    if isinstance(value, datetime.date | datetime.time | decimal.Decimal):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} has no JSON")
+    Of two that have one name, the object's counts. It may be JSON as text, as in a CSV file.
+    """
+    nested = columns.get(METADATA)
+    if isinstance(nested, str):
+        with suppress(ValueError, RecursionError):
+            nested = json.loads(nested)
+    if isinstance(nested, Mapping):
+        columns = {**{name: value for name, value in columns.items() if name != METADATA}, **nested}
+    found: dict[str, Any] = json.loads(json.dumps(columns, default=_in_json))
+    return found
+
+
+def _metadata(row: Prompt, own: Collection[str]) -> dict[str, Any]:
+    """The metadata of a row as the run's own files have it. Columns that are its `own` stand beside what the verifier gets."""
+    columns = {name: value for name, value in row.metadata.items() if name not in own}
+    return {METADATA: merged(columns), **{name: row.metadata[name] for name in own}}
+
+
+def _in_json(value: Any) -> Any:
+    """What JSON has no value for, of Parquet's kinds: bytes in base 64, and dates, decimal numbers and others as text."""
+    return base64.b64encode(value).decode() if isinstance(value, bytes | bytearray | memoryview) else str(value)
 
 
 def _overlap(both: Sequence[str], train: Path) -> str:
