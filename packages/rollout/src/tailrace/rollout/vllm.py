@@ -25,7 +25,7 @@ from tailrace.rollout.errors import (
 )
 from tailrace.rollout.options import CacheShape, EngineOptions
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
-from tailrace.rollout.vllm_parallel import bind_workers, check_parallel, load_in_workers
+from tailrace.rollout.vllm_parallel import bind_workers, check_parallel, load_in_workers, worker_threads
 from tailrace.rollout.vllm_process import own_inspection, quiet_setup, updatable_linears
 from tailrace.rollout.vllm_seeds import keep_seeds
 from tailrace.rollout.wheel_tag import correct_wheel_tag
@@ -33,6 +33,12 @@ from tailrace.rollout.wheel_tag import correct_wheel_tag
 _CPU_BLOCK_TOKENS = 128  # vLLM's own default on CPU
 _MAX_NUM_SEQS = 256
 _MAX_BATCH_TOKENS = 2048
+_OWN_FORWARD = threading.Lock()
+"""The engine whose model runs in this process itself holds it; all others of the process run theirs in a worker process.
+
+vLLM keeps the batch of a forward pass in a global variable: two engines that step in two threads read each other's, and the
+process ends with a damaged heap.
+"""
 
 
 class VLLMEngine:
@@ -80,6 +86,8 @@ class VLLMEngine:
                 kv_cache_bytes = shape.cpu_kv_bytes(options, dtype, block_tokens, max_num_seqs)
                 if workers > 1:
                     bind_workers(workers)
+            self._here = workers == 1 and _OWN_FORWARD.acquire(blocking=False)
+            here = self._here
             try:
                 args = EngineArgs(
                     model=model_path,
@@ -94,9 +102,9 @@ class VLLMEngine:
                     gpu_memory_utilization=options.gpu_memory_utilization,
                     enable_prefix_caching=options.prefix_cache,
                     enforce_eager=options.eager,
-                    distributed_executor_backend="uni" if workers == 1 else "mp",
+                    distributed_executor_backend="uni" if here else "mp",
                     tensor_parallel_size=workers,
-                    worker_extension_cls="" if workers == 1 else "tailrace.rollout.vllm_worker.WeightLoading",
+                    worker_extension_cls="" if here else "tailrace.rollout.vllm_worker.WeightLoading",
                     async_scheduling=False,
                     logprobs_mode="processed_logprobs",
                     disable_log_stats=True,
@@ -104,15 +112,16 @@ class VLLMEngine:
                     **({} if options.block_tokens is None else {"block_size": options.block_tokens}),
                 )
                 keep_seeds()
-                with updatable_linears(), own_inspection():
+                with updatable_linears(), own_inspection(), worker_threads(options.threads):
                     config = args.create_engine_config()
                     self._llm = LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
             except Exception as error:
+                self._release()
                 raise ModelLoadError(f"vLLM cannot load {model_path}: {type(error).__name__}: {error}") from error
         import torch
 
         self._torch_threads = options.threads or torch.get_num_threads()
-        self._workers, self._max_num_seqs = workers, max_num_seqs
+        self._max_num_seqs = max_num_seqs
         self._thread: int | None = None
         self._sampling_params, self._core_request = SamplingParams, EngineCoreRequest
         self._client = self._llm.engine_core
@@ -124,7 +133,11 @@ class VLLMEngine:
         self._complete: list[Delta] = []  # deltas of requests without a token left to generate
         self._preemptions = 0
         self._count_preemptions()
-        self._warm_up()
+        try:
+            self._warm_up()
+        except BaseException:
+            self.close()
+            raise
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests.
@@ -227,8 +240,8 @@ class VLLMEngine:
             return {name for name, _ in model.named_parameters()} - set(model.load_weights(arriving()))
 
         try:
-            alone = self._workers == 1
-            missing = sorted(self._llm.apply_model(load)[0]) if alone else load_in_workers(self._llm, arriving())
+            here = self._here
+            missing = sorted(self._llm.apply_model(load)[0]) if here else load_in_workers(self._llm, arriving())
         except Exception as error:
             raise WeightsError(f"the weights do not load: {type(error).__name__}: {error}") from error
         # vLLM fuses q, k, v and gate, up, and reports a fused weight as loaded after one of its parts. So compare the names
@@ -253,7 +266,15 @@ class VLLMEngine:
 
     def close(self) -> None:
         """Release the model and the KV cache."""
-        self._client.shutdown()
+        try:
+            self._client.shutdown()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        if self._here:
+            self._here = False
+            _OWN_FORWARD.release()
 
     def _count_preemptions(self) -> None:
         # vLLM tells of a preemption with the request's next token, so never if the request is aborted before that

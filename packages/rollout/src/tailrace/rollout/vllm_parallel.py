@@ -1,10 +1,12 @@
-"""An engine of vLLM that spans several devices (tensor parallelism): one worker process each, beside the engine's own."""
+"""An engine of vLLM whose model runs in worker processes beside the engine's own: one for each device that it spans (tensor
+parallelism), or a single one, where another engine runs in the engine's process already."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,21 @@ def bind_workers(workers: int) -> None:
     if len(cores) < workers:
         raise DeviceMissingError(f"found {len(cores)} cores, expected one for each of tensor_parallel_size={workers}")
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, cores[:workers]))
+
+
+@contextmanager
+def worker_threads(threads: int | None) -> Iterator[None]:
+    """Let worker processes that start in this context use so many threads for an operator on CPU; None: OpenMP's choice."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("OMP_NUM_THREADS", None)
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
 
 
 def load_in_workers(llm: Any, weights: Iterable[tuple[str, Any]]) -> list[str]:

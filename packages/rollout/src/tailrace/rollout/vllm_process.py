@@ -11,6 +11,7 @@ from typing import Any
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is driven by the replica's thread, token by token
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a replica's process has threads, whose locks a fork would copy
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",  # nothing is sent anywhere
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # takes effect if torch has not been imported yet
