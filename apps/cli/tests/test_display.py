@@ -44,7 +44,8 @@ def training(**changes):
             {"id": "r1", "doing": "pulling version 12", "version": None, "trajectories": 0, "kv": 0.0},
         ],
         repacks=6,
-        replica_restarts=2,
+        restarts={"replica": 1, "trainer": 1},
+        recent_tokens_per_s=2345.0,
         waits=[
             {"for": "the trainer (rank 0) to step version 13", "waited_s": 31.0, "left_s": 600.0},
             {"for": "events of replica r0", "waited_s": 1.2, "left_s": 50.0},
@@ -66,7 +67,8 @@ def test_the_panel_shows_what_a_person_wants_to_know():
     for words in (
         "laminar", "1 min 20 s", "step 12 of 40", "2 min 10 s left", "0.432", "52.3 %", "31.2 %", "1.25 mean, 3 max",
         "2,131 tokens/s", "4,321 tokens/s", "training version 13", "r0", "generating", "pulling version 12", "50%", "repacks",
-        "restarts", "waiting 31 s for the trainer (rank 0) to step version 13",
+        "last 10 steps", "2,345 tokens/s", "2 (1 replica, 1 trainer)",
+        "waiting 31 s for the trainer (rank 0) to step version 13",
     ):  # fmt: skip
         assert words in shown
     assert "events of replica r0" not in shown
@@ -99,7 +101,7 @@ def test_a_held_out_reward_stands_in_the_place_of_an_accuracy_that_is_not_known_
 
 
 def test_what_is_over_has_its_steps_and_nothing_under_way():
-    status = training(phase="done")
+    status = training(phase="done", restarts={"replica": 2})
     status.rest()
     shown = text(panel(status, wall_s=80.0))
     assert "done  step 12 of 40" in shown

@@ -42,7 +42,7 @@ SUMMARY = {
     "staleness_bound": None,
     "partial_rollout": False,
     "repacks": 6,
-    "replica_restarts": 1,
+    "restarts": {"trainer": 0, "replica": 1},
     "prompts": {
         "admitted": 1300,
         "trained": 1280,
@@ -116,7 +116,7 @@ def test_a_run_that_ends_well(launched, capsys):
     assert "reward" not in words
     assert "2,131 tokens/s" in words
     assert "lost trajectories 0" in words
-    assert "repacks, restarts 6, 1" in words
+    assert "repacks, restarts 6, 1 (1 replica)" in words
     assert "1,300 admitted = 1,280 trained on + 20 filtered (20 no signal) + 0 failed; 0 lost" in words
     assert "mine/report.html" in words
     assert err == ""

@@ -55,7 +55,7 @@ def test_it_comes_to_what_the_controller_knows(fuzzed):
         interruptions = folds.interruptions
         assert len(interruptions.of(MarkKind.REPACK)) == run.moves, seed
         assert len(interruptions.of(MarkKind.PULL)) == run.interrupting_pulls, seed
-        assert sum(each.trajectories for each in interruptions.of(MarkKind.EVICTION)) == run.evictions, seed
+        assert sum(each.stopped for each in interruptions.of(MarkKind.EVICTION)) == run.evictions, seed
         lags = Counter(lag for batch in folds.batches.trained for lag in batch.at_consumption)
         assert lags == run.staleness_at_consumption, seed
         if run.finished:

@@ -1,30 +1,96 @@
-"""Loads of replicas that come and go: each has its row from the moment at which it is started."""
+"""Loads: what runs on each replica, between snapshots too, against a plain walk over the log's lines."""
 
+import json
 from types import SimpleNamespace
 
+import pytest
+
 from tailrace import contracts as c
+from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.report.charts.chart import TimeAxis
 from tailrace.report.charts.loads import heat_charts
 from tailrace.report.fold.loads import FIRST_LAG, Loads
+from tailrace.report.fold.timeline import Doing
+from tailrace.report.record import read_record
+
+from .conftest import a_run, configured
 
 
-def hear(loads, now, *events):
-    for event in events:
-        if type(event) in loads.hears:
-            loads.hears[type(event)](float(now), event)
+class Fleet:
+    """What a history says of replicas: those that are named, which hold so many trajectories on version 1."""
+
+    def __init__(self, *names):
+        self.version = 1
+        self.members = {("replica", name): SimpleNamespace(holds={}, version=1) for name in names}
+
+    def holds(self, replica, count):
+        known = self.members.setdefault(("replica", replica), SimpleNamespace(holds={}, version=1))
+        known.holds = dict.fromkeys(map(str, range(count)))
 
 
-def snapshot(replica, running):
-    return c.Snapshot(replica, running / 10, running, 0, 0, 1, 1)
+def hear(loads, now, *ones):
+    """One instant."""
+    for one in ones:
+        if type(one) in loads.hears:
+            loads.hears[type(one)](float(now), one)
+    loads.settle(float(now))
+
+
+def route(replica):
+    return c.Route(1, replica, ())
+
+
+def snapshot(replica, running, waiting=0):
+    return c.Snapshot(replica, running / 10, running, waiting, 0, 1, 1)
+
+
+def test_what_comes_and_goes_between_snapshots_runs():
+    """A snapshot before the route says that nothing runs, and one behind the end says so too."""
+    fleet = Fleet("r0")
+    loads = Loads(fleet)
+    loads.watch(["r0"], ["r0"])
+    hear(loads, 0, snapshot("r0", 0))
+    fleet.holds("r0", 4)
+    hear(loads, 1, route("r0"))
+    fleet.holds("r0", 1)
+    hear(loads, 3, c.Finished("r0", "0.0", 1))
+    fleet.holds("r0", 0)
+    hear(loads, 4, c.Interrupted("r0", "0.1", 1), snapshot("r0", 0))
+    hear(loads, 10, c.Tick())
+    loads.close()
+    assert loads.running.row(0) == pytest.approx([(2 * 4 + 1) / 10])
+    assert loads.busy.row(0) == pytest.approx([3 / 10])
+    assert loads.while_busy(0.0, 10.0) == pytest.approx((3.0, 0.0))
+
+
+def test_what_queues_in_an_engine_does_not_run():
+    """One snapshot's queue may be of the moment at which the engine took its work over."""
+    fleet = Fleet("r0")
+    loads = Loads(fleet)
+    loads.watch(["r0"], ["r0"])
+    fleet.holds("r0", 10)
+    hear(loads, 0, route("r0"))
+    hear(loads, 1, snapshot("r0", 0, 10), c.Tick())
+    hear(loads, 2, snapshot("r0", 6, 4), c.Tick())
+    hear(loads, 3, c.Tick())
+    loads.close()
+    assert loads.running.row(0) == [10, 10, 6]
 
 
 def test_one_that_joins_has_a_row_and_one_that_is_down_runs_nothing():
-    loads = Loads(SimpleNamespace(version=1))
+    fleet = Fleet("r0")
+    loads = Loads(fleet)
     loads.watch(["r0"], ["r0"])
-    hear(loads, 1, snapshot("r0", 4), c.Tick())
+    fleet.holds("r0", 4)
+    hear(loads, 0, route("r0"), snapshot("r0", 4))
+    hear(loads, 1, c.Tick())
     hear(loads, 2, c.Start(1, "replica", "r1"), c.Start(2, "relay", "1"), c.Tick())
-    hear(loads, 3, c.Up("replica", "r1"), snapshot("r1", 2), c.Tick())
-    hear(loads, 4, c.Down("replica", "r0", "killed", c.Cause.DIED), c.Tick())
+    fleet.holds("r1", 2)
+    hear(loads, 2, c.Up("replica", "r1"), route("r1"), snapshot("r1", 2))
+    hear(loads, 3, c.Tick())
+    fleet.holds("r0", 0)
+    hear(loads, 3, c.Down("replica", "r0", "killed", c.Cause.DIED))
+    hear(loads, 4, c.Tick())
     hear(loads, 5, c.Start(3, "replica", "r1"), c.Tick())  # again, by another driver
     loads.close()
     assert (loads.replicas, loads.of) == (("r0", "r1"), 2)
@@ -37,8 +103,63 @@ def test_one_that_joins_has_a_row_and_one_that_is_down_runs_nothing():
 
 
 def test_where_only_some_are_watched_a_later_one_is_counted():
-    loads = Loads(SimpleNamespace(version=1))
+    loads = Loads(Fleet("r0", "r1"))
     loads.watch(["r0"], ["r0", "r1"])
     hear(loads, 1, c.Start(1, "replica", "r1"), c.Start(2, "replica", "r2"), snapshot("r2", 3), c.Tick())
     assert (loads.replicas, loads.of) == (("r0",), 3)
     assert loads.running.row(0) == [0]
+
+
+def walked(path):
+    """Of each replica, when how many trajectories were on it: plain JSON, and nothing of the folds."""
+    held, steps = {}, {}
+    for line in path.read_text().splitlines()[1:]:
+        instant = json.loads(line)
+        for event in instant["events"]:
+            if event["is"] in ("Finished", "Interrupted", "Refused", "TurnEnded"):
+                held.setdefault(event["replica"], set()).discard(event["trajectory"])
+            elif event["is"] == "Down" and event["role"] == "replica":
+                held[event["id"]] = set()
+        for command in instant["commands"]:
+            if command["is"] == "Route":
+                held.setdefault(command["replica"], set()).update(ref["trajectory"] for ref in command["trajectories"])
+        for replica, names in held.items():
+            steps.setdefault(replica, []).append((instant["t"], len(names)))
+    return steps
+
+
+def trajectory_seconds(steps, until_s):
+    ends = [at for at, _ in steps[1:]] + [until_s]
+    return sum(count * (min(end, until_s) - at) for (at, count), end in zip(steps, ends, strict=True) if at < until_s)
+
+
+def test_the_heat_map_is_what_the_log_says(tmp_path):
+    """Its area is that of the plain walk, and nowhere is it empty while the timeline says that its replica generates."""
+    directory, _ = a_run(tmp_path / "run", configured(faults=["replica:r1@30s"]))
+    record = read_record(directory)
+    loads, steps = record.folds.loads, walked(directory.events)
+    ends = loads.running.ends_s
+    assert set(loads.replicas) == set(steps)
+    for place, name in enumerate(loads.replicas):
+        row = loads.running.row(place)
+        shown = sum(mean * (end - begin) for mean, begin, end in zip(row, [0.0, *ends], ends, strict=False))
+        assert shown == pytest.approx(trajectory_seconds(steps[name], ends[-1]), rel=1e-9)
+        for span in record.folds.timeline.spans:
+            if (span.role, span.member, span.doing) == ("replica", name, Doing.GENERATING):
+                inside = [mean for mean, end in zip(row, ends, strict=True) if span.start_s < end <= span.end_s]
+                assert all(mean > 0 for mean in inside), (name, span)
+
+
+def test_a_log_whose_snapshots_come_between_its_work_shows_the_work(tmp_path):
+    """As on a machine whose engine is faster than its snapshots: each of these says that nothing runs."""
+    directory, _ = a_run(tmp_path / "run", until_step=0)
+    with EventLog(directory.events) as log:
+        begin = max(at for at, _ in walked(directory.events).get("r0", [(0.0, 0)])) + 1000.0
+        for second in range(10):
+            ref = c.TrajectoryRef(f"900.{second}", 900, second, prompt=900)
+            log.append(begin + second, [snapshot("r0", 0), c.Tick()], [c.Route(10_000 + second, "r0", (ref,))])
+            log.append(begin + second + 0.9, [c.Finished("r0", ref.trajectory, 5)], [])
+        log.append(begin + 10, [snapshot("r0", 0), c.Tick()], [])
+    loads = read_record(directory).folds.loads
+    row = loads.running.row(loads.replicas.index("r0"))
+    assert row[-10:] == pytest.approx([0.9] * 10)

@@ -229,7 +229,7 @@ def test_each_batch_is_shown_against_the_bound(interrupting):
 def test_what_interruptions_were_for_is_said(interrupting):
     record, html, run = interrupting
     assert len(record.folds.interruptions.of(MarkKind.PULL)) == run.interrupting_pulls > 0
-    assert sum(each.trajectories for each in record.folds.interruptions.of(MarkKind.EVICTION)) == run.evictions
+    assert sum(each.stopped for each in record.folds.interruptions.of(MarkKind.EVICTION)) == run.evictions
     assert not record.folds.interruptions.of(MarkKind.REPACK)
     assert "Interruptions, faults, versions" in html
     assert "interrupted for a pull" in html

@@ -13,12 +13,15 @@ from tailrace.report.fold.timeline import Doing, Span
 
 
 def loads(running):
-    """What a replica said at the seconds 1, 2, 3 and so on."""
-    found = Loads(SimpleNamespace(version=0))
+    """What a replica had until the seconds 1, 2, 3 and so on."""
+    member = SimpleNamespace(holds={}, version=0)
+    found = Loads(SimpleNamespace(version=0, members={("replica", "r0"): member}))
     found.watch(["r0"], ["r0"])
-    for second, count in enumerate(running, 1):
-        for event in (c.Snapshot("r0", 0.5, count, 0, 0, 1, 1), c.Tick()):
-            found.hears[type(event)](float(second), event)
+    for second, count in enumerate(running):
+        member.holds = dict.fromkeys(range(count))
+        found.hears[c.Route](float(second), c.Route(1, "r0", ()))
+        found.settle(float(second))
+        found.hears[c.Tick](second + 1.0, c.Tick())
     found.close()
     return found
 

@@ -18,7 +18,7 @@ from .conftest import LAMINAR, STALEFLOW, a_run, configured, enriched
 FIGURES = (
     "step", "steps", "version", "reward", "accuracy", "accuracy_before", "held_out_reward", "held_out_reward_before",
     "staleness_mean", "staleness_max", "bound", "partial_rollout", "interrupting_pulls", "migrated", "repacks",
-    "replica_restarts", "failed_groups", "contradictions",
+    "replica_restarts", "restarts", "trained_tokens_per_s", "failed_groups", "contradictions",
 )  # fmt: skip
 PIPELINES = {"laminar": LAMINAR, "staleflow": STALEFLOW}
 FAULTS = ["replica:r1@30s", "trainer@step3", "scorer@50s", "data@60s"]

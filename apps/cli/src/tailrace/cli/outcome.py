@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tailrace.cli.panel import clock
+from tailrace.cli.panel import clock, restarts
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.prompt_reading import treated_rows
 from tailrace.pipeline.run.results import Measured, Quantity, Results
@@ -59,9 +59,9 @@ def show_outcome(summary: dict[str, Any], directory: RunDirectory, console: Cons
         table.add_row(
             "resumed on newer", f"{summary['resumed_on_newer']:,} times a trajectory continued under newer weights"
         )
-        table.add_row("restarts", str(summary["replica_restarts"]))
+        table.add_row("restarts", restarts(summary["restarts"]))
     else:
-        table.add_row("repacks, restarts", f"{summary['repacks']}, {summary['replica_restarts']}")
+        table.add_row("repacks, restarts", f"{summary['repacks']}, {restarts(summary['restarts'])}")
     table.add_row("lost trajectories", str(summary["lost_trajectories"]))
     if summary["contradictions"]:
         table.add_row("contradictions", Text(f"{summary['contradictions']} snapshots", style="red"))

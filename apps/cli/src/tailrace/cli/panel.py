@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tailrace.pipeline.run.status import RunStatus
+from tailrace.pipeline.run.status import WINDOW_STEPS, RunStatus
 
 LONG_WAIT_S = 5.0
 MOST_ROWS = 16
@@ -54,6 +54,13 @@ def line(status: RunStatus, *, wall_s: float) -> str:
         parts.append(f"{clock(status.left_s)} left")
     parts += [text.plain for text in (*contradictions(status), *long_waits(status))]
     return ", ".join(parts)
+
+
+def restarts(counts: Mapping[str, int]) -> str:
+    """How many members were restarted since they failed, and of which roles."""
+    parts = [f"{count} {role}" for role, count in sorted(counts.items()) if count]
+    total = sum(counts.values())
+    return f"{total} ({', '.join(parts)})" if parts else "0"
 
 
 def incident_line(incident: Mapping[str, Any]) -> str:
@@ -155,6 +162,8 @@ def _measured(status: RunStatus) -> Iterable[tuple[str, str]]:
     for name, value in status.losses.items():
         yield LOSSES.get(name, name), f"{value:.3g}"
     yield "trained", trained
+    if status.recent_tokens_per_s is not None:
+        yield f"last {WINDOW_STEPS} steps", f"{status.recent_tokens_per_s:,.0f} tokens/s"
     if not status.over:
         yield "generated", f"{status.generated_tokens_per_s:,.0f} tokens/s"
 
@@ -164,7 +173,7 @@ def _figures(status: RunStatus) -> Table:
         *_measured(status),
         *([] if status.over else [("trainer", status.trainer), ("buffered", f"{status.buffered_groups} groups")]),
         ("repacks", str(status.repacks)),
-        ("restarts", str(status.replica_restarts)),
+        ("restarts", restarts(status.restarts)),
     ]
     if status.partial_rollout:  # such a pipeline interrupts and does not repack
         interrupted = f"{status.interrupting_pulls} for pulls, {status.migrated} migrated"

@@ -90,7 +90,7 @@ def simulate_into(
     """
     need_pages()
     fleet = build_fleet(config, seed=config.seed)
-    marked = {"steps": fleet.spec.steps, "config": config.model_dump(mode="json")}
+    marked = {"steps": fleet.spec.steps, "warm_up": fleet.warm_up, "config": config.model_dump(mode="json")}
     resolved = config if fleet.config is None else fleet.config
     parents = [path for path in root.parents if not path.exists()]
     directory = RunDirectory.create(root, resolved.model_dump(mode="json"), simulated=marked)
@@ -167,6 +167,7 @@ def _write(watched: Watched, directory: RunDirectory, *, keep_events: bool) -> d
             **(watched.folds.rounds.plain() if watched.folds.rounds.used else {}),
             **watched.folds.came_and_went.plain(),
             **watched.folds.faults.figures(watched.fleet.faults).plain(),
+            "tokens_per_s": watched.figures.tokens_per_s,
             "simulated_in_s": round(watched.wall_s, 2),
             "warnings": found["warnings"],
             "figures": rows(watched),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tailrace import contracts as c
@@ -16,6 +16,7 @@ from tailrace.report.fold.states import Group, Stage, Trajectory
 from tailrace.report.record import fold, spec_of
 from tailrace.report.words import here, why
 
+_LEAVES = (c.Finished, c.TurnEnded, c.Interrupted, c.Refused)
 _LONG_S = 0.1  # shorter scores are not worth telling
 
 
@@ -42,14 +43,19 @@ def explain(directory: RunDirectory, trajectory: str) -> list[Line]:
     """
     history = History(spec_of(directory, directory.configuration()))
     story: list[Line] = []
-    example = "0.0"
+    others: dict[str, c.Purpose] = {}
     known: Trajectory | None = None
+    stops: c.Why | None = None
     replica: str | None = None
     environment: str | None = None
     stage: Stage | None = None
     attempts = _Attempts(trajectory)
     for instant in fold(directory.events, history):
-        texts = [text for event in instant.events for text in _event(event, trajectory, known, replica, environment)]
+        texts: list[str] = []
+        for event in instant.events:
+            texts += _event(event, trajectory, known, replica, environment, stops)
+            if isinstance(event, _LEAVES) and event.trajectory == trajectory:
+                stops = None
         known = history.trajectories.get(trajectory)
         if known is not None:
             group = history.groups.get(known.ref.group) if known.ref.purpose is c.Purpose.TRAIN else None
@@ -58,11 +64,14 @@ def explain(directory: RunDirectory, trajectory: str) -> list[Line]:
         texts += _commands(instant, trajectory, known, _staleness(history, known))
         environment = history.asked(trajectory)
         texts += attempts.observe(instant)
+        stops = _told(instant, trajectory, stops if replica is not None else None)
         story += [Line(instant.now, history.version, text) for text in texts]
-        example = next(iter(history.trajectories), example)
+        if not story:
+            others |= _routed(instant)
     if not story:
         raise RunDirectoryError(
-            f"{directory.root}: found no trajectory {trajectory!r}, expected one that a replica was given, such as {example}"
+            f"{directory.root}: found no trajectory {trajectory!r}, expected one that a replica was given"
+            f"{_such_as(trajectory, others)}"
         )
     return story
 
@@ -101,8 +110,39 @@ class _Attempts:
             yield f"its prompt comes again, as group {ref.group}"
 
 
+def _routed(instant: Instant) -> dict[str, c.Purpose]:
+    """The trajectories that an instant gives to replicas."""
+    routes = [command for command in instant.commands if isinstance(command, c.Route)]
+    return {ref.trajectory: ref.purpose for route in routes for ref in route.trajectories}
+
+
+def _such_as(wanted: str, others: Mapping[str, c.Purpose]) -> str:
+    """The trajectories of the group that was named; or else the first one of training, or of an evaluation."""
+    group = sorted((name for name in others if name.startswith(f"{wanted}.")), key=lambda name: (len(name), name))
+    if group:
+        return f": {' ... '.join(dict.fromkeys((group[0], group[-1])))}"
+    trained = (name for name, purpose in others.items() if purpose is c.Purpose.TRAIN)
+    example = next(trained, next(iter(others), None))
+    return "" if example is None else f", such as {example}"
+
+
+def _told(instant: Instant, trajectory: str, before: c.Why | None) -> c.Why | None:
+    """What its replica was told to stop it for, and it has not answered."""
+    told = [
+        command.reason.why
+        for command in instant.commands
+        if isinstance(command, c.Interrupt) and trajectory in command.trajectories
+    ]
+    return told[-1] if told else before
+
+
 def _event(
-    event: c.Event, trajectory: str, known: Trajectory | None, replica: str | None, environment: str | None
+    event: c.Event,
+    trajectory: str,
+    known: Trajectory | None,
+    replica: str | None,
+    environment: str | None,
+    stops: c.Why | None,
 ) -> Iterator[str]:
     """What an event says of a trajectory that ran on a replica, or waits for the answer of an environment."""
     if known is None:
@@ -126,9 +166,9 @@ def _event(
         return
     match event:
         case c.Finished(tokens=tokens, reason=reason):
-            yield f"finished on {event.replica} with {tokens} tokens ({reason})"
+            yield f"finished on {event.replica} with {tokens} tokens ({reason}){_too_late(stops)}"
         case c.TurnEnded(tokens=tokens):
-            yield f"ended turn {known.turns + 1} on {event.replica} with {tokens} tokens"
+            yield f"ended turn {known.turns + 1} on {event.replica} with {tokens} tokens{_too_late(stops)}"
         case c.Turned(turn=turn, tokens=tokens, done=done, seconds=seconds, session=session, reason=reason):
             had = "" if session is c.SessionOrigin.HELD else f", from a session that was {session}"
             ends = f"; that ends it ({reason})" if done else ""
@@ -148,6 +188,13 @@ def _event(
             yield f"scored again with the largest timeout, as a sample: it {found}"
         case c.ScoringFailed(reason=reason):
             yield f"scoring failed: {reason}"
+
+
+def _too_late(stops: c.Why | None) -> str:
+    """An end that comes while a trajectory is told to stop is no end of the interruption's making."""
+    if stops is None:
+        return ""
+    return ", before it could move" if stops is c.Why.MOVED else ", before it was stopped"
 
 
 def _commands(instant: Instant, trajectory: str, known: Trajectory | None, staleness: str) -> Iterator[str]:

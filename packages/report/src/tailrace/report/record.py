@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,10 +69,32 @@ class Record:
         return self.last_step_s - min(published) if published and self.batches else 0.0
 
     @property
+    def window_s(self) -> tuple[float, float]:
+        """The stretch of time of which shares are told: of a real run, from the first replica with weights to the last step.
+
+        Of a simulated run it is the one that its figures are measured in, behind its warm-up.
+        """
+        warm_up = (self.directory.simulated or {}).get("warm_up")
+        if warm_up is None:
+            return self.first_work_s, self.last_step_s
+        return measured_s(self.batches, warm_up, self.last_s)
+
+    @property
     def tokens_per_s(self) -> float:
-        """Response tokens trained on a second, from the first version that replicas could pull to the last step."""
+        """Response tokens trained on a second, from the first version that replicas could pull to the last step.
+
+        Of a simulation that has ended it is its throughput as it was measured: behind the warm-up, prompts included.
+        """
+        if self.summary is not None and self.directory.simulated is not None:
+            return float(self.summary["tokens_per_s"])
         tokens = sum(sum(batch.lengths) for batch in self.batches)
         return tokens / self.training_s if self.training_s else 0.0
+
+
+def measured_s(batches: Sequence[Batch], warm_up: int, last_s: float) -> tuple[float, float]:
+    """From the end of a warm-up, in batches, to the last batch, or to the log's end before there is one; in seconds."""
+    begin_s = batches[warm_up - 1].ended_s if 0 < warm_up <= len(batches) else 0.0
+    return begin_s, batches[-1].ended_s if batches else last_s
 
 
 def read_record(directory: RunDirectory) -> Record:

@@ -51,7 +51,7 @@ def render(record: Record) -> str:
     simulated = record.directory.simulated is not None  # nothing is learnt there, and nothing said
     measured = results(record)
     time = TimeAxis.for_length(record.last_s)
-    used = utilisation(record.folds.timeline.spans, record.first_work_s, record.last_step_s)
+    used = utilisation(record.folds.timeline.spans, *record.window_s)
     groups = _charts(record, measured, time)
     return render_page(
         "report.html.jinja",
@@ -65,7 +65,7 @@ def render(record: Record) -> str:
         results=run_tables.results_table(measured),
         utilisation=run_tables.utilisation_table(used),
         bubbles=run_tables.bubble_table(used),
-        window=(record.first_work_s, record.last_step_s),
+        window=record.window_s,
         prompts=str(PromptFates.of(record.folds.history)),
         selection=lengths.selection_table(record),
         rounds=run_tables.round_table(record),
@@ -111,21 +111,22 @@ def _charts(record: Record, measured: Results, time: TimeAxis) -> dict[str, list
 
 def _headline(record: Record, measured: Results, *, simulated: bool) -> dict[str, Any]:
     config, summary = record.config, record.summary
-    small = config.model.small
-    model = (
-        f"small Qwen3, {small.layers} layers of {small.hidden}" if small else str(config.model.path or "small Qwen3")
-    )
-    if simulated:
-        model = str(config.fleet.get("model") or config.fleet.get("profile"))
     return {
         "gain": SIMULATED if simulated else headline.gain(measured),
         "app": config.app,
-        "model": model,
+        "model": str(config.fleet.get("model") or config.fleet.get("profile")) if simulated else _model(config),
         "task": "drawn lengths" if simulated else _task(config),
         "seed": config.seed,
         "wall": duration(summary["wall_s"] if summary else record.last_s),
         "tiles": _tiles(measured),
     }
+
+
+def _model(config: RunConfig) -> str:
+    path, small = config.model.path, config.model.small
+    if path is not None:
+        return str(path)
+    return "small Qwen3" if small is None else f"small Qwen3, {small.layers} layers of {small.hidden}"
 
 
 def _task(config: RunConfig) -> str:

@@ -56,7 +56,7 @@ def bubble_table(rows: list[Utilisation]) -> Table:
 def repack_table(record: Record) -> Table:
     """Every repack."""
     rows = [
-        [f"{move.at_s:.1f}", move.source, move.destination, _version(move.version), str(move.trajectories)]
+        [f"{move.at_s:.1f}", move.source, move.destination, _version(move.version), str(move.stopped)]
         for move in record.folds.interruptions.of(MarkKind.REPACK)
     ]
     return cut(Table(["#time (s)", "from", "to", "#version", "#trajectories"], rows))
@@ -65,7 +65,7 @@ def repack_table(record: Record) -> Table:
 def interruption_table(record: Record) -> Table:
     """Every interruption but repacks."""
     rows = [
-        [f"{each.at_s:.1f}", each.source, each.kind, _version(each.version), why(each.reason), str(each.trajectories)]
+        [f"{each.at_s:.1f}", each.source, each.kind, _version(each.version), why(each.reason), str(each.stopped)]
         for each in record.folds.interruptions.all
         if each.kind is not MarkKind.REPACK
     ]
@@ -215,8 +215,8 @@ def _interruptions(record: Record) -> list[tuple[str, str]]:
     pulls = interruptions.of(MarkKind.PULL)
     found = [
         ("pulls that interrupted work", f"{len(pulls):,}"),
-        ("trajectories interrupted by them", f"{sum(each.trajectories for each in pulls):,}"),
-        ("trajectories migrated", f"{sum(each.trajectories for each in interruptions.of(MarkKind.EVICTION)):,}"),
+        ("trajectories interrupted by them", f"{sum(each.stopped for each in pulls):,}"),
+        ("trajectories migrated", f"{sum(each.stopped for each in interruptions.of(MarkKind.EVICTION)):,}"),
         ("resumed on newer weights", f"{record.folds.history.resumed_on_newer:,}"),
     ]
     return found + ([("repacks", f"{repacks}")] if repacks else [])

@@ -40,10 +40,11 @@ def standing(record: Record, written: RunStatus) -> RunStatus:
         answer_p99_s=history.latencies.quantile(0.99) if history.latencies.count else None,
         partial_rollout=history.mixes_versions,
         interrupting_pulls=len(interruptions.of(MarkKind.PULL)),
-        migrated=sum(each.trajectories for each in interruptions.of(MarkKind.EVICTION)),
+        migrated=sum(each.stopped for each in interruptions.of(MarkKind.EVICTION)),
         repacks=len(interruptions.of(MarkKind.REPACK)),
         contradictions=record.contradictions,
         replica_restarts=history.restarts[REPLICA],
+        restarts={role: count for role, count in history.restarts.items() if count},
         failed_groups=sum(PromptFates.of(history).failed.values()),
     )
     show_results(found, results(record))

@@ -38,6 +38,7 @@ from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.spec import PipelineSpec
 
 _ONCE = "a trajectory of the pool, placed once"
+_MOVE, _EVICTION, _FOR_PULL, _EMPTIED = "move", "eviction", "pull", "emptied"  # what an `Interrupt` is for
 _LOAD = frozenset({c.Snapshot})
 _ANSWERS = frozenset(
     {c.Finished, c.TurnEnded, c.Turned, c.CallFailed, c.Refused, c.Interrupted, c.Scored, c.ScoringFailed}
@@ -331,20 +332,33 @@ class Coordinator:
         if self.last_cycle_s < replica.pulls_from_s or not sources:
             return  # another cycle runs when a relay comes up
         if replica.assigned:
-            self.interrupting_pulls += 1
             pulling = c.Reason(c.Why.PULLING, numbers={"version": version})
-            self._interrupt(replica, tuple(replica.assigned), pulling)
+            self._interrupt(replica, tuple(replica.assigned), pulling, _FOR_PULL)
         replica.pulling = version
         self._outbox.send_to(replica, c.Pull, version=version, sources=sources, reason=reason)
 
-    def _interrupt(self, replica: ReplicaState, names: tuple[str, ...], reason: c.Reason) -> None:
-        self._outbox.send_to(replica, c.Interrupt, trajectories=names, reason=reason)
+    def _interrupt(self, replica: ReplicaState, names: tuple[str, ...], reason: c.Reason, what: str) -> None:
+        if replica.fresh:  # a snapshot came behind every answer
+            replica.asked.clear()
+        replica.asked[self._outbox.send_to(replica, c.Interrupt, trajectories=names, reason=reason)] = what
+
+    def interrupted(self, event: c.Interrupted) -> None:
+        """Count what an interruption took from its replica: a trajectory may finish before it is stopped."""
+        asked, seq = self._fleet.replicas[event.replica].asked, event.answers
+        if seq is None or seq not in asked:
+            return
+        if asked[seq] == _EVICTION:
+            self.evictions += 1
+            return
+        what = asked.pop(seq)
+        self.moves += what == _MOVE
+        self.interrupting_pulls += what == _FOR_PULL
 
     def empty(self, replica: ReplicaState, why: c.Why) -> None:
         """Empty a replica that loses its devices: its trajectories go back to the pool with their tokens."""
         replica.hands_over(None)
         if replica.assigned:
-            self._interrupt(replica, tuple(replica.assigned), c.Reason(why))
+            self._interrupt(replica, tuple(replica.assigned), c.Reason(why), _EMPTIED)
 
     def _relocate(self, now: float, *, stepped: bool) -> None:
         policy = self._spec.relocation
@@ -359,9 +373,8 @@ class Coordinator:
                 self._move(decision)
                 continue
             names = self._moved_on(decision.trajectories)
-            self.evictions += len(names)
             if names:
-                self._interrupt(self._fleet.replicas[decision.replica], names, decision.reason)
+                self._interrupt(self._fleet.replicas[decision.replica], names, decision.reason, _EVICTION)
         if not stepped:
             self.last_plan_s = now
             self._fleet.sampled()
@@ -382,9 +395,8 @@ class Coordinator:
         destination.incoming += len(names)
         source.hands_over(destination)
         if names:
-            self.moves += 1
             source.moving_out = True
-            self._interrupt(source, names, c.Reason(c.Why.MOVED, destination.id))
+            self._interrupt(source, names, c.Reason(c.Why.MOVED, destination.id), _MOVE)
 
     def unbind(self, trajectory: TrajectoryState) -> None:
         """Cancel a trajectory's move to its destination."""

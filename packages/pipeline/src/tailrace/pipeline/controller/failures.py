@@ -221,7 +221,8 @@ class Failures:
     ) -> None:
         self._members.starts_anew(member)
         restarts = self._members.restarts
-        restarts[member.role] = restarts.get(member.role, 0) + 1
+        if reason.why is not c.Why.LOST_IN_CRASH:  # the driver died, and no member failed
+            restarts[member.role] = restarts.get(member.role, 0) + 1
         version = {TRAINER: self._trainer.checkpoint, DATA: self.resumes_at}.get(member.role)
         member.avoids = tuple(dict.fromkeys((*member.avoids, *avoid)))
         place = dataclasses.replace(

@@ -26,7 +26,8 @@ class ReplicaState:
     an `Abort` which its snapshots do not show yet. After failed pulls it gets no further pull before
     `pulls_from_s`, on the run's clock. `preemptions` counts those of this process, `preempted` those of all its processes.
     `cells` are the trainer's cells on its `devices`. While its devices are `lent` to these cells, it gets no work. The last
-    snapshot of this process came at `told_s`, on the run's clock, and the last sign of a token at `moved_s`.
+    snapshot of this process came at `told_s`, on the run's clock, and the last sign of a token at `moved_s`. `asked` says what
+    each `Interrupt` was for, by its number, that may still be answered.
     """
 
     id: str
@@ -49,6 +50,7 @@ class ReplicaState:
     sent: int = 0
     fresh: bool = False
     moving_out: bool = False
+    asked: dict[int, str] = field(default_factory=dict)
     failed_pulls: int = 0
     pulls_from_s: float = 0.0
     preempted: int = 0
@@ -141,6 +143,7 @@ class ReplicaState:
         """Forget all state of the process that died."""
         self.hands_over(None)
         self.version, self.pulling, self.moving_out = None, None, False
+        self.asked.clear()
         self.assigned.clear()
         self.evaluating = self.aborted = self.incoming = 0
         self.kv = self.kv_before = self.kv_peak = 0.0

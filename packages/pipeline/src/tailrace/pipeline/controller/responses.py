@@ -89,6 +89,7 @@ class Responses:
         """A trajectory goes back to the pool with its tokens, unless it is elsewhere by now."""
         name, state = event.trajectory, self._ledger.trajectories.get(event.trajectory)
         evaluation = state is not None and state.purpose is _EVAL
+        self._coordinator.interrupted(event)
         self._fleet.replicas[event.replica].left(name, evaluation=evaluation)
         if state is not None and state.replica == event.replica:
             self._ledger.returned(name, event.tokens_kept)

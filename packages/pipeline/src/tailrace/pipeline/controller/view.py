@@ -224,12 +224,12 @@ class RunView:
 
     @property
     def moves(self) -> int:
-        """Number of replicas that relocation emptied."""
+        """Number of replicas of which relocation moved work: where all had finished before, nothing was moved."""
         return self._parts.coordinator.moves
 
     @property
     def evictions(self) -> int:
-        """Number of trajectories that relocation interrupted."""
+        """Number of trajectories that relocation interrupted before they finished."""
         return self._parts.coordinator.evictions
 
     @property
@@ -238,7 +238,7 @@ class RunView:
         return self._parts.coordinator.interrupting_pulls
 
     def restarts(self, role: str) -> int:
-        """Number of restarts of a role's members, of those that are gone for good too."""
+        """Number of restarts of a role's members, of those that are gone for good too. After the driver's death none failed."""
         return self._parts.members.restarts.get(role, 0)
 
     def step_of(self, version: int) -> int:

@@ -68,7 +68,7 @@ class RunDirectory:
             root: the directory.
             config: the resolved configuration.
             simulated: for a simulated run, data that its configuration lacks: `steps`, the batches that its pipeline would
-                train on if it were not stopped, and further data of the simulator.
+                train on if it were not stopped, `warm_up`, those that are not measured, and further data of the simulator.
 
         Raises:
             RunDirectoryError: the directory is not empty. Nothing is overwritten.

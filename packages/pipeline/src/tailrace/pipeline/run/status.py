@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.members import REPLICA
+from tailrace.faulttol import ROLES
+from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.directory import read_json, write_json
@@ -30,7 +31,7 @@ MOST_INCIDENTS = 100
 LOSSES = ("loss", "approx_kl", "entropy", "grad_norm")
 _KEPT = (
     "step", "steps", "version", "reward", "losses", "accuracy", "accuracy_before", "held_out_reward",
-    "held_out_reward_before", "staleness_mean", "staleness_max",
+    "held_out_reward_before", "staleness_mean", "staleness_max", "first_published_s", "trained_tokens_per_s",
 )  # fmt: skip
 """What a run that goes on has from the driver before, until it is under way again."""
 
@@ -47,7 +48,9 @@ class RunStatus:
     trainer's figures of the last step, as far as it computes them. `incidents` are the last ones, each with its text and its
     time `wall_s`; `incidents_total` counts all. `warning` says what keeps the run from training, though nothing is broken.
     `over` says that nothing of the pipeline runs any more.
-    `trained_tokens_per_s` is of the last ten steps, and of all once the run is over.
+    `trained_tokens_per_s` counts response tokens from `first_published_s`, when the first version could be pulled, to the last
+    step; of a simulation it is the throughput that was measured, once it is over. `recent_tokens_per_s` is that of the last ten
+    steps. `restarts` counts members that failed and were restarted, by role.
 
     `turns` counts turns that ended, `waiting_turns` those that wait for a session. `environments` are the members that answer
     them, each with `workers` worker processes, `answer_p50_s` and `answer_p99_s` how long their last 512 answers took.
@@ -76,7 +79,9 @@ class RunStatus:
     staleness_mean: float | None = None
     staleness_max: int | None = None
     bound: int | None = None
+    first_published_s: float | None = None
     trained_tokens_per_s: float | None = None
+    recent_tokens_per_s: float | None = None
     generated_tokens_per_s: float = 0.0
     buffered_groups: int = 0
     pooled: int = 0
@@ -95,6 +100,7 @@ class RunStatus:
     contradictions: int = 0
     repacks: int = 0
     replica_restarts: int = 0
+    restarts: dict[str, int] = field(default_factory=dict)
     failed_groups: int = 0
     down: list[dict[str, str]] = field(default_factory=list)
     members: list[dict[str, Any]] = field(default_factory=list)
@@ -106,6 +112,7 @@ class RunStatus:
     def rest(self) -> None:
         """Nothing generates, trains or is waited for any more."""
         self.over, self.left_s, self.trainer, self.generated_tokens_per_s = True, None, "", 0.0
+        self.recent_tokens_per_s = None
         self.replicas, self.members, self.waits, self.down = [], [], [], []
         self.environments, self.waiting_turns, self.warning = [], 0, ""
 
@@ -147,6 +154,7 @@ class StatusObserver:
         self._evaluations = 0
         self._written = -math.inf
         self._steps: deque[tuple[float, int]] = deque(maxlen=WINDOW_STEPS + 1)
+        self._ended_s: dict[int, float] = {}  # each step: one that is done again ends again
         self._rates: dict[str, float] = {}
         self._answers: deque[float] = deque(maxlen=WINDOW_ANSWERS)
         self._incidents, self._no_signal = Incidents(), NoSignal()
@@ -192,7 +200,11 @@ class StatusObserver:
             elif isinstance(event, c.Turned):
                 if event.seconds:  # otherwise a member that is gone took them
                     self._answers.append(event.seconds)
+            elif isinstance(event, c.Published):
+                if status.first_published_s is None:
+                    status.first_published_s = now
             elif isinstance(event, c.Stepped):
+                self._ended_s[run.step_of(event.version)] = now
                 status.reward = event.metrics.get("reward_mean", status.reward)
                 status.losses = {name: event.metrics[name] for name in LOSSES if name in event.metrics}
                 self._steps.append((now, run.counts.trained_tokens))
@@ -233,8 +245,10 @@ class StatusObserver:
         status.bound, status.partial_rollout = run.bound, run.mixes_versions
         status.interrupting_pulls, status.migrated, status.repacks = run.interrupting_pulls, run.evictions, run.moves
         status.contradictions, status.failed_groups = run.contradictions, run.counts.failed
+        status.restarts = {role: count for role in ROLES if (count := run.restarts(role))}
         status.replica_restarts, status.down = run.replica_restarts, run.members_down()
-        status.trainer = "waiting for a batch" if run.trainer_up else "down"
+        healths = [member["health"] for member in status.down if member["role"] == TRAINER]
+        status.trainer = healths[0] if healths else "waiting for a batch" if run.trainer_up else "starting"
         if run.making is not None:
             status.trainer = f"training version {run.making}"
         status.replicas = [asdict(replica) for replica in run.replicas()]
@@ -243,9 +257,12 @@ class StatusObserver:
         if self._answers:
             answers = sorted(self._answers)
             status.answer_p50_s, status.answer_p99_s = percentile(answers, 0.5), percentile(answers, 0.99)
+        trained_s = self._ended_s.get(run.step, 0.0) - (status.first_published_s or 0.0)
+        if trained_s > 0 and not status.simulated:
+            status.trained_tokens_per_s = run.counts.trained_tokens / trained_s
         if len(steps) > 1:
             (first_s, before), (last_s, after) = steps[0], steps[-1]
-            status.trained_tokens_per_s = max(0.0, (after - before) / max(last_s - first_s, 1e-9))
+            status.recent_tokens_per_s = max(0.0, (after - before) / max(last_s - first_s, 1e-9))
             if status.phase == "training":
                 status.left_s = (last_s - first_s) / (len(steps) - 1) * (status.steps - status.step)
 

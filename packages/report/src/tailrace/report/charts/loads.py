@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tailrace.report.charts.chart import LAG_COLORS, Chart, TimeAxis, axis, line
 from tailrace.report.fold.loads import FIRST_LAG, LAGS, Loads
@@ -17,13 +18,16 @@ def heat_charts(loads: Loads, shown_s: tuple[float, float], time: TimeAxis) -> l
     if not ran.ends_s:
         return []
     count = len(loads.replicas)
-    running = [[round(value, 1) for value in ran.row(place)] for place in range(count)]
+    running = [[_shown(value) for value in ran.row(place)] for place in range(count)]
     kv = [[round(100 * value) for value in held.row(place)] for place in range(count)]
     of = f"{count} of the {loads.of:,} replicas, evenly chosen. " if count < loads.of else ""
-    note = f"{of}One row per replica. In the colour of idleness: nothing runs."
+    note = f"{of}One row per replica. Pink: idle."
     ends = [time(end_s) for end_s in ran.ends_s]
 
-    def heat(id_: str, title: str, z: Sequence[Sequence[float]], color: str, unit: str, note: str) -> Chart:
+    ran_scale: list[list[Any]] = [[0.0, "$idle"], [1e-6, "$heat-low"], [1.0, "$heat-high"]]
+    kv_scale: list[list[Any]] = [[0.0, "$fill-low"], [1.0, "$fill-high"]]
+
+    def heat(id_: str, title: str, z: Sequence[Sequence[float]], scale: list[list[Any]], unit: str, note: str) -> Chart:
         tick = {"tickfont": {"size": 11, "color": "$muted"}, "outlinewidth": 0, "thickness": 10, "ticksuffix": unit}
         trace = {
             "type": "heatmap",
@@ -31,7 +35,7 @@ def heat_charts(loads: Loads, shown_s: tuple[float, float], time: TimeAxis) -> l
             "y": list(loads.replicas),
             "z": [list(row) for row in z],
             "zmin": 0,
-            "colorscale": [[0.0, "$idle"], [0.001, f"${color}-low"], [1.0, f"${color}-high"]],
+            "colorscale": scale,
             "colorbar": tick,
             "hovertemplate": f"%{{y}}, %{{x}} {time.unit}: %{{z}}{unit}<extra></extra>",
             **({"zmax": 100} if unit else {}),
@@ -44,8 +48,15 @@ def heat_charts(loads: Loads, shown_s: tuple[float, float], time: TimeAxis) -> l
         return Chart(id_, title, [trace], layout, note, height, wide=True)
 
     return [
-        heat("running", "Running trajectories of each replica", running, "heat", "", note),
-        heat("kv", "KV cache in use on each replica", kv, "fill", " %", of.strip()),
+        heat("running", "Running trajectories of each replica", running, ran_scale, "", note),
+        heat(
+            "kv",
+            "KV cache in use on each replica",
+            kv,
+            kv_scale,
+            " %",
+            f"{of}As its snapshots say: each holds until the next.",
+        ),
     ]
 
 
@@ -69,3 +80,8 @@ def ages_chart(loads: Loads, shown_s: tuple[float, float], time: TimeAxis) -> Ch
     }
     note = "Running trajectories, by how far their replica's weights are behind the trainer's."
     return Chart("in-flight", "In flight, by age of the weights", data, layout, note)
+
+
+def _shown(running: float) -> float:
+    """A mean of running trajectories, rounded: little is no idleness."""
+    return max(0.1, round(running, 1)) if running else 0.0

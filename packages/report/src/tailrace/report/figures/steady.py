@@ -12,7 +12,7 @@ from tailrace.report.figures.likeness import MODEL, facts
 from tailrace.report.figures.utilisation import utilisation
 from tailrace.report.fold.folds import Folds
 from tailrace.report.fold.marks import MarkKind
-from tailrace.report.record import Record
+from tailrace.report.record import Record, measured_s
 
 WARM_UP = 10
 FEWEST_STEPS = 2
@@ -28,13 +28,11 @@ def steady(folds: Folds, warm_up: int, *, name: str, fleet: str, gpus: float, si
         name, fleet, gpus: see `Figures`.
     """
     interruptions, loads, batches = folds.interruptions, folds.loads, folds.batches.trained
-    begin_s = batches[warm_up - 1].ended_s if 0 < warm_up <= len(batches) else 0.0
-    end_s = batches[-1].ended_s if batches else folds.history.now
+    begin_s, end_s = measured_s(batches, warm_up, folds.history.now)
     length_s, measured = end_s - begin_s, batches[warm_up:]
     lags = Counter(lag for batch in measured for lag in batch.at_consumption)
     count = len(loads.replicas)
-    seen = zip(loads.running.between(begin_s, end_s), loads.kv.between(begin_s, end_s), strict=True)
-    seated = [(ran, held) for running, kv in seen for ran, held in zip(running, kv, strict=True) if ran > 0]
+    running, kv = loads.while_busy(begin_s, end_s) or (None, None)
     of, notes = max(1, len(batches)), []
     if folds.sampled:
         notes.append(
@@ -55,11 +53,11 @@ def steady(folds: Folds, warm_up: int, *, name: str, fleet: str, gpus: float, si
         staleness_max=max(lags, default=0),
         staleness=dict(sorted(lags.items())),
         roles=utilisation(folds.timeline.spans, begin_s, end_s),
-        running=sum(running for running, _ in seated) / len(seated) if seated else None,
-        kv_share=sum(kv for _, kv in seated) / len(seated) if seated else None,
+        running=running,
+        kv_share=kv,
         moves_per_batch=len(interruptions.of(MarkKind.REPACK)) / of,
         interrupting_pulls_per_batch=len(interruptions.of(MarkKind.PULL)) / of,
-        migrated_per_batch=sum(each.trajectories for each in interruptions.of(MarkKind.EVICTION)) / of,
+        migrated_per_batch=sum(each.stopped for each in interruptions.of(MarkKind.EVICTION)) / of,
         notes=tuple(notes),
     )
 

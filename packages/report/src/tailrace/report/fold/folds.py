@@ -40,7 +40,8 @@ class Folds:
     ) -> None:
         self.history = history = History(spec, first=first)
         self.batches, self.versions, self.evaluations = TrainedBatches(history), Versions(), EvaluationFold(history)
-        self.interruptions, self.loads, self.timeline = Interruptions(history), Loads(history), Timeline(history)
+        self.interruptions, self.loads = Interruptions(history), Loads(history)
+        self.timeline = Timeline(history, self.interruptions)
         self.faults, self.detection = FaultFold(), DetectionFold(spec.detection)
         self.effective_time = EffectiveTime(Devices.of(spec, trainer_devices))
         self.rounds, self.came_and_went, self.whereabouts = RoundFigures(spec), ReplicaFigures(), Whereabouts(history)
@@ -82,6 +83,7 @@ class Folds:
         if self.rounds.used:
             self.rounds.observe(now, events, commands)
         self.batches.settle(now)
+        self.loads.settle(now)
         self.timeline.settle(now)
 
     def close(self) -> None:

@@ -328,7 +328,8 @@ class History(GroupHistory, TurnHistory):
             self._lose(member)
             self._fault(member, why(command.reason))
         member.health = _STARTING
-        self.restarts[command.role] += 1
+        if reason is not c.Why.LOST_IN_CRASH:  # the driver died, and no member failed
+            self.restarts[command.role] += 1
 
     def _on_resize(self, command: c.Resize) -> None:
         self.member(REPLICA, command.replica).health = _STARTING

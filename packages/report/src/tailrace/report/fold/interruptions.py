@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tailrace.contracts import Interrupt, Reason, Why
+from tailrace.contracts import Interrupt, Interrupted, Reason, Why
 from tailrace.pipeline.controller.members import REPLICA
 from tailrace.pipeline.run.folding import Hears
 from tailrace.report.fold.history import History
-from tailrace.report.fold.marks import MarkKind
+from tailrace.report.fold.marks import Mark, MarkKind
 from tailrace.report.words import many, why
 
 _KINDS = {
@@ -20,24 +20,20 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Interruption:
-    """Trajectories that left a replica unfinished, with the response tokens that they kept.
+    """A replica was told to stop trajectories.
 
     Args:
         version: what the replica served.
+        stopped: those that left it unfinished. The others finished before.
     """
 
     at_s: float
     source: str
-    trajectories: int
     version: int | None
     reason: Reason
-
-    @classmethod
-    def of(cls, now: float, command: Interrupt, version: int | None) -> Interruption:
-        """What a command says."""
-        return cls(now, command.replica, len(command.trajectories), version, command.reason)
+    stopped: int = 0
 
     @property
     def kind(self) -> MarkKind:
@@ -52,20 +48,36 @@ class Interruption:
     @property
     def label(self) -> str:
         """For a person, without the replica."""
-        return f"{many(self.trajectories, 'trajectory', 'trajectories')}: {why(self.reason)}"
+        return f"{many(self.stopped, 'trajectory', 'trajectories')}: {why(self.reason)}"
+
+    @property
+    def mark(self) -> Mark:
+        """Its symbol in the timeline."""
+        return Mark(self.kind, REPLICA, self.source, self.at_s, self.label)
 
 
 class Interruptions:
-    """Hears of every interruption."""
+    """Hears of every interruption. Those that came too late, since all had finished, are none."""
 
     def __init__(self, history: History) -> None:
-        self.hears: Hears = {Interrupt: self._interrupted}
-        self.all: list[Interruption] = []
+        self.hears: Hears = {Interrupt: self._asked, Interrupted: self._stopped}
+        self._all: dict[int, Interruption] = {}
         self._history = history
+
+    @property
+    def all(self) -> list[Interruption]:
+        """In the order in which the replicas were told."""
+        return [each for each in self._all.values() if each.stopped]
 
     def of(self, kind: MarkKind) -> list[Interruption]:
         """Those of one kind."""
         return [each for each in self.all if each.kind is kind]
 
-    def _interrupted(self, now: float, command: Interrupt) -> None:
-        self.all.append(Interruption.of(now, command, self._history.member(REPLICA, command.replica).version))
+    def _asked(self, now: float, command: Interrupt) -> None:
+        version = self._history.member(REPLICA, command.replica).version
+        self._all[command.seq] = Interruption(now, command.replica, version, command.reason)
+
+    def _stopped(self, now: float, event: Interrupted) -> None:
+        del now
+        if event.answers in self._all:
+            self._all[event.answers].stopped += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from tailrace import contracts as c
@@ -13,29 +14,65 @@ from tailrace.report.fold.series import Series
 
 LAGS = 5  # running by versions behind: 0, 1, 2, 3, 4 or more
 GENERATED, FIRST_LAG = 0, 1
+_COMES_OR_GOES = (c.Route, c.Finished, c.TurnEnded, c.Interrupted, c.Refused)
+_MAY_TAKE_ANY = (c.Start, c.Restart, c.Stop, c.Down, c.Abort, c.Resumed)
+
+
+@dataclass(slots=True)
+class _Load:
+    """One replica now, and summed over the time since the last sample.
+
+    `waited` and `queued` are what the last two snapshots said to wait in its engine: a queue that both have is no moment's.
+    """
+
+    since_s: float
+    running: int = 0
+    queued: int = 0
+    waited: int = 0
+    kv: float = 0.0
+    ran: float = 0.0
+    busy_s: float = 0.0
+    filled: float = 0.0
+
+    def until(self, now: float) -> None:
+        """Add the time until now."""
+        elapsed_s = now - self.since_s
+        self.ran += self.running * elapsed_s
+        self.busy_s += elapsed_s if self.running else 0.0
+        self.filled += self.kv * elapsed_s
+        self.since_s = now
+
+    def sampled(self, elapsed_s: float) -> tuple[float, float, float]:
+        """Means since the last sample: running, share of the time in which any did, share of the KV cache."""
+        found = (self.ran / elapsed_s, self.busy_s / elapsed_s, self.filled / elapsed_s)
+        self.ran = self.busy_s = self.filled = 0.0
+        return found
 
 
 class Loads:
-    """Hears what replicas say of their load, and samples it at each tick.
+    """Follows what each replica has, and samples at each tick what it had on average since the tick before.
 
-    `running` and `kv` have a row for each watched replica, in the order of `replicas`: running trajectories, and the share of
-    its KV cache in use; 0 while it is not up. `flow` holds response tokens per second of all, and running trajectories by
+    A trajectory runs from the command that routes it until it is finished or interrupted, or its replica is lost; what waits in
+    the engine for room, as snapshots say, is left out. `running`, `busy` and `kv` have a row for each watched replica, in the
+    order of `replicas`: running trajectories, the share of the time in which there was one, and the share of its KV cache in
+    use as its snapshots say, 0 while it is not up. `flow` holds response tokens per second of all, and running trajectories by
     versions behind the trainer, scaled up from those watched to all.
     """
 
     def __init__(self, history: History) -> None:
         self.hears: Hears = {
+            **dict.fromkeys(_COMES_OR_GOES, self._came_or_went),
+            **dict.fromkeys(_MAY_TAKE_ANY, self._any),
             c.Snapshot: self._said,
             c.Tick: self._sample,
-            c.Start: self._start,
             c.Up: self._up,
-            c.Down: self._down,
         }
         self._history = history
         self.replicas: tuple[str, ...] = ()
-        self.running, self.kv, self.flow = Series(0), Series(0), Series(FIRST_LAG + LAGS)
+        self.running, self.busy, self.kv, self.flow = Series(0), Series(0), Series(0), Series(FIRST_LAG + LAGS)
         self._known: set[str] = set()
-        self._seen: dict[str, c.Snapshot | None] = {}
+        self._loads: dict[str, _Load] = {}
+        self._touched: dict[str, None] = {}
         self._told_s: dict[str, float] = {}
         self._tokens, self._sampled_s = 0.0, 0.0
 
@@ -47,44 +84,65 @@ class Loads:
     def watch(self, replicas: Sequence[str], of: Sequence[str]) -> None:
         """Look at these replicas, out of those of the start. If these are all, later ones are looked at too."""
         self.replicas, self._known = tuple(replicas), set(of)
-        self._seen = dict.fromkeys(replicas)
-        self.running, self.kv = Series(len(replicas)), Series(len(replicas))
+        self._loads = {name: _Load(self._sampled_s) for name in replicas}
+        self.running, self.busy, self.kv = (Series(len(replicas)) for _ in range(3))
 
-    def _start(self, now: float, event: c.Start) -> None:
-        """A replica may be started later than the others; one that is known starts again after the driver's death."""
+    def _came_or_went(self, now: float, one: c.Route | c.Finished | c.TurnEnded | c.Interrupted | c.Refused) -> None:
         del now
-        if event.role != REPLICA or event.id in self._known:
+        self._touched[one.replica] = None
+
+    def _any(self, now: float, one: c.Event | c.Command) -> None:
+        """A replica may be started later than the others; one that is known starts again after the driver's death."""
+        self._touched.update(dict.fromkeys(self.replicas))
+        if isinstance(one, c.Down | c.Restart) and one.role == REPLICA and one.id in self._loads:
+            self._lost(now, one.id)
+        if not isinstance(one, c.Start) or one.role != REPLICA or one.id in self._known:
             return
         if len(self.replicas) == self.of:
-            self.replicas = (*self.replicas, event.id)
-            self._seen[event.id] = None
-            self.running.widen()
-            self.kv.widen()
-        self._known.add(event.id)
+            self.replicas = (*self.replicas, one.id)
+            self._loads[one.id] = _Load(now)
+            for series in (self.running, self.busy, self.kv):
+                series.widen()
+        self._known.add(one.id)
 
     def _said(self, now: float, event: c.Snapshot) -> None:
         since = self._told_s.get(event.replica, now)
         self._tokens += event.tokens_per_s * (now - since)
         self._told_s[event.replica] = now
-        if event.replica in self._seen:
-            self._seen[event.replica] = event
+        load = self._loads.get(event.replica)
+        if load is not None:
+            load.until(now)
+            load.kv, load.queued, load.waited = event.kv, min(load.waited, event.waiting), event.waiting
+            self._touched[event.replica] = None
 
     def _up(self, now: float, event: c.Up) -> None:
         if event.role == REPLICA:
             self._told_s[event.id] = now
-            if event.id in self._seen:
-                self._seen[event.id] = None
+            if event.id in self._loads:
+                self._lost(now, event.id)
 
-    def _down(self, now: float, event: c.Down) -> None:
-        del now
-        if event.role == REPLICA and event.id in self._seen:
-            self._seen[event.id] = None
+    def _lost(self, now: float, replica: str) -> None:
+        """What a process said that is gone tells nothing of the next one."""
+        load = self._loads[replica]
+        load.until(now)
+        load.kv, load.queued, load.waited = 0.0, 0, 0
+
+    def settle(self, now: float) -> None:
+        """The end of an instant."""
+        members = self._history.members
+        for name in self._touched:
+            load = self._loads.get(name)
+            if load is not None:
+                member = members.get((REPLICA, name))
+                held = 0 if member is None else len(member.holds)
+                load.until(now)
+                load.running = max(held - load.queued, min(held, 1))
+        self._touched.clear()
 
     def close(self) -> None:
         """The log ends here."""
-        self.running.close()
-        self.kv.close()
-        self.flow.close()
+        for series in (self.running, self.busy, self.kv, self.flow):
+            series.close()
 
     def generated(self, begin_s: float, end_s: float) -> float:
         """Response tokens that were generated between two moments."""
@@ -92,20 +150,38 @@ class Loads:
         overlaps = [max(0.0, min(until, end_s) - max(since, begin_s)) for since, until in pairwise(ends_s)]
         return sum(rate * length for rate, length in zip(self.flow.row(GENERATED), overlaps, strict=True))
 
+    def while_busy(self, begin_s: float, end_s: float) -> tuple[float, float] | None:
+        """Running trajectories and share of the KV cache, averaged over the time in which a replica ran any; None for none."""
+        busy_s = ran = filled = 0.0
+        since_s = 0.0
+        for place, until_s in enumerate(self.busy.ends_s):
+            if begin_s < until_s <= end_s:
+                for running, busy, kv in zip(
+                    *(series.column(place) for series in (self.running, self.busy, self.kv)), strict=True
+                ):
+                    busy_s += busy * (until_s - since_s)
+                    ran += running * (until_s - since_s)
+                    filled += kv * busy * (until_s - since_s)
+            since_s = until_s
+        return (ran / busy_s, filled / busy_s) if busy_s else None
+
     def _sample(self, now: float, event: c.Tick) -> None:
         del event
-        if not self.replicas:
-            return
-        version = self._history.version
-        seen = [self._seen[name] for name in self.replicas]
-        running = [0 if shot is None else shot.running for shot in seen]
-        self.running.add(now, running)
-        self.kv.add(now, [0.0 if shot is None else shot.kv for shot in seen])
         elapsed_s = now - self._sampled_s
-        flow = [self._tokens / elapsed_s if elapsed_s else 0.0, *[0.0] * LAGS]
-        self._tokens, self._sampled_s = 0.0, now
-        for shot, count in zip(seen, running, strict=True):
-            if count and shot is not None and shot.version is not None:
-                behind = min(LAGS - 1, max(0, version - shot.version))
-                flow[FIRST_LAG + behind] += count * self.of / len(self.replicas)
+        if not self.replicas or elapsed_s <= 0:
+            return
+        version, members = self._history.version, self._history.members
+        flow = [self._tokens / elapsed_s, *[0.0] * LAGS]
+        rows = []
+        for name in self.replicas:
+            load = self._loads[name]
+            load.until(now)
+            rows.append(load.sampled(elapsed_s))
+            member = members.get((REPLICA, name))
+            if rows[-1][0] and member is not None and member.version is not None:
+                behind = min(LAGS - 1, max(0, version - member.version))
+                flow[FIRST_LAG + behind] += rows[-1][0] * self.of / len(self.replicas)
+        for series, row in zip((self.running, self.busy, self.kv), zip(*rows, strict=True), strict=True):
+            series.add(now, row)
         self.flow.add(now, flow)
+        self._tokens, self._sampled_s = 0.0, now

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from operator import mul
 
 MOST = 2048
+_MOMENT_S = 1e-9  # the weight of a sample that no time has passed before
 
 
 class Series:
-    """Several values, sampled together at moments that never decrease. One column holds the means of one sample or more.
+    """Several values, sampled together at moments that never decrease. One column holds their means over time.
 
-    When there are too many columns, neighbours are merged, and every later column holds twice as many samples.
+    A sample stands for the time since the one before. When there are too many columns, neighbours are merged, and every later
+    column holds twice as many samples.
 
     Args:
         rows: how many values a sample has.
@@ -24,17 +27,18 @@ class Series:
         self._columns: list[array[float]] = []
         self._per_column = 1
         self._sum = [0.0] * rows
-        self._count = 0
+        self._count, self._weight = 0, 0.0
         self._last_s = 0.0
 
     def add(self, at_s: float, values: Iterable[float]) -> None:
         """A sample."""
+        weight = max(at_s - self._last_s, _MOMENT_S)
         self._last_s = at_s
         if self._per_column == 1:
             self._append(array("d", values))
         else:
-            self._sum = [held + value for held, value in zip(self._sum, values, strict=True)]
-            self._count += 1
+            self._sum = [held + weight * value for held, value in zip(self._sum, values, strict=True)]
+            self._count, self._weight = self._count + 1, self._weight + weight
             if self._count == self._per_column:
                 self._flush()
         if len(self._columns) >= self._most:
@@ -56,24 +60,22 @@ class Series:
         """One value in every column."""
         return [column[index] for column in self._columns]
 
-    def between(self, begin_s: float, end_s: float) -> list[Sequence[float]]:
-        """The columns that end in a stretch of time, its begin left out."""
-        columns = zip(self.ends_s, self._columns, strict=True)
-        return [column for at_s, column in columns if begin_s < at_s <= end_s]
+    def column(self, place: int) -> Sequence[float]:
+        """The means that end at `ends_s[place]`."""
+        return self._columns[place]
 
     def coarser(self, most: int) -> Series:
         """The same in at most so many columns, neighbours merged evenly."""
         stride = -(-len(self._columns) // most) if self._columns else 1
         merged = Series(self.rows, self._most)
         for first in range(0, len(self._columns), stride):
-            part = self._columns[first : first + stride]
             merged.ends_s.append(self.ends_s[min(first + stride, len(self.ends_s)) - 1])
-            merged._columns.append(_mean(part))
+            merged._columns.append(self._mean(first, stride))
         return merged
 
     def _flush(self) -> None:
-        self._append(array("d", (held / self._count for held in self._sum)))
-        self._sum, self._count = [0.0] * self.rows, 0
+        self._append(array("d", (held / self._weight for held in self._sum)))
+        self._sum, self._count, self._weight = [0.0] * self.rows, 0, 0.0
 
     def _append(self, column: array[float]) -> None:
         self._columns.append(column)
@@ -81,12 +83,15 @@ class Series:
 
     def _merge(self) -> None:
         pairs = range(0, len(self._columns), 2)
-        self._columns = [_mean(self._columns[first : first + 2]) for first in pairs]
+        self._columns = [self._mean(first, 2) for first in pairs]
         self.ends_s = self.ends_s[1::2]
         self._per_column *= 2
 
-
-def _mean(columns: Sequence[array[float]]) -> array[float]:
-    if len(columns) == 1:
-        return columns[0]
-    return array("d", (sum(values) / len(columns) for values in zip(*columns, strict=True)))
+    def _mean(self, first: int, count: int) -> array[float]:
+        columns, ends_s = self._columns[first : first + count], self.ends_s[first : first + count]
+        if len(columns) == 1:
+            return columns[0]
+        begins_s = [self.ends_s[first - 1] if first else 0.0, *ends_s]
+        weights = [max(end_s - begin_s, _MOMENT_S) for begin_s, end_s in zip(begins_s, ends_s, strict=False)]
+        whole = sum(weights)
+        return array("d", (sum(map(mul, weights, values)) / whole for values in zip(*columns, strict=True)))

@@ -16,7 +16,7 @@ from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELA
 from tailrace.pipeline.run.folding import Hears
 from tailrace.report.fold.causes import NOT_YET, OTHERS, idle_cause, waiting_cause
 from tailrace.report.fold.history import History
-from tailrace.report.fold.interruptions import Interruption
+from tailrace.report.fold.interruptions import Interruptions
 from tailrace.report.fold.marks import Mark, MarkKind
 from tailrace.report.fold.states import PastMember
 from tailrace.report.words import many, why
@@ -71,7 +71,6 @@ _MARKED = {
     c.PullFailed,
     c.Published,
     c.Resumed,
-    c.Interrupt,
     c.Step,
     c.Stepped,
     c.Pull,
@@ -109,12 +108,12 @@ class Timeline:
     `only` are the replicas that are kept; all are if None. A large fleet is seen by some of its replicas.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, interruptions: Interruptions) -> None:
         self.hears: Hears = dict.fromkeys((*_ABOUT, *_TOUCHES_ALL), self._heard)
         self.hears[c.Finished] = self.hears[c.Refused] = self.hears[c.TurnEnded] = self._finished
         self.only: frozenset[str] | None = None
-        self.marks: list[Mark] = []
-        self._history = history
+        self._marks: list[Mark] = []
+        self._history, self._interruptions = history, interruptions
         self._spans: list[Span] = []
         self._open: dict[Key, _Open] = {}
         self._touched: dict[Key, None] = {}
@@ -125,6 +124,11 @@ class Timeline:
     def spans(self) -> list[Span]:
         """The spans that have ended, in the order in which they did."""
         return list(self._spans)
+
+    @property
+    def marks(self) -> list[Mark]:
+        """What happened to members at moments; interruptions come last."""
+        return [*self._marks, *(each.mark for each in self._interruptions.all if self._kept((REPLICA, each.source)))]
 
     def _heard(self, now: float, one: c.Event | c.Command) -> None:
         kind, history = type(one), self._history
@@ -153,7 +157,7 @@ class Timeline:
         for fault in history.faults[self._faults :]:
             self._touched[fault.role, fault.member] = None
             if self._kept((fault.role, fault.member)):
-                self.marks.append(Mark(MarkKind.DOWN, fault.role, fault.member, now, fault.reason))
+                self._marks.append(Mark(MarkKind.DOWN, fault.role, fault.member, now, fault.reason))
         self._faults = len(history.faults)
         for key in self._touched:
             if self._kept(key):
@@ -205,7 +209,7 @@ class Timeline:
 
     def _mark(self, now: float, one: c.Event | c.Command, history: History) -> None:
         def mark(kind: MarkKind, role: str, member: str, label: str) -> None:
-            self.marks.append(Mark(kind, role, member, now, label))
+            self._marks.append(Mark(kind, role, member, now, label))
 
         match one:
             case c.Step():
@@ -233,9 +237,6 @@ class Timeline:
                 mark(MarkKind.PUBLISHED, RELAY, history.relays[0], f"version {version}")
             case c.Resumed():
                 mark(MarkKind.RESUMED, TRAINER, "0", "the driver died, and the run went on")
-            case c.Interrupt(replica=member):
-                each = Interruption.of(now, one, None)
-                mark(each.kind, REPLICA, member, each.label)
             case _:
                 pass
 
