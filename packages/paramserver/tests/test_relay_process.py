@@ -1,8 +1,10 @@
 import dataclasses
+import fcntl
 import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -18,13 +20,17 @@ from tailrace.paramserver import (
     RelayReader,
     RelayServer,
     RelayStartFailed,
+    RelayTimeout,
     left_segments,
     relay_status,
     remove_left,
 )
+from tailrace.paramserver.machine import segments as shared
 from tailrace.paramserver.machine.host import HOST
-from tailrace.paramserver.machine.segments import PREFIX, MappedSegment, unlink
+from tailrace.paramserver.machine.liveness import ProcessId
+from tailrace.paramserver.machine.segments import PREFIX, MappedSegment, is_name, living_owner, read_owner, unlink
 from tailrace.paramserver.manifest import Manifest, TensorSpec
+from tailrace.paramserver.relays import process as relay_process
 from tailrace.paramserver.wire.authentication import connect
 
 PARENT = """
@@ -178,10 +184,10 @@ def test_the_relay_dies_with_its_parent_not_with_a_thread_of_it(token, relay_nam
 def segments(pid):
     """Names of the segments that a process has as its relay's."""
     return [
-        path.name
-        for owner in Path("/dev/shm").glob("tailrace-*-o")
+        f"{path.parent.name}/{path.name}"
+        for owner in Path("/dev/shm").glob("tailrace-*/*-o")
         if f'"pid": {pid},'.encode() in owner.read_bytes()
-        for path in Path("/dev/shm").glob(f"{owner.name[:-2]}-*")
+        for path in owner.parent.glob(f"{owner.name[:-2]}-*")
     ]
 
 
@@ -282,3 +288,171 @@ def test_one_whose_parent_died_before_it_served_ends_without_a_complaint(token, 
         relay.kill()
         relay.wait()
         relay.stderr.close()
+
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root acts as another user")
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    """A directory in which everybody may make files, in place of the system's."""
+    tmp_path.chmod(0o1777)
+    monkeypatch.setattr(shared, "_SHARED_MEMORY", tmp_path)
+    return tmp_path
+
+
+def squat_with_a_file(path):
+    path.write_text("mine")
+
+
+def squat_with_a_link(path):
+    target = path.with_name("elsewhere")
+    target.mkdir(mode=0o777)
+    path.symlink_to(target)
+
+
+def squat_with_a_directory(path):
+    path.mkdir()
+    path.chmod(0o777)
+    os.chown(path, NOBODY, NOBODY)
+
+
+@needs_listing
+@pytest.mark.parametrize(
+    "squat", [squat_with_a_file, squat_with_a_link, pytest.param(squat_with_a_directory, marks=as_root)]
+)
+def test_a_name_that_another_user_took_beforehand_stops_no_relay(memory, serve, token, relay_name, weights, squat):
+    taken = memory / f"{PREFIX}{os.getuid()}"
+    squat(taken)
+    relay = serve(relay_name)
+    with pytest.raises(RelayNameTaken):
+        serve(relay_name)
+    with Publisher(relay.address, token=token) as publisher, RelayReader(relay.address, token=token) as reader:
+        publisher.publish(0, weights(0))
+        publisher.wait(0, 20)
+        assert reader.same_host
+        assert reader.latest() == 0
+    relay.close()
+    (own,) = memory.glob(f"{taken.name}-*")
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    assert [path.name for path in own.iterdir()] == ["lock"]
+    assert not taken.is_dir() or list(taken.iterdir()) == []
+
+
+@needs_listing
+def test_nobody_else_may_enter_the_directory_of_segments(memory, serve):
+    wide = memory / f"{PREFIX}{os.getuid()}"
+    wide.mkdir()
+    wide.chmod(0o777)
+    serve()
+    assert stat.S_IMODE(wide.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in wide.iterdir()} == {0o600}
+    assert list(memory.iterdir()) == [wide]
+
+
+def test_a_lock_that_is_not_given_back_is_not_waited_for_without_end(monkeypatch, serve):
+    monkeypatch.setattr(shared, "_LOCK_S", 0.3)
+    serve()
+    with (shared._folder() / "lock").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(RelayTimeout, match="another process of yours has it"):
+            serve()
+    serve()
+
+
+@pytest.fixture
+def victim():
+    """Starts processes of this user."""
+    started = []
+
+    def start(*arguments, **options):
+        started.append(subprocess.Popen(["/bin/sh", "-c", "read line", *arguments], stdin=subprocess.PIPE, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def record(relay, process, fields=()):
+    """The record of a relay that says that a process is it."""
+    segment = MappedSegment.create(shared._owner_name(shared._base(relay)), 4096)
+    found = vars_of(ProcessId.of(process.pid)) | {"nonce": "x", "relay": relay} | dict(fields)
+    text = json.dumps(found).encode()
+    segment.view[: len(text)] = text
+    segment.close()
+    return segment.name
+
+
+def vars_of(process):
+    return {field.name: getattr(process, field.name) for field in dataclasses.fields(process)}
+
+
+@needs_listing
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("tailrace.paramserver.relay", "--name", "{name}"),
+        ("-m", "tailrace.paramserver.relay", "--name", "another"),
+        ("-m", "tailrace.paramserver.relay", "--name={name}"),
+    ],
+)
+def test_what_is_no_relay_of_the_name_is_not_killed(victim, spawn, relay_name, arguments):
+    process = victim(*(argument.format(name=relay_name) for argument in arguments))
+    name = record(relay_name, process)
+    try:
+        with pytest.raises(RelayNameTaken, match=f"pid {process.pid}"):
+            spawn(relay_name, replace=True)
+        with pytest.raises(RelayNameTaken):
+            RelayProcess.clear(relay_name, kill=True)
+        assert process.poll() is None
+    finally:
+        unlink(name)
+
+
+@needs_listing
+@as_root
+def test_a_record_that_another_user_wrote_says_nothing(victim, spawn, relay_name):
+    process = victim("-m", "tailrace.paramserver.relay", "--name", relay_name)
+    name = record(relay_name, process)
+    os.chown(Path("/dev/shm", name), NOBODY, NOBODY)
+    assert living_owner(relay_name) is None
+    assert read_owner(name) is not None
+    assert spawn(relay_name, replace=True).cleaned == [name]
+    assert process.poll() is None
+
+
+@needs_listing
+@as_root
+def test_another_users_relay_is_not_killed(victim, relay_name):
+    arguments = ("-m", "tailrace.paramserver.relay", "--name", relay_name)
+    ours, others = victim(*arguments), victim(*arguments, user=NOBODY)
+    assert [relay_process._is_relay(process.pid, relay_name) for process in (ours, others)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("tailrace-1000/0123456789ab-o", True),
+        ("tailrace-1000-x1_y/0123456789ab-12", True),
+        ("tailrace-0123456789ab-3", True),
+        ("tailrace-master-o", True),
+        ("other-1000/0123456789ab-o", False),
+        ("tailrace-1000/../../etc/passwd", False),
+        ("tailrace-1000/..", False),
+        ("tailrace-1000/.hidden", False),
+        ("tailrace-1000/a/b", False),
+        ("tailrace-1000//b", False),
+        ("/dev/shm/tailrace-1000/a", False),
+        ("tailrace-1000/a\n", False),
+        ("tailrace-1000/a\0", False),
+        ("tailrace-\u0663/a", False),
+        ("tailrace-", False),
+        ("", False),
+    ],
+)
+def test_a_relay_names_segments_and_nothing_else(name, plain):
+    assert is_name(name) is plain

@@ -63,13 +63,13 @@ def processes(mark):
 
 def segments(relay):
     """The segments of a relay, alive or not."""
-    for owner in Path("/dev/shm").glob("tailrace-*-o"):
+    for owner in Path("/dev/shm").glob("tailrace-*/*-o"):
         try:
             record = json.loads(owner.read_bytes().rstrip(b"\0"))
         except (OSError, ValueError):
             continue
         if record["relay"].startswith(relay):
-            return [path.name for path in Path("/dev/shm").glob(f"{owner.name[:-2]}-*")]
+            return [path.name for path in owner.parent.glob(f"{owner.name[:-2]}-*")]
     return []
 
 

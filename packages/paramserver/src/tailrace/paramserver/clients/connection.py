@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from tailrace.paramserver.clients.addresses import Addresses, Where
 from tailrace.paramserver.errors import ChunkDamaged, ProtocolError, RelayTimeout, RelayUnreachable
 from tailrace.paramserver.machine.protocol import HostInterface
-from tailrace.paramserver.machine.segments import PREFIX
+from tailrace.paramserver.machine.segments import is_name
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, check_token, connect
 from tailrace.paramserver.wire.channel import Channel
 
@@ -135,5 +135,5 @@ class Connection:
     def _shares_memory(self, owner: str) -> bool:
         if self._asked_same_host is not None:
             return self._asked_same_host
-        nonce = self.machine.owner_nonce(owner) if owner.startswith(PREFIX) and "/" not in owner else None
+        nonce = self.machine.owner_nonce(owner) if is_name(owner) else None
         return nonce is not None and nonce == self.nonce

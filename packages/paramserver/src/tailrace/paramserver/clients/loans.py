@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tailrace.paramserver.clients.mapped import MappedSegments
 from tailrace.paramserver.errors import ParamServerError, ProtocolError
 from tailrace.paramserver.machine.protocol import HostInterface, MemorySegment
-from tailrace.paramserver.machine.segments import PREFIX
+from tailrace.paramserver.machine.segments import is_name
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, connect
 from tailrace.paramserver.wire.channel import Channel
 
@@ -135,7 +135,7 @@ class Loans:
             self._machine, address, token=self._token, timeout_s=min(timeout_s, HANDSHAKE_S), stall_s=timeout_s
         )
         owner, nonce = str(welcome.get("owner_segment")), str(welcome.get("nonce"))
-        ours = self._machine.owner_nonce(owner) if owner.startswith(PREFIX) and "/" not in owner else None
+        ours = self._machine.owner_nonce(owner) if is_name(owner) else None
         if ours is None or ours != nonce:
             channel.close()
             self._elsewhere = address

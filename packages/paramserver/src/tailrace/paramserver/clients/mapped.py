@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tailrace.paramserver.errors import ProtocolError, RelayUnreachable
 from tailrace.paramserver.machine.protocol import HostInterface, MemorySegment
-from tailrace.paramserver.machine.segments import PREFIX
+from tailrace.paramserver.machine.segments import is_name
 
 
 class MappedSegments:
@@ -32,8 +32,7 @@ class MappedSegments:
             ProtocolError: this cannot be the name of a segment.
             RelayUnreachable: there is none of this name here, or one that is too small.
         """
-        plain = name.isascii() and name.isprintable() and "/" not in name
-        if not name.startswith(PREFIX) or not plain or type(generation) is not int:
+        if not is_name(name) or type(generation) is not int:
             raise ProtocolError(f"the relay {relay} named the segment {name[:40]!r}")
         key = (nonce, generation)
         known = self._mapped.get(name)

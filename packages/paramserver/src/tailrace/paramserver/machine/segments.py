@@ -1,8 +1,13 @@
 """POSIX shared-memory segments and who owns them.
 
-Names are a function of the relay's name, so the next relay of that name finds what a crashed one left. They are opened
-through `_posixshmem`, since the resource tracker behind `multiprocessing.shared_memory` unlinks segments of which
-another process is the owner.
+    /dev/shm/tailrace-1000      0700: what lies there is this user's, and no other user can take a name or lock a file in it
+    ├── lock                    held while a name is claimed or its remains are removed
+    ├── 0123456789ab-o          the record of a relay's process
+    └── 0123456789ab-0, -1 ...  its slots
+
+Names are a function of the relay's name, so the next relay of that name finds what a crashed one left. Where the system does
+not list shared memory, names have no directory, and only the lock has one. `multiprocessing.shared_memory` is not used: the
+resource tracker behind it unlinks segments of which another process is the owner.
 """
 
 from __future__ import annotations
@@ -18,20 +23,26 @@ import mmap
 import os
 import re
 import secrets
+import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.paramserver.copying import Address
-from tailrace.paramserver.errors import NotEnoughSharedMemory, RelayNameTaken
+from tailrace.paramserver.errors import NotEnoughSharedMemory, RelayNameTaken, RelayTimeout
 from tailrace.paramserver.machine.liveness import ProcessId
 
 PREFIX = "tailrace-"
 MAX_SLOTS = 16
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where Linux lists them
-_SEGMENT = re.compile(rf"{PREFIX}[0-9a-f]{{12}}-(o|\d+)")
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Linux lists them
+_LISTED = _SHARED_MEMORY.is_dir()
+_NAME = re.compile(rf"{PREFIX}[\w.-]+(/\w[\w-]*)?", re.ASCII)
+_SEGMENT = re.compile(r"[0-9a-f]{12}-(o|\d+)")
+_LOCK_S = 10.0
+_LOOK_S = 0.01
 _OWNER_BYTES = 4096
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # of madvise, since Linux 5.14
 _LIBC = ctypes.CDLL(None)
@@ -59,7 +70,7 @@ class MappedSegment:
             NotEnoughSharedMemory: it does not fit; nothing is left behind.
         """
         size = max(size, mmap.PAGESIZE)
-        fd = _posixshmem.shm_open(f"/{name}", os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600)
+        fd = _open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR)
         try:
             os.ftruncate(fd, size)
             if hasattr(os, "posix_fallocate"):  # without it a full tmpfs is a SIGBUS at the first write
@@ -82,7 +93,7 @@ class MappedSegment:
         Raises:
             FileNotFoundError: there is none of this name on this host.
         """
-        fd = _posixshmem.shm_open(f"/{name}", os.O_RDWR if writable else os.O_RDONLY, mode=0)
+        fd = _open(name, os.O_RDWR if writable else os.O_RDONLY)
         try:
             return cls(name, fd, os.fstat(fd).st_size, writable=writable)
         except BaseException:
@@ -168,7 +179,7 @@ class SegmentOwner:
 
 def living_owner(relay: str) -> ProcessId | None:
     """The process of the relay of this name, if it lives on this host."""
-    found = read_owner(_owner_name(_base(relay)))
+    found = read_owner(_owner_name(_base(relay)), ours=True)
     return found[0] if found is not None and found[0].alive() else None
 
 
@@ -187,8 +198,7 @@ def clear(relay: str) -> list[str]:
 
 def is_left(relay: str) -> bool:
     """Whether a dead relay of this name left segments."""
-    owner = Path(_SHARED_MEMORY, _owner_name(_base(relay)))
-    return owner.exists() and living_owner(relay) is None
+    return (_SHARED_MEMORY / _owner_name(_base(relay))).exists() and living_owner(relay) is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +223,14 @@ def left_segments() -> list[LeftSegments]:
 
     Segments of another pid namespace, whose owner cannot be looked for from here, are left out.
     """
+    if not _LISTED:
+        return []
     found: dict[str, list[Path]] = {}
     with _claiming():
-        for path in sorted(Path(_SHARED_MEMORY).glob(f"{PREFIX}*-*")):
-            if path.stat().st_uid == os.getuid() and _SEGMENT.fullmatch(path.name):
-                found.setdefault(path.name.rpartition("-")[0], []).append(path)
+        folder = _folder()
+        for path in sorted(folder.iterdir()):
+            if _SEGMENT.fullmatch(path.name):
+                found.setdefault(f"{folder.name}/{path.name.rpartition('-')[0]}", []).append(path)
         return [_left(base, paths) for base, paths in found.items() if not _lives(base)]
 
 
@@ -228,17 +241,18 @@ def remove_left(left: LeftSegments) -> list[str]:
 
 
 def _lives(base: str) -> bool:
-    found = read_owner(_owner_name(base))
+    found = read_owner(_owner_name(base), ours=True)
     return found is not None and found[0].alive()
 
 
 def _left(base: str, paths: Sequence[Path]) -> LeftSegments:
     try:
-        record = json.loads(Path(_SHARED_MEMORY, _owner_name(base)).read_bytes().rstrip(b"\0"))
+        record = json.loads((_SHARED_MEMORY / _owner_name(base)).read_bytes().rstrip(b"\0"))
         owner = f"relay {record['relay']}, process {record['pid']}"
     except (OSError, ValueError, KeyError, TypeError):
         owner = ""
-    return LeftSegments(base, tuple(path.name for path in paths), sum(path.stat().st_size for path in paths), owner)
+    names = tuple(str(path.relative_to(_SHARED_MEMORY)) for path in paths)
+    return LeftSegments(base, names, sum(path.stat().st_size for path in paths), owner)
 
 
 def _taken(relay: str, owner: ProcessId) -> RelayNameTaken:
@@ -254,7 +268,7 @@ def _unlink_all(base: str) -> list[str]:
 
 def _base(relay: str) -> str:
     digest = hashlib.blake2b(f"{os.getuid()}/{relay}".encode(), digest_size=6).hexdigest()
-    return f"{PREFIX}{digest}"  # macOS allows 30 characters
+    return f"{_folder().name}/{digest}" if _LISTED else f"{PREFIX}{digest}"  # macOS allows 30 characters
 
 
 def _owner_name(base: str) -> str:
@@ -263,23 +277,81 @@ def _owner_name(base: str) -> str:
 
 @contextlib.contextmanager
 def _claiming() -> Iterator[None]:
-    """Serialise claims on this host: of two relays that start at once, only one may see a dead owner."""
-    path = Path(tempfile.gettempdir()) / f"{PREFIX}{os.getuid()}.lock"
+    """Serialise claims on this host: of two relays that start at once, only one may see a dead owner.
+
+    Raises:
+        RelayTimeout: another process of this user has the lock, and does not give it back.
+    """
+    path = _folder() / "lock"
     fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        until = time.monotonic() + _LOCK_S
+        while not _locked(fd):
+            if time.monotonic() > until:
+                raise RelayTimeout(
+                    f"waited {_LOCK_S:.0f} s for {path}; another process of yours has it, see: fuser {path}"
+                )
+            time.sleep(_LOOK_S)
         yield
     finally:
         os.close(fd)
 
 
-def read_owner(name: str) -> tuple[ProcessId, str] | None:
-    """The owner that an owner segment records, and its nonce; None where there is no such record."""
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _folder() -> Path:
+    """This user's directory, which nobody else may enter; it is made if it is not there.
+
+    Everybody may make a file of any name beside it. If somebody has taken the name, another one is found by its owner.
+    """
+    beside = _SHARED_MEMORY if _LISTED else Path(tempfile.gettempdir())
+    first = beside / f"{PREFIX}{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        first.mkdir(mode=stat.S_IRWXU)
+    if _is_ours(first):
+        return first
+    others = f"{first.name}-*"
+    if not any(map(_is_ours, beside.glob(others))):
+        tempfile.mkdtemp(prefix=f"{first.name}-", dir=beside)
+    return min(path for path in beside.glob(others) if _is_ours(path))
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        return False  # it was removed meanwhile
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        return False
+    if stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
+        folder.chmod(stat.S_IRWXU)
+    return True
+
+
+def is_name(name: str) -> bool:
+    """Whether a text that came from elsewhere can be the name of a segment: of shared memory, and of nothing beside it."""
+    return _NAME.fullmatch(name) is not None
+
+
+def read_owner(name: str, *, ours: bool = False) -> tuple[ProcessId, str] | None:
+    """The owner that an owner segment records, and its nonce; None where there is no such record.
+
+    Args:
+        ours: whether a record counts only if this user wrote it.
+    """
     try:
         segment = MappedSegment.attach(name)
-    except (FileNotFoundError, ValueError):  # ValueError: of size 0, its maker died in the middle
+    except (FileNotFoundError, PermissionError, ValueError):  # another user's; of size 0, its maker died in the middle
         return None
     try:
+        if ours and os.fstat(segment.fd).st_uid != os.getuid():
+            return None
         data = json.loads(bytes(segment.view).rstrip(b"\0"))
         return ProcessId(data["pid"], data["started"], data["namespace"]), str(data["nonce"])
     except (ValueError, KeyError, TypeError):
@@ -291,7 +363,17 @@ def read_owner(name: str) -> tuple[ProcessId, str] | None:
 def unlink(name: str) -> bool:
     """Remove a segment's name; whether there was one."""
     try:
-        _posixshmem.shm_unlink(f"/{name}")
+        if _LISTED:
+            (_SHARED_MEMORY / name).unlink()
+        else:
+            _posixshmem.shm_unlink(f"/{name}")
     except FileNotFoundError:
         return False
     return True
+
+
+def _open(name: str, flags: int) -> int:
+    """A descriptor of a segment, for this user alone if it is made."""
+    if _LISTED:  # as `shm_open` does, but for names in a directory
+        return os.open(_SHARED_MEMORY / name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    return int(_posixshmem.shm_open(f"/{name}", flags, mode=0o600))

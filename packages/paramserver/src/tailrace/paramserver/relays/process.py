@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from tailrace.paramserver.errors import RelayStartFailed, from_wire
 from tailrace.paramserver.machine.segments import clear, living_owner
@@ -16,6 +17,7 @@ from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S
 from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE, check_token
 
 _CLOSE_S = 15.0
+_MODULE = "tailrace.paramserver.relay"
 
 
 class RelayProcess:
@@ -54,7 +56,7 @@ class RelayProcess:
         """
         if replace:
             _kill_namesake(name)
-        command = [sys.executable, "-m", "tailrace.paramserver.relay", "--name", name, "--host", host]
+        command = [sys.executable, "-m", _MODULE, "--name", name, "--host", host]
         command += ["--port", str(port), "--slots", str(slots), "--parent-pid", str(os.getpid())]
         command += ["--slot-timeout-s", str(slot_timeout_s), "--stall-s", str(stall_s)]
         if transports is not None:
@@ -137,10 +139,25 @@ class RelayProcess:
 def _kill_namesake(name: str) -> None:
     """End an old relay of the name. If it is uncertain whose process it is, it is not ended; then the name is taken."""
     found = living_owner(name)
-    if found is not None and found.kill():
+    if found is not None and _is_relay(found.pid, name) and found.kill():
         deadline = time.monotonic() + _CLOSE_S
         while found.alive() and time.monotonic() < deadline:
             time.sleep(0.01)
+
+
+def _is_relay(pid: int, name: str) -> bool:
+    """Whether a process is this user's and runs a relay of the name, and nothing else."""
+    process = Path("/proc", str(pid))
+    try:
+        arguments = (process / "cmdline").read_bytes().split(b"\0")
+        ours = process.stat().st_uid == os.getuid()
+    except OSError:  # it has ended, or this system does not tell
+        return False
+    return ours and _contains(arguments, [b"-m", _MODULE.encode(), b"--name", os.fsencode(name)])
+
+
+def _contains(words: Sequence[bytes], part: Sequence[bytes]) -> bool:
+    return any(words[at : at + len(part)] == part for at in range(len(words)))
 
 
 def _first_line(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> bytes:
