@@ -11,8 +11,8 @@ def test_the_examples_run_and_print_what_the_text_says(tmp_path, monkeypatch, ca
     alone, after_a_crash, turns, prompts = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     namespace = {"__name__": "readme"}
     exec(compile(alone, "README.md", "exec"), namespace)
-    kept, consumed = capsys.readouterr().out.splitlines()
-    assert kept == "(7, 8)"
+    lost, kept, consumed = capsys.readouterr().out.splitlines()
+    assert (lost, kept) == ("[]", "(7, 8)")
     assert "consumed_version=4" in consumed
     exec(compile(after_a_crash, "README.md", "exec"), namespace)
     held, partial, statuses, experience = capsys.readouterr().out.splitlines()

@@ -351,6 +351,40 @@ def test_recover_takes_stock_and_fences_everybody_off(store):
     assert {partial.owner for partial in store.partials()} == {None}
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_version_that_generates_was_made_before(tmp_path, mixed):
+    """Nothing was consumed yet: the trainer had still made the versions that generated."""
+    path = tmp_path / "store.db"
+    with TrajectoryStore(path, mixed_versions=mixed) as store:
+        finish(store, "a", version=3)
+        store.begin("r0", 3, [item("b"), item("empty")])
+        store.append("r0", [delta("b", 0, [5], 4 if mixed else 3), delta("empty", 0, [], 3, STOP)])
+    with TrajectoryStore(path, mixed_versions=mixed) as store:
+        store.begin("r1", 3, [item("b")])
+        store.append("r1", [delta("b", 1, [6], 3, STOP)])
+        found = {one.trajectory: one for one in store.experiences(["a", "b", "empty"])}
+        completed = {name: one.completed_version for name, one in found.items()}
+        assert completed == {"a": 3, "b": 4 if mixed else 3, "empty": 3}
+        assert all(one.completed_version >= (one.oldest_version or 0) for one in found.values())
+        finish(store, "later", version=3)
+        store.consume(["a"], 9)
+        finish(store, "last", version=3)
+        assert [one.completed_version for one in store.experiences(["later", "last"])] == [3, 9]
+
+
+def test_unfinished_trajectories_go_on_from_what_the_store_knows(tmp_path):
+    path, begun = tmp_path / "store.db", [item("a", 4, metadata={"row": [9]}), item("b", 5, purpose="eval")]
+    with TrajectoryStore(path) as store:
+        store.begin("r0", 2, begun)
+        store.append("r0", [delta("a", 0, [7], 2)])
+    with TrajectoryStore(path) as store:
+        assert store.assignments(store.recover().partial) == begun
+        resumed = store.begin("r1", 2, store.assignments(["b", "a"]))
+        assert [(one.trajectory, one.kept_tokens) for one in resumed] == [("b", ()), ("a", (7,))]
+        with pytest.raises(UnknownTrajectoryError, match="found no trajectory c"):
+            store.assignments(["a", "c"])
+
+
 def test_everything_is_there_after_closing_and_opening(tmp_path):
     path = tmp_path / "store.db"
     with TrajectoryStore(path, initial_version=3) as store:

@@ -1,6 +1,7 @@
 """A process that writes is really killed, again and again: nothing that it acknowledged is lost, nothing is there by halves."""
 
 import random
+import sqlite3
 import subprocess
 import sys
 import time
@@ -109,6 +110,16 @@ def test_one_process_writes_and_its_death_lets_the_next_in(tmp_path):
     with TrajectoryStore(path, open_timeout_s=DEADLINE_S) as store:
         writer.wait(timeout=DEADLINE_S)
         assert store.audit()["total"] > 0
-        with pytest.raises(StoreBusyError):
-            TrajectoryStore(path, open_timeout_s=0.0)
+        with pytest.raises(StoreBusyError, match="found the store open in this process already"):
+            TrajectoryStore(path)  # at once: it would wait for itself
     TrajectoryStore(path).close()
+
+
+def test_a_store_that_cannot_be_opened_is_not_locked(tmp_path):
+    path = tmp_path / "store.db"
+    TrajectoryStore(path).close()
+    with sqlite3.connect(path) as file:
+        file.execute("ALTER TABLE setting RENAME TO gone")
+    for _ in range(2):
+        with pytest.raises(sqlite3.OperationalError, match="no such table"):
+            TrajectoryStore(path, open_timeout_s=0.0)

@@ -7,6 +7,7 @@ import pytest
 from tailrace.contracts import Abort, Discarded, FinishReason, PartialDelta, Purpose, Reason, TrajectoryRef, Why
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.roles.data import DataRole
+from tailrace.trajstore import PromptFileError, TrajectoryStore
 
 STOP = FinishReason.STOP
 
@@ -28,6 +29,13 @@ def finish(role, *names, owner="r0#1", version=0, reward=1.0):
     assert role.append(owner, deltas) == []
     if reward is not None:
         role.set_rewards(dict.fromkeys(names, reward))
+
+
+def test_a_start_that_fails_leaves_the_store_to_the_next(data_arguments):
+    wrong = data_arguments["prompts"] | {"train": data_arguments["store"].parent / "nowhere.jsonl"}
+    with pytest.raises(PromptFileError, match="found no such file"):
+        DataRole(**data_arguments | {"prompts": wrong})
+    TrajectoryStore(data_arguments["store"], open_timeout_s=0.0).close()
 
 
 def test_prompts_are_found_by_their_index_and_purpose_whatever_the_names(role):

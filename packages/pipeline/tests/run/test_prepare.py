@@ -1,6 +1,7 @@
 """What an earlier driver of a run prepared is found again, with the verifier that the configuration names now."""
 
 import json
+import shutil
 from collections import Counter
 
 import pytest
@@ -133,3 +134,34 @@ def test_parts_add_up_and_are_within_one_of_their_share(shares, count):
     parts = task.parts(count)
     assert sum(parts.values()) == count
     assert all(abs(parts[f"t{p}"] - count * share / sum(shares)) < 1 for p, share in enumerate(shares))
+
+
+def test_a_run_that_was_moved_has_what_is_in_its_directory(tmp_path):
+    """Its own files are where it is now, also while the old ones exist; the model stays where the configuration says."""
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (model / name).write_text("{}")
+    table = {"train": str(tmp_path / "train.jsonl"), "held_out": None, "verifier": "exact"}
+    config = validate([("mine", {"app": "laminar", "task": table, "model": {"path": str(model)}})])
+    directory = RunDirectory(tmp_path / "run")
+    directory.task.mkdir(parents=True)
+    first = prepare(config, directory, lambda told: None)
+    assert str(tmp_path / "run") not in directory.prepared.read_text()
+    shutil.copytree(directory.root, tmp_path / "copy")
+    (tmp_path / "train.jsonl").unlink()
+    for root in ("copy", "run"):
+        found = prepare(config, RunDirectory(tmp_path / root), lambda told: None)
+        assert (found.train, found.model) == ((tmp_path / root / "task" / "train.jsonl",), model)
+        assert found.train[0].is_file()
+    assert first == found
+
+    note = read_json(directory.prepared)
+    write_json(
+        tmp_path / "copy/task/prepared.json",
+        note | {"train": ["/gone/run/task/train.jsonl"], "model": "/gone/run/model"},
+    )
+    (tmp_path / "copy/model").mkdir()
+    found = prepare(config, RunDirectory(tmp_path / "copy"), lambda told: None)  # as it was noted once
+    assert (found.train, found.model) == ((tmp_path / "copy/task/train.jsonl",), tmp_path / "copy/model")

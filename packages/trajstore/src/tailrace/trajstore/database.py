@@ -23,6 +23,8 @@ Synchronous = Literal["off", "normal", "full"]
 
 _APPLICATION_ID = 0x54524C53  # "TRLS"
 _FORMAT = 4
+_WAIT_S = 10.0
+_HELD: set[tuple[int, int]] = set()  # the lock files that this process holds
 _CHUNK = 500  # ids in one query; SQLite's lowest limit on parameters is 999
 
 _SCHEMA = (
@@ -89,14 +91,15 @@ class Database:
         path: the database file; None keeps everything in memory.
         synchronous: ``normal`` survives the death of the process, ``full`` also that of the machine; ``off`` leaves flushing to
             the system.
-        open_timeout_s: how long to wait until another process closes the file.
+        open_timeout_s: how long to wait until who has the file open closes it; None: 10 s for another process, and not at all
+            for this one.
 
     Raises:
-        StoreBusyError: another process still has the file open.
+        StoreBusyError: another process still has the file open, or this one has.
         StoreFormatError: the file is not a trajectory store, or has another format version.
     """
 
-    def __init__(self, path: Path | None, *, synchronous: Synchronous, open_timeout_s: float) -> None:
+    def __init__(self, path: Path | None, *, synchronous: Synchronous, open_timeout_s: float | None) -> None:
         if synchronous not in ("off", "normal", "full"):
             raise StoreFormatError(f"found synchronous={synchronous!r}, expected 'off', 'normal' or 'full'")
         self.path = path
@@ -167,6 +170,7 @@ class Database:
             if hasattr(self, "_connection"):
                 self._connection.close()
             if self._held is not None:
+                _HELD.discard(_identity(self._held))
                 os.close(self._held)
                 self._held = None
 
@@ -179,14 +183,21 @@ def select_ids(connection: sqlite3.Connection, query: str, ids: Iterable[str]) -
         yield from connection.execute(query.format(ids=",".join("?" * len(chunk))), chunk)
 
 
-def _take(path: Path, timeout_s: float) -> int:
+def _identity(handle: int) -> tuple[int, int]:
+    found = os.fstat(handle)
+    return found.st_dev, found.st_ino
+
+
+def _take(path: Path, timeout_s: float | None) -> int:
     """Lock the file beside the database. The kernel releases the lock when the process dies, however it dies."""
     lock = path.with_name(path.name + ".lock")
     try:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError as error:
         raise StoreFormatError(f"{path}: found no folder {path.parent}, expected one; create it first") from error
-    end = time.monotonic() + timeout_s
+    own = _identity(handle) in _HELD
+    waits_s = (0.0 if own else _WAIT_S) if timeout_s is None else timeout_s
+    end = time.monotonic() + waits_s
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -195,10 +206,13 @@ def _take(path: Path, timeout_s: float) -> int:
                 owner = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
                 os.close(handle)
                 raise StoreBusyError(
-                    f"{path}: waited {timeout_s:g} s for process {owner}, which has the store open; it has a single writer"
+                    f"{path}: found the store open in this process already, expected it to be closed first"
+                    if own
+                    else f"{path}: waited {waits_s:g} s for process {owner}, which has the store open; it has a single writer"
                 ) from None
             time.sleep(0.02)
         else:
             os.ftruncate(handle, 0)
             os.pwrite(handle, str(os.getpid()).encode(), 0)
+            _HELD.add(_identity(handle))
             return handle

@@ -37,6 +37,7 @@ class _Entry:
     turn_start: int = 0  # where the turn under way began, behind the last observation
     waits: int | None = None  # serial of the turn that waits for its observation
     observed: int = 0  # tokens of observations
+    newest: int = 0  # version of its tokens, or at which it was begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +75,13 @@ class PartialResponsePool:
         with database.locked() as connection:
             rows = connection.execute(
                 "SELECT t.id, t.num, t.grp, t.owner, t.begun_version, coalesce(sum(d.count), 0), min(d.version), "
-                "coalesce(sum(d.count * d.observation), 0) "
+                "coalesce(sum(d.count * d.observation), 0), max(t.begun_version, coalesce(max(d.version), 0)) "
                 "FROM trajectory t LEFT JOIN delta d USING (num) WHERE t.status = 'partial' GROUP BY t.num ORDER BY t.num"
             ).fetchall()
             turns = {num: (start, waits) for num, start, waits in connection.execute(OPEN_TURNS)}
-            for name, num, group, owner, version, length, oldest, observed in rows:
+            for name, num, group, owner, version, length, oldest, observed, newest in rows:
                 start, waits = turns.get(num, (0, None))
-                self._entries[name] = _Entry(num, group, owner, version, length, oldest, start, waits, observed)
+                self._entries[name] = _Entry(num, group, owner, version, length, oldest, start, waits, observed, newest)
 
     def begin(self, owner: str, version: int, items: Sequence[Assignment]) -> list[Resume]:
         repeated = len(items) - len({item.trajectory for item in items})
@@ -148,10 +149,12 @@ class PartialResponsePool:
         )
         counts.append(("dropped_tokens", dropped))
         if old is None or drop:
-            return _Entry(found.num, found.group, owner, version, 0, None), Resume(item.trajectory, item.prompt_tokens)
+            return _Entry(found.num, found.group, owner, version, 0, None, newest=version), Resume(
+                item.trajectory, item.prompt_tokens
+            )
         counts.append(("kept_tokens", old.length))
         resume = replace(_kept(connection, item, found.num), turn_ended=old.waits is not None)
-        return replace(old, owner=owner, version=version), resume
+        return replace(old, owner=owner, version=version, newest=max(old.newest, version)), resume
 
     def append(self, owner: str, deltas: Sequence[PartialDelta], trainer_version: int) -> list[str]:
         refused: dict[str, None] = {}
@@ -171,7 +174,8 @@ class PartialResponsePool:
                         tokens, logprobs = pack_tokens(delta.tokens), pack_logprobs(delta.logprobs, self._precision)
                         rows.append((entry.num, entry.length, delta.version, count, tokens, logprobs))
                         oldest = delta.version if oldest is None else min(oldest, delta.version)
-                    entry = replace(entry, length=entry.length + count, oldest=oldest)
+                    newest = max(entry.newest, delta.version)
+                    entry = replace(entry, length=entry.length + count, oldest=oldest, newest=newest)
                     if delta.turn_ends:
                         entry = replace(entry, waits=end_turn(connection, entry.num, entry.length))
                     changed[name] = entry
@@ -332,9 +336,10 @@ class PartialResponsePool:
 
 
 def _end(entry: _Entry, finish: FinishReason, trainer_version: int) -> tuple[str, int, int, int, int, int]:
-    """The parameters of `_COMPLETE`."""
+    """The parameters of `_COMPLETE`. A version that generates was made before, whatever was consumed until now."""
     oldest = entry.version if entry.oldest is None else entry.oldest
-    return finish, entry.length, entry.length - entry.observed, oldest, trainer_version, entry.num
+    completed = max(trainer_version, entry.newest)
+    return finish, entry.length, entry.length - entry.observed, oldest, completed, entry.num
 
 
 def _register(connection: sqlite3.Connection, owner: str, version: int, item: Assignment) -> _Entry:
@@ -343,7 +348,7 @@ def _register(connection: sqlite3.Connection, owner: str, version: int, item: As
         "VALUES (?, ?, ?, 'partial', ?, ?, ?, ?)",
         (item.trajectory, item.group, str(item.purpose), owner, version, pack_tokens(item.prompt_tokens), _json(item)),
     )
-    return _Entry(cursor.lastrowid or 0, item.group, owner, version, 0, None)
+    return _Entry(cursor.lastrowid or 0, item.group, owner, version, 0, None, newest=version)
 
 
 def _kept(connection: sqlite3.Connection, item: Assignment, num: int) -> Resume:

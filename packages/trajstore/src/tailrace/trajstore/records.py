@@ -114,7 +114,8 @@ class Recovery:
 
     Args:
         held: finished trajectories that are not consumed or discarded, with their reward or None.
-        partial: unfinished trajectories, with their version and number of response tokens.
+        partial: unfinished trajectories, with their version and number of response tokens; `TrajectoryStore.assignments` has
+            with what `begin` takes them up.
     """
 
     held: dict[str, float | None]

@@ -6,6 +6,7 @@ trainer has lost the versions that it was consumed for, makes it available again
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 from collections import Counter
@@ -28,7 +29,8 @@ from tailrace.trajstore.errors import (
     TrajectoryStateError,
     UnknownTrajectoryError,
 )
-from tailrace.trajstore.records import ConsumedTrajectory, Conversation, Recovery, Status
+from tailrace.trajstore.packing import unpack_tokens
+from tailrace.trajstore.records import Assignment, ConsumedTrajectory, Conversation, Recovery, Status
 from tailrace.trajstore.turns import TABLES
 
 _TRAINER_VERSION, _TRIMMED, _ARCHIVED = "trainer_version", "trimmed_version", "archived_bytes"
@@ -59,6 +61,15 @@ class Settlements:
             rows = {row[0]: row for row in _select(connection, EXPERIENCE_COLUMNS, ids)}
             _require_known(ids, rows)
             return [experience_of(connection, rows[name]) for name in ids]
+
+    def assignments(self, ids: Sequence[str]) -> list[Assignment]:
+        with self._database.locked() as connection:
+            rows = {row[0]: row for row in _select(connection, "id, grp, prompt, purpose, metadata", ids)}
+        _require_known(ids, rows)
+        return [
+            Assignment(name, group, unpack_tokens(prompt), purpose, json.loads(metadata))
+            for name, group, prompt, purpose, metadata in (rows[name] for name in ids)
+        ]
 
     def conversations(self, ids: Sequence[str]) -> list[Conversation]:
         with self._database.locked() as connection:

@@ -52,10 +52,11 @@ class TrajectoryStore:
             flushing to the system.
         logprobs: ``"float64"`` keeps log-probabilities exactly, ``"float32"`` takes half of the space.
         initial_version: the trainer's version before the first batch was consumed.
-        open_timeout_s: how long to wait until another process closes the file.
+        open_timeout_s: how long to wait until who has the file open closes it; None: 10 s for another process, and not at all
+            for this one.
 
     Raises:
-        StoreBusyError: another process still has the file open.
+        StoreBusyError: another process still has the file open, or this one has.
         StoreFormatError: the file is something else.
     """
 
@@ -67,16 +68,20 @@ class TrajectoryStore:
         synchronous: Synchronous = "normal",
         logprobs: Precision = "float64",
         initial_version: int = 0,
-        open_timeout_s: float = 10.0,
+        open_timeout_s: float | None = None,
     ) -> None:
         self._database = Database(
             None if path is None else Path(path), synchronous=synchronous, open_timeout_s=open_timeout_s
         )
         self._counts: Counter[str] = Counter()
-        self._pool = PartialResponsePool(
-            self._database, mixed_versions=mixed_versions, precision=logprobs, count=self._count
-        )
-        self._ledger = Settlements(self._database, initial_version=initial_version)
+        try:
+            self._pool = PartialResponsePool(
+                self._database, mixed_versions=mixed_versions, precision=logprobs, count=self._count
+            )
+            self._ledger = Settlements(self._database, initial_version=initial_version)
+        except BaseException:
+            self._database.close()
+            raise
 
     def _count(self, name: str, amount: int) -> None:
         self._counts[name] += amount
@@ -116,7 +121,7 @@ class TrajectoryStore:
             owner: the replica that sends the deltas.
             deltas: the new tokens.
             trainer_version: the trainer's version now, stored with trajectories that finish; None: the newest version for
-                which a batch was consumed.
+                which a batch was consumed. One of the trajectory's own that is newer counts in its place.
 
         Returns:
             Trajectories with a refused delta; the owner must stop generating them.
@@ -127,6 +132,14 @@ class TrajectoryStore:
         with self._database.locked():
             now = self._ledger.trainer_version if trainer_version is None else trainer_version
             return self._pool.append(owner, deltas, now)
+
+    def assignments(self, ids: Iterable[str]) -> list[Assignment]:
+        """The assignments with which trajectories were begun last, in order: `begin` takes them after a crash.
+
+        Raises:
+            UnknownTrajectoryError: the store does not hold one of them.
+        """
+        return self._ledger.assignments(list(ids))
 
     def conversations(self, ids: Sequence[str]) -> list[Conversation]:
         """Trajectories as their environments need them, in order; those that are unknown or were discarded are left out."""

@@ -68,8 +68,8 @@ class DataRole:
         archive: Path | None = None,
     ) -> None:
         self._archive = archive
+        self._prompts = Prompts(**prompts)  # before the store, which a start that fails would leave locked
         self._store = TrajectoryStore(store, mixed_versions=mixed_versions, open_timeout_s=_OPEN_S)
-        self._prompts = Prompts(**prompts)
         self._verifier = verifier
         self._dropped = Dropped()
         self._lengths = FinishedLengths()

@@ -72,28 +72,46 @@ def prepare(config: RunConfig, directory: RunDirectory, progress: Progress) -> P
     """
     note = directory.prepared
     if note.exists():
-        return _of_earlier(note, config)
+        return _of_earlier(directory, config)
     prepared = (
         _from_files(config, directory, progress)
         if not config.task.generated
         else _generated(config, directory, progress)
     )
-    write_json(note, {name: getattr(prepared, name) for name in Prepared.__slots__})
+    write_json(note, {name: _noted(getattr(prepared, name), directory) for name in Prepared.__slots__})
     return prepared
 
 
-def _of_earlier(note: Path, config: RunConfig) -> Prepared:
+def _noted(value: Any, directory: RunDirectory) -> Any:
+    """A value as it is noted: paths in the run's directory from there, so that it may be moved."""
+    if isinstance(value, tuple):
+        return [_noted(each, directory) for each in value]
+    root = directory.root.absolute()
+    return value.relative_to(root) if isinstance(value, Path) and value.is_relative_to(root) else value
+
+
+def _found(path: str, directory: RunDirectory) -> Path:
+    """A path that was noted. What was noted as absolute, before a run could be moved, is looked for in the directory too."""
+    noted, root = Path(path), directory.root.absolute()
+    if not noted.is_absolute() or noted.exists():
+        return root / noted
+    moved = (root.joinpath(*noted.parts[-depth:]) for depth in (1, 2))
+    return next((place for place in moved if place.exists()), noted)
+
+
+def _of_earlier(directory: RunDirectory, config: RunConfig) -> Prepared:
     """The files that an earlier driver of the run made."""
+    note = directory.prepared
     found = read_json(note)
     try:
-        paths = {key: Path(found[key]) if found[key] else None for key in ("held_out", "demonstrations")}
+        paths = {key: _found(found[key], directory) if found[key] else None for key in ("held_out", "demonstrations")}
         verifier = found["verifier"] if config.task.generated else config.task.verifier  # it may change
         return Prepared(
             **{
                 **found,
                 **paths,
-                "model": Path(found["model"]),
-                "train": tuple(map(Path, found["train"])),
+                "model": _found(found["model"], directory),
+                "train": tuple(_found(path, directory) for path in found["train"]),
                 "shares": tuple(found["shares"]),
                 "verifier": verifier,
                 "verifiers": tuple(dict.fromkeys((verifier, *found["verifiers"]))),
