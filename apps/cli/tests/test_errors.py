@@ -258,6 +258,23 @@ def test_debug_shows_where_an_error_came_from(capsys, monkeypatch):
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("debug", [False, True])
+def test_no_command_ends_with_a_traceback_whatever_broke(debug, capsys, monkeypatch):
+    if debug:
+        monkeypatch.setenv("TAILRACE_DEBUG", "1")
+
+    def breaks(*_, **__):
+        return {}["12024.0"]
+
+    monkeypatch.setattr("tailrace.cli.reproduce.show_reproduction", breaks)
+    assert main(["reproduce", "laminar"]) == 1
+    err = capsys.readouterr().err
+    assert "tailrace: a fault of Tailrace itself: KeyError: '12024.0' (" in err
+    assert "test_errors.py:" in err
+    assert ("Traceback" in err) is debug
+    assert debug or err.count("\n") == 1
+
+
 def test_without_arguments_it_helps(capsys):
     assert main([]) == 2
     out, err = capsys.readouterr()

@@ -152,7 +152,24 @@ def test_a_policy_of_ones_own_decides_and_may_give_the_group_up(actors):
     _, keeper, clock = kept(actors, 2, recovery=Mine())
     Probed.dead = ("0",)
     assert len(keeper.look()) == 2
-    clock.now = 11.0  # the failure before counts no more
+    clock.now = 11.0
+    Probed.dead = ("0",)
+    with pytest.raises(GroupError, match="replica 0 is given up after 2 failures"):
+        keeper.look()  # it was not seen to come up: the same failure, however long ago
+
+
+def test_a_failure_counts_no_more_after_its_window_if_the_worker_came_up_since(actors):
+    class Mine:
+        window_s = 10.0
+
+        def on_down(self, failure):
+            return RecoveryAction.FAIL if failure.failures > 1 else RecoveryAction.RESTART_TASK
+
+    _, keeper, clock = kept(actors, 2, recovery=Mine())
+    Probed.dead = ("0",)
+    assert len(keeper.look()) == 2
+    assert keeper.look() == []
+    clock.now = 11.0
     Probed.dead = ("0",)
     assert len(keeper.look()) == 2
     Probed.dead = ("0",)

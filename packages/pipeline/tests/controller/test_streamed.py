@@ -53,6 +53,20 @@ def begun(groups=2, cells=1, **changes):
     return run
 
 
+def test_a_trainer_that_is_given_one_part_after_the_other_does_not_stand_still():
+    """Each part is shorter than the window of detection, all of them are longer, and nobody ever sees it idle."""
+    run = begun(groups=1)
+    run.go(
+        *(c.Finished("r0", f"{group}.{sample}", 3) for group in range(4) for sample in range(2)), leave=(c.Accumulate,)
+    )
+    for _ in range(4):
+        for _ in range(50):
+            run.later(5.0, leave=(c.Accumulate,))
+            assert not of(c.Restart, run.given)
+        run.catch_up(c.Accumulate, leave=(c.Accumulate,))
+    assert len(of(c.Accumulate, run.given)) == 4
+
+
 @pytest.mark.parametrize(("groups", "cells"), [(1, 1), (4, 1), (9, 1), (1, 2), (2, 2), (4, 3)])
 def test_each_group_of_a_batch_is_given_once_and_whole(groups, cells):
     run = streamed(groups, cells)

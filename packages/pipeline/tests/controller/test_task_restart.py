@@ -91,7 +91,7 @@ def test_after_too_many_restarts_of_the_task_the_run_fails_and_names_every_cause
         run.forget(c.Route)
     assert run.view.task_restarts == 2
     assert run.view.failure == (
-        "trainer 0 is down and is not restarted: third (failure 1 of it within 600 s without work in between); the task had "
+        "trainer 0 is down and is not restarted: third (failure 1 of it without work in between); the task had "
         "been restarted for trainer 0: first; trainer 0: second"
     )
 

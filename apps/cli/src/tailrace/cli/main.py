@@ -7,6 +7,7 @@ interrupted. An error is one line on stderr; ``TAILRACE_DEBUG=1`` shows where it
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -25,7 +26,7 @@ from tailrace.cli import (
     simulated_commands,
 )
 from tailrace.cli.app import app
-from tailrace.cli.complaints import complain, lines_of, one_line, show_source
+from tailrace.cli.complaints import DEBUG, complain, lines_of, one_line, show_source
 from tailrace.contracts import TailraceError
 
 # Each adds its own when it is imported.
@@ -57,6 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (TailraceError, OSError) as error:
         show_source()
         return max(complain(line) for line in lines_of(error))
+    except Exception as error:
+        show_source()
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return complain(
+            f"a fault of Tailrace itself: {type(error).__name__}: {one_line(error)} ({where.filename}:{where.lineno}); "
+            f"{DEBUG}=1 shows the traceback",
+            status=1,
+        )
     return status if isinstance(status, int) else 0
 
 

@@ -61,15 +61,13 @@ class Why(StrEnum):
         iteration, and `saved_s`, by which generation is predicted to become faster.
     TRAINING_SLOWER: training takes longer than generation, so a replica is removed; `generation_s`, `training_s`, and
         `cost_s`, by which generation is predicted to become slower.
-    FAILED: a member failed; `failures` in a row, within `window_s`, of which the policy allows `allowed`, if
-        it says so.
+    FAILED: a member failed; `failures` in a row, of which the policy allows `allowed`, if it says so.
     DAMAGED: its checkpoint cannot be used, so an older one is tried; `version` of the damaged one.
-    STILL: a member stands still with work in flight; `still_s`, `limit_s`; a command also has `failures`, `window_s` and
-        `allowed` as above.
-    SILENT: a member does not answer; `silent_s`, `limit_s`; a command also has `failures`, `window_s`, `allowed`.
-    MACHINE_SILENT: machine `who` does not answer; `silent_s`, `limit_s`; a command also has `failures`, `window_s`, `allowed`.
+    STILL: a member stands still with work in flight; `still_s`, `limit_s`; a command also has `failures`, `allowed`.
+    SILENT: a member does not answer; `silent_s`, `limit_s`; a command also has `failures`, `allowed`.
+    MACHINE_SILENT: machine `who` does not answer; `silent_s`, `limit_s`; a command also has `failures`, `allowed`.
     HYBRID: replica `who`, which stands on the trainer's devices, is down, so the fault is the trainer's; a command also has
-        `failures`, `window_s`, `allowed`.
+        `failures`, `allowed`.
     TASK_RESTART: the whole task starts anew because of `who`, a role and an id; `task_restarts` in a row without a step.
     MACHINE: its machine is no longer used; `who`.
     STANDBY: its machine goes to the trainer, `who`, which lost its own.

@@ -155,14 +155,16 @@ class Failure:
     Args:
         phase: the phase that it last reported; empty if none.
         step: batches trained on so far.
-        failures: failures of this member in the policy's window since it last did work, including this one.
-        role_failures: failures of all members of its role in the window, including this one.
+        failures: failures of this member since it last did work, including this one, whatever time lies between them. For the
+            trainer only a step that it had not made before is work.
+        role_failures: failures of all members of its role in the policy's window, including this one.
         machine_failures: failures of all members on its machine in the window, including this one; 0 if unknown.
         first_iteration: whether no batch has been trained on since the run, or all of it, began.
         step_failures: failures of its role in the present step, this one included unless a start failed. A step that is begun
             again from a checkpoint is the same step.
         failed_starts: starts of this member that failed one after the other, this one included.
-        task_restarts: how often the whole task has restarted since a batch was last trained on.
+        task_restarts: how often the whole task has restarted at a step that is not done yet. Steps before it that are made
+            again change nothing.
         starting: whether it failed while it started, so that a start or restart failed.
         others: members of the role that are not down.
         hybrid: whether it is a replica on devices of the trainer.

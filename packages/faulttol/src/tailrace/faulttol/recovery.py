@@ -33,7 +33,8 @@ class Isolate:
             evicted, or the run fails if it is the last of its role, but for a ranker. The paper tries one.
         trainer_restarts: restarts of the trainer without work in between, before the run fails.
         data_restarts: restarts of the data role without work in between, before the run fails.
-        window_s: seconds after which a failure no longer counts.
+        window_s: seconds after which a failure no longer counts for its machine (`machine_failures`). One of a member counts
+            until it has done its work.
         machine_failures: failures on one machine in the window after which the machine is no longer used; 0 for never. A
             member without restarts left does not condemn its machine, since the fault is then in the member. A machine
             that does not pass its checks is not used in any case.
@@ -84,7 +85,8 @@ class RoleBased:
     Args:
         max_task_restarts: restarts of the whole task without a batch trained on in between, before the run fails.
         max_restarts: restarts of any other member than the trainer without work in between.
-        window_s: seconds after which a failure no longer counts.
+        window_s: seconds after which a failure no longer counts for its machine (`machine_failures`). One of a member counts
+            until it has done its work.
         machine_failures: failures on one machine in the window after which the machine is no longer used; 0 for never.
         standby: whether a trainer that lost its machine takes a replica's, which starts anew elsewhere (section 5.1.3).
 
@@ -136,7 +138,7 @@ class RestartTask:
     Args:
         max_task_restarts: restarts without a batch trained on in between, before the run fails. With 0 any failure fails the
             run, as where nothing restarts it (the baseline of Laminar, section 3.3).
-        window_s: seconds after which a failure no longer counts; it changes nothing here.
+        window_s: it changes nothing here.
 
     Raises:
         RecoveryError: a limit is out of its range.

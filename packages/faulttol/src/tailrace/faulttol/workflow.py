@@ -28,7 +28,7 @@ class Trouble:
         first_iteration: whether no batch has been trained on since the run, or all of it, began.
         step_failures: failures of the role in the present step, this one included unless a start failed.
         failed_starts: starts of this member that failed one after the other, this one included.
-        task_restarts: how often the task has restarted since a batch was last trained on.
+        task_restarts: how often the task has restarted at a step that is not done yet.
     """
 
     first_iteration: bool
@@ -41,13 +41,21 @@ class Trouble:
 class Troubles:
     """Counts failures by step, starts that failed, and restarts of the task.
 
-    A step that is begun again after a fall-back to an older checkpoint is the same step.
+    A step that is begun again after a fall-back to an older checkpoint is the same step: nothing is achieved until it is done,
+    however many steps before it are done once more. `restarted_at` are the steps at which the task restarted, of those that are
+    not done yet.
     """
 
     first_iteration: bool = True
-    task_restarts: int = 0
+    restarted_at: list[int] = field(default_factory=list)
+    failed_at: int = 0
     in_step: dict[tuple[str, int], int] = field(default_factory=dict)
     failed_starts: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    @property
+    def task_restarts(self) -> int:
+        """How often the task has restarted at a step that is not done yet."""
+        return len(self.restarted_at)
 
     def failed(self, role: str, member: str, step: int, *, starting: bool) -> Trouble:
         """Count a failure.
@@ -58,6 +66,7 @@ class Troubles:
             step: batches trained on so far.
             starting: whether it failed while it started.
         """
+        self.failed_at = step
         if starting:
             starts = self.failed_starts[role, member] = self.failed_starts.get((role, member), 0) + 1
             return Trouble(self.first_iteration, self.in_step.get((role, step), 0), starts, self.task_restarts)
@@ -75,13 +84,14 @@ class Troubles:
         Args:
             step: batches trained on before it.
         """
-        self.first_iteration, self.task_restarts = False, 0
+        self.first_iteration = False
+        self.restarted_at = [at for at in self.restarted_at if at > step]
         self.in_step = {key: count for key, count in self.in_step.items() if key[1] != step}
 
     def task_restarted(self) -> None:
-        """The whole task restarts: its next iteration is a first one."""
+        """The whole task restarts because of the last failure: its next iteration is a first one."""
         self.first_iteration = True
-        self.task_restarts += 1
+        self.restarted_at.append(self.failed_at)
         self.in_step.clear()
         self.failed_starts.clear()
 

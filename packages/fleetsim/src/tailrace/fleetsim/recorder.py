@@ -53,12 +53,13 @@ class Metered(Protocol):
 
 @dataclass(slots=True)
 class BatchRow:
-    """One batch: when the trainer held its version, tokens with prompts, trajectories by staleness."""
+    """One batch: when the trainer held its version, tokens with prompts, trajectories by staleness, and their names."""
 
     version: int
     at_s: float
     tokens: int
     lags: dict[int, int] = field(default_factory=dict)
+    names: Sequence[str] = ()
 
 
 class Recorder:
@@ -78,7 +79,7 @@ class Recorder:
     def stepped(self, version: int, batch: list[str], lags: dict[int, int], now: float) -> None:
         """A batch was trained on."""
         tokens, _ = self._tokens.load(batch)
-        self.rows.append(BatchRow(version, now, tokens, lags))
+        self.rows.append(BatchRow(version, now, tokens, lags, batch))
         if self.begin is None and len(self.rows) >= self._warm_up:
             self.begin = self.totals(now)
         if len(self.rows) == self._batches:

@@ -69,7 +69,7 @@ REASONS = {
     Why.POLICY: "the policy's own reason",
 }
 
-_COUNTED = ("failures", "allowed", "window_s")
+_COUNTED = ("failures", "allowed")
 _MEMBERS_FAULT = frozenset({Why.FAILED, Why.TASK_RESTART, *SUSPICIONS})
 
 ENDS = {

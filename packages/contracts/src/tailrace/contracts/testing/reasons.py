@@ -27,13 +27,13 @@ NUMBERS: dict[Why, frozenset[str]] = {
     Why.ALLOCATED: frozenset({"replicas", "devices", "generation_s", "training_s"}),
     Why.GENERATION_SLOWER: frozenset({"generation_s", "training_s", "saved_s"}),
     Why.TRAINING_SLOWER: frozenset({"generation_s", "training_s", "cost_s"}),
-    Why.FAILED: frozenset({"failures", "window_s", "allowed"}),
+    Why.FAILED: frozenset({"failures", "allowed"}),
     Why.DAMAGED: frozenset({"version"}),
-    Why.STILL: frozenset({"still_s", "limit_s", "failures", "window_s", "allowed"}),
-    Why.SILENT: frozenset({"silent_s", "limit_s", "failures", "window_s", "allowed"}),
+    Why.STILL: frozenset({"still_s", "limit_s", "failures", "allowed"}),
+    Why.SILENT: frozenset({"silent_s", "limit_s", "failures", "allowed"}),
     Why.TASK_RESTART: frozenset({"task_restarts"}),
-    Why.MACHINE_SILENT: frozenset({"silent_s", "limit_s", "failures", "window_s", "allowed"}),
-    Why.HYBRID: frozenset({"failures", "window_s", "allowed"}),
+    Why.MACHINE_SILENT: frozenset({"silent_s", "limit_s", "failures", "allowed"}),
+    Why.HYBRID: frozenset({"failures", "allowed"}),
 }
 """The numbers of each kind of reason that has any. `CHOSEN` has them only if the policy computes a gain."""
 
@@ -59,10 +59,10 @@ _MAY_BE_MISSING = {
     Why.DRY: frozenset({"predicted"}),  # nothing is predicted
     Why.FAILED: frozenset({"allowed"}),  # a recovery policy need not say it
     # the controller adds these to the policy's
-    Why.STILL: frozenset({"failures", "window_s", "allowed"}),
-    Why.SILENT: frozenset({"failures", "window_s", "allowed"}),
-    Why.MACHINE_SILENT: frozenset({"silent_s", "limit_s", "failures", "window_s", "allowed"}),
-    Why.HYBRID: frozenset({"failures", "window_s", "allowed"}),
+    Why.STILL: frozenset({"failures", "allowed"}),
+    Why.SILENT: frozenset({"failures", "allowed"}),
+    Why.MACHINE_SILENT: frozenset({"silent_s", "limit_s", "failures", "allowed"}),
+    Why.HYBRID: frozenset({"failures", "allowed"}),
 }
 
 

@@ -140,8 +140,9 @@ class GroupKeeper:
     def _recover(self, id_: str, cause: Cause, why: str, now: float) -> list[Change]:
         times = self._failed.setdefault(id_, [])
         times.append(now)
-        for before in self._failed.values():
-            before[:] = [at for at in before if now - at <= self._recovery.window_s]
+        for each, before in self._failed.items():
+            if each not in self._starting:  # one that has not come up since fails as before, whatever time lies between
+                before[:] = [at for at in before if now - at <= self._recovery.window_s]
         failure = Failure(
             self._group.role,
             id_,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -73,3 +74,6 @@ def _one(point: Point) -> ProbeFindings | TailraceError:
         return measure(point)
     except TailraceError as error:
         return error
+    except Exception as error:  # a fault of ours: its targets count as missed and say why, and the others are measured
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return ReproductionError(f"broke with {type(error).__name__}: {error} ({where.filename}:{where.lineno})")

@@ -50,7 +50,6 @@ class StepWatcher:
         self.steps: list[StepTimes] = []
         self._finished: dict[str, tuple[float, int]] = {}
         self._scored: dict[str, float] = {}
-        self._batch: list[str] = []
         self._kind, self._tp = "", 0
         self._since_s = 0.0
         self._before = Totals()
@@ -68,18 +67,17 @@ class StepWatcher:
         for command in commands:
             if type(command) is c.Route and not self._tp:
                 self._kind, self._tp = self._begun()
-            elif type(command) is c.Accumulate:
-                self._batch += command.trajectories
-            elif type(command) is c.Step:
-                self._batch += [name for part in command.mini_batches for name in part]
 
     def tick(self, now: float, executor: Executor) -> None:
         """Nothing is periodic here."""
 
     def _stepped(self, now: float) -> None:
+        """A step is done. It takes the place of one that the trainer fell back behind."""
         assert self.simulation is not None
-        batch, since_s = self._batch, self._since_s
-        before, totals = self._before, self.simulation.models.world.recorder.totals(now)
+        recorder = self.simulation.models.world.recorder
+        batch, since_s = recorder.rows[-1].names, self._since_s
+        before, totals = self._before, recorder.totals(now)
+        del self.steps[len(recorder.rows) - 1 :]
         self.steps.append(
             StepTimes(
                 kind=self._kind,
@@ -93,9 +91,7 @@ class StepWatcher:
                 rollout_devices=sum(one.tp for one in self.simulation.models.replicas.values() if one.up),
             )
         )
-        for name in batch:
-            del self._finished[name], self._scored[name]
-        self._batch, self._kind, self._tp, self._since_s, self._before = [], "", 0, now, totals
+        self._kind, self._tp, self._since_s, self._before = "", 0, now, totals
 
     def _begun(self) -> tuple[str, int]:
         """The kind of the round that begins, and the devices of the largest replica."""

@@ -285,6 +285,7 @@ class Controller:
 
     def _on_accumulated(self, event: c.Accumulated) -> None:
         self.batches.accumulated(event)
+        self.detection.trained(self.now)
         self._check_measured(event)
 
     def _check_measured(self, event: c.Accumulated | c.Stepped) -> None:
@@ -304,7 +305,6 @@ class Controller:
         trainer.stepped(event.version)
         self.failures.stepped(trainer.step - 1)
         self.provisioning.stepped(self.now, event.metrics.get("wall_s", 0.0))
-        self.members.worked(TRAINER)
         self.ledger.trained(event.version)
         self.predictions.trained(event.version)
         self.weights.publish()

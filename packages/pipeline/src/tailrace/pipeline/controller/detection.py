@@ -54,6 +54,12 @@ class Detection:
         """Take in that a member does not answer, or answers again."""
         self._members.silent(event, now)
 
+    def trained(self, now: float) -> None:
+        """Take in that the trainer has ended a part of a batch: micro-batches ended, and it may be given the next at once."""
+        trainer = self._members.get(TRAINER)
+        if trainer is not None:
+            trainer.moved_s = now
+
     def tick(self, now: float) -> None:
         """Look, if it is time."""
         if now >= self._next_s or self._members.alarming:

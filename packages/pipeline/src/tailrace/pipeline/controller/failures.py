@@ -1,7 +1,8 @@
 """Failures: carries out what the recovery policy decides about members that go down.
 
-Failures are counted per member in the policy's window, and only since it last did its work. So a member that works in between
-is restarted again and again.
+Failures are counted per member since it last did its work. So a member that works in between is restarted again and again; one
+that fails again before it achieved anything has the same failure, whatever time lies between. Steps that the trainer makes
+again after a fall-back are nothing achieved: it fails in the same step until that one is done.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Failures:
         )
         self._losses.lost(member)
         member.health = c.Health.DOWN
-        numbers = {"failures": float(failure.failures), "window_s": self._policy.window_s}
+        numbers = {"failures": float(failure.failures)}
         if isinstance(self._policy, c.AllowsRestarts):
             numbers["allowed"] = self._policy.allowed(event.role)
         why, who, own = (c.Why.FAILED, "", {}) if reason is None else (reason.why, reason.who, reason.numbers)
@@ -142,7 +143,11 @@ class Failures:
     def stepped(self, step: int) -> None:
         """Note that a batch was trained on: `step` batches were before it."""
         self.troubles.stepped(step)
-        self._causes.clear()
+        if not self.troubles.task_restarts:
+            self._causes.clear()
+        trainer = self._members.get(TRAINER)
+        if trainer is not None:
+            trainer.trained(step)
 
     def _act(
         self, member: MemberState, action: c.RecoveryAction, failure: c.Failure, reason: c.Reason, now: float
@@ -172,7 +177,7 @@ class Failures:
             before = f"; the task had been restarted for {'; '.join(self._causes)}" if self._causes else ""
             self._fail(
                 f"{member.role} {member.id} is down and is not restarted: {failure.reason} (failure {failure.failures} of "
-                f"it within {self._policy.window_s:.0f} s without work in between){before}"
+                f"it without work in between){before}"
             )
         else:
             where = f"on {failure.machine}" if failure.machine else "on an unknown machine"

@@ -23,7 +23,9 @@ _UP = Health.UP
 
 @dataclass(slots=True)
 class MemberState:
-    """One member. `failures` are the times of its failures since it last did its work, `avoids` machines it may not use.
+    """One member. `avoids` are machines that it may not use.
+
+    `failures` are its failures since it last did its work, however long ago: of each the batches that were trained on before.
 
     `moved_s` is when it last showed progress or came up, `heard_s` when it last answered if it is silent now, both in seconds
     on the run's clock.
@@ -44,7 +46,7 @@ class MemberState:
     slowest_s: float = 0.0
     moved_s: float = 0.0
     heard_s: float | None = None
-    failures: list[float] = field(default_factory=list)
+    failures: list[int] = field(default_factory=list)
     avoids: tuple[str, ...] = ()
     tp: int = 1
     own_tp: int | None = None
@@ -58,6 +60,13 @@ class MemberState:
         """Note that it did its work, so that its next failure is the first in a row."""
         if self.failures:
             self.failures.clear()
+
+    def trained(self, step: int) -> None:
+        """Note that a trainer made a step, with `step` batches before it.
+
+        That makes up for failures in it and in those before. To come to a step again from an older checkpoint achieves nothing.
+        """
+        self.failures = [at for at in self.failures if at > step]
 
     def view(self, in_flight: int) -> MemberView:
         """The member's view for policies."""
@@ -79,8 +88,9 @@ class MemberState:
 class Members:
     """All members that were started and are not gone for good, in the order in which they were first started.
 
-    `failed` lists the time, role and machine of all failures in the run that still count. `restarts` counts restarts by role,
-    those of members that are gone for good too. `alarming` are members that are silent or say that they stand still.
+    `failed` lists the time, role and machine of all failures that still count for a machine or a role. `restarts` counts
+    restarts by role, those of members that are gone for good too. `alarming` are members that are silent or say that they
+    stand still.
 
     Args:
         named: the names of the run's machines, in order; empty if the host chooses where members stand.
@@ -184,10 +194,14 @@ class Members:
         troubles: Troubles,
         standbys: int = 0,
     ) -> Failure:
-        """Count a failure. Returns the recovery policy's view of it."""
+        """Count a failure. Returns the recovery policy's view of it.
+
+        Args:
+            window_s: seconds after which it does not count for its role and its machine any more.
+        """
         starting = state.health is Health.STARTING
         trouble = troubles.failed(state.role, state.id, step, starting=starting and event.cause is not Cause.MACHINE)
-        state.failures = [at for at in state.failures if now - at < window_s] + [now]
+        state.failures.append(step)
         self.failed = [entry for entry in self.failed if now - entry[0] < window_s]
         machine = event.machine or state.machine
         self.failed.append((now, state.role, machine))

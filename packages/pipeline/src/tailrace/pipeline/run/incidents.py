@@ -153,5 +153,4 @@ def _restarted(reason: c.Reason) -> str:
     if "failures" not in numbers:
         return "it is restarted"
     of = f" of {numbers['allowed']:.0f}" if "allowed" in numbers else ""
-    window = f" within {numbers['window_s']:.0f} s" if "window_s" in numbers else ""
-    return f"restart {numbers['failures']:.0f}{of}{window}"
+    return f"restart {numbers['failures']:.0f}{of}"
