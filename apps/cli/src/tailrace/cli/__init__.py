@@ -1,1 +1,16 @@
 """Tailrace on the command line: run, resume and watch reinforcement-learning post-training of language models."""
+
+from __future__ import annotations
+
+
+def command() -> int:
+    """The program ``tailrace``. Ctrl-C is one line from the first moment on, while commands are imported too."""
+    try:
+        from tailrace.cli.main import main
+
+        return main()
+    except KeyboardInterrupt:
+        import sys
+
+        print("tailrace: interrupted", file=sys.stderr)
+        return 130

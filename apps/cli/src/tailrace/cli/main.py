@@ -1,14 +1,19 @@
 """The command line. Commands import what they need when they run, so that ``--help`` answers at once.
 
 Exit status: 0 done; 1 the run itself failed; 2 something about the command, the configuration or a file is wrong; 130
-interrupted. An error is one line on stderr; ``TAILRACE_DEBUG=1`` shows where it came from.
+interrupted. An error is one line on stderr; ``TAILRACE_DEBUG=1`` shows where it came from. What nobody reads any more, as
+behind ``| head``, is dropped, and the command goes on.
 """
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -48,12 +53,25 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit status."""
+    if arguments is not None or sys.stdout is not sys.__stdout__:
+        return _run(arguments)
+    with _unread() as streams:
+        status = _run(arguments)
+    for stream in streams:
+        if stream.lost is not None:
+            status = complain(
+                f"{stream.named}: {stream.lost.strerror}; what was printed is not whole", status=status or 2
+            )
+    return status
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         status = app(list(arguments) if arguments is not None else None, prog_name="tailrace", standalone_mode=False)
     except UsageError as error:
         show_source()
         return _usage(error, list(arguments if arguments is not None else sys.argv[1:]))
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         return complain("interrupted", status=130)
     except (TailraceError, OSError) as error:
         show_source()
@@ -67,6 +85,61 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status=1,
         )
     return status if isinstance(status, int) else 0
+
+
+_GONE = frozenset({errno.EPIPE, errno.EIO})  # the other end of a pipe; a terminal
+
+
+class _Stream(io.FileIO):
+    """A standard stream whose reader may go, and whose disk may be full: what it does not take is dropped.
+
+    `lost` is why, unless the reader went: it has read what it wanted.
+    """
+
+    def __init__(self, number: int, named: str) -> None:
+        super().__init__(number, "wb", closefd=False)
+        self.named = named
+        self.lost: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        """Write, or drop."""
+        try:
+            return super().write(data)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            if error.errno in _GONE:
+                nothing = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nothing, self.fileno())  # what others print to it is dropped too
+                os.close(nothing)
+            else:
+                self.lost = error
+            return memoryview(data).nbytes
+
+
+@contextmanager
+def _unread() -> Iterator[list[_Stream]]:
+    """Standard streams that never raise, to the end of the process: Python flushes them once more when it ends."""
+    streams = []
+    for name in ("stdout", "stderr"):
+        old = getattr(sys, name)
+        if old is None:  # it was closed before this program began
+            continue
+        old.flush()
+        streams.append(_Stream(old.fileno(), name))
+        text = io.TextIOWrapper(
+            io.BufferedWriter(streams[-1]),
+            encoding=old.encoding,
+            errors=old.errors,
+            line_buffering=old.line_buffering or old.write_through,
+        )
+        setattr(sys, name, text)
+        setattr(sys, f"__{name}__", text)
+    try:
+        yield streams
+    finally:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
 
 
 def _usage(error: Any, words: Sequence[str]) -> int:

@@ -1,0 +1,78 @@
+"""Standard streams that end early or are full, and Ctrl-C: one line at most, never a traceback, and the work goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+TAILRACE = [sys.executable, "-c", "import sys; from tailrace.cli import command; sys.exit(command())"]
+FLEET = ["--set", "fleet.model=Qwen2.5-7B", "--set", "fleet.trainer.gpus=4", "--set", "fleet.rollout.gpus=4"]
+SIMULATE = ["simulate", "laminar", *FLEET, "--set", "pipeline.steps=12", "--seed", "0"]
+
+
+def started(*words, **streams):
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+    return subprocess.Popen([*TAILRACE, *map(str, words)], text=True, start_new_session=True, **given)
+
+
+def clean(text):
+    assert "Traceback" not in text
+    assert "Exception ignored" not in text
+    return text
+
+
+def closed_pipe():
+    """The writing end of a pipe that nobody reads."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    return writes
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["config", "laminar"], ["plugins"], ["simulate", "--help"], ["fuzz", "--seeds", "3"], ["no-such-command"]],
+    ids=" ".join,
+)
+def test_a_reader_that_goes_changes_no_status(words):
+    whole = started(*words)
+    whole.communicate(timeout=120)
+    for streams in ("stdout",), ("stderr",), ("stdout", "stderr"):
+        pipe = closed_pipe()
+        process = started(*words, **dict.fromkeys(streams, pipe))
+        os.close(pipe)
+        out, err = process.communicate(timeout=120)
+        clean((out or "") + (err or ""))
+        assert process.returncode == whole.returncode, streams
+
+
+def test_a_simulation_goes_on_behind_head(tmp_path):
+    process = started(*SIMULATE, "--run-dir", tmp_path / "run")
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=120) == 0, clean(err)
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has /dev/full")  # noqa: PTH110
+def test_a_full_disk_is_one_line_and_a_status():
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        process = started("config", "laminar", stdout=full)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert err == "tailrace: stdout: No space left on device; what was printed is not whole\n"
+
+
+@pytest.mark.parametrize("words", [SIMULATE[:-2], ["fuzz", "--seeds", "100000"]], ids=lambda words: words[0])
+def test_ctrl_c_is_one_line_while_it_begins_and_while_it_works(words, tmp_path):
+    for after_s in (0.3, 1.0, 3.0):
+        more = ["--run-dir", tmp_path / f"{after_s}", "--set", "pipeline.steps=100000"] if "simulate" in words else []
+        process = started(*words, *more)
+        time.sleep(after_s)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        clean(err)
+        assert process.returncode == 130, (after_s, err)
+        assert "tailrace: interrupted" in err, (after_s, err)
