@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from tailrace.paramserver import ChunkDamaged, Publisher, RelayReader, relay_status, set_chain
+from tailrace.paramserver.wire.address import parse_address
 
 PAYLOAD = b"\x07" * 1000  # only weights look like this: version 7 of the fixture
 
@@ -14,14 +15,12 @@ class FlippingProxy:
     """Passes bytes on, and flips one bit inside of weights on the first `damages` connections' streams or chunks.
 
     Args:
-        target: address of the relay.
         damages: how many bits to flip at all.
         towards_client: flip in what the relay sends.
     """
 
-    def __init__(self, target, damages, towards_client=False):
-        host, port = target.split(":")
-        self._target, self.left, self._towards_client = (host, int(port)), damages, towards_client
+    def __init__(self, damages, towards_client=False):
+        self.target, self.left, self._towards_client = None, damages, towards_client
         self.flipped = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -33,7 +32,7 @@ class FlippingProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(self._target)
+            server = socket.create_connection(parse_address(self.target))
             for source, sink, flip in (
                 (client, server, not self._towards_client),
                 (server, client, self._towards_client),
@@ -59,21 +58,23 @@ class FlippingProxy:
 
 
 @pytest.fixture
-def proxy(request):
+def proxy(serve):
     proxies = []
 
-    def start(target, **options):
-        proxies.append(FlippingProxy(target, **options))
-        return proxies[-1]
+    def start(**options):
+        """A proxy, and the relay behind it."""
+        proxies.append(FlippingProxy(**options))
+        relay = serve(known_as=[proxies[-1].address])
+        proxies[-1].target = relay.address
+        return proxies[-1], relay
 
     yield start
     for one in proxies:
         one.close()
 
 
-def test_a_damaged_push_is_never_visible(serve, proxy, token, weights):
-    relay = serve()
-    wire = proxy(relay.address, damages=1000)
+def test_a_damaged_push_is_never_visible(proxy, token, weights):
+    wire, relay = proxy(damages=1000)
     with (
         Publisher(wire.address, token=token, chunk_bytes=4096) as publisher,
         RelayReader(relay.address, token=token) as reader,
@@ -89,9 +90,8 @@ def test_a_damaged_push_is_never_visible(serve, proxy, token, weights):
         assert reader.latest() == 7
 
 
-def test_a_push_that_is_damaged_once_is_repeated(serve, proxy, token, weights, check):
-    relay = serve()
-    wire = proxy(relay.address, damages=1)
+def test_a_push_that_is_damaged_once_is_repeated(proxy, token, weights, check):
+    wire, relay = proxy(damages=1)
     with (
         Publisher(wire.address, token=token, chunk_bytes=4096) as publisher,
         RelayReader(relay.address, token=token) as reader,
@@ -105,8 +105,8 @@ def test_a_push_that_is_damaged_once_is_repeated(serve, proxy, token, weights, c
 
 
 def test_damage_between_relays_stays_between_them(serve, proxy, peer, token, weights, check, until):
-    first, second, third = serve(), serve(), serve()
-    wire = proxy(second.address, damages=2)
+    wire, second = proxy(damages=2)
+    first, third = serve(), serve()
     set_chain([first.address, wire.address], token=token)
     set_chain([second.address, third.address], token=token)
     with Publisher(first.address, token=token, chunk_bytes=4096) as publisher:
@@ -122,9 +122,8 @@ def test_damage_between_relays_stays_between_them(serve, proxy, peer, token, wei
 
 
 @pytest.mark.parametrize(("damages", "arrives"), [(1, True), (1000, False)])
-def test_a_damaged_pull(serve, proxy, token, weights, check, damages, arrives):
-    relay = serve()
-    wire = proxy(relay.address, damages=damages, towards_client=True)
+def test_a_damaged_pull(proxy, token, weights, check, damages, arrives):
+    wire, relay = proxy(damages=damages, towards_client=True)
     with (
         Publisher(relay.address, token=token, chunk_bytes=4096) as publisher,
         RelayReader(wire.address, token=token, same_host=False) as reader,

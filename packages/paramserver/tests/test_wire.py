@@ -5,7 +5,9 @@ import json
 import os
 import socket
 import struct
+import threading
 import time
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,11 +19,13 @@ from tailrace.paramserver import (
     ProtocolError,
     Publisher,
     RelayReader,
+    RelayTimeout,
     RelayUnreachable,
     relay_status,
 )
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.manifest import Manifest, TensorSpec, checksum
+from tailrace.paramserver.wire import authentication
 from tailrace.paramserver.wire.address import format_address, parse_address
 from tailrace.paramserver.wire.authentication import connect
 
@@ -57,11 +61,9 @@ def test_a_relay_without_the_token_is_refused():
     listener = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
 
-    import threading
-
     def impostor():
         sock, _ = listener.accept()
-        sock.sendall(message(b'{"tailrace": 2, "nonce": "0123"}'))
+        sock.sendall(message(b'{"tailrace": 3, "nonce": "0123"}'))
         answer = sock.recv(4096)
         proof = json.loads(answer[12:])["proof"]
         sock.sendall(message(json.dumps({"proof": proof, "relay": {}}).encode()))
@@ -73,6 +75,146 @@ def test_a_relay_without_the_token_is_refused():
     listener.close()
 
 
+class Between:
+    """Who is dialled in place of a relay, and passes all on, or the replies to somebody else. It does not hold the token.
+
+    Args:
+        target: address of the relay.
+        meddle: changes the client's answer to the challenge, a JSON object.
+    """
+
+    def __init__(self, target, meddle=dict):
+        self._target, self._meddle = parse_address(target), meddle
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.passed = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self):
+        near, _ = self._listener.accept()
+        with near, socket.create_connection(self._target) as far:
+            near.sendall(far.recv(4096))
+            answer = self._meddle(json.loads(near.recv(4096)[12:]))
+            far.sendall(message(json.dumps(answer).encode()))
+            answer = far.recv(65536)
+            if b'"relay"' in answer:
+                self.passed.set()  # from now on it could say what it likes to the relay
+            if answer:
+                near.sendall(answer)
+                near.recv(1)
+
+    def close(self):
+        self._listener.close()
+
+
+def renamed(*addresses):
+    return lambda answer: {**answer, "to": list(addresses)}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+@pytest.mark.parametrize("named", ["as it is", "the relay", "none", "no list", "both"])
+def test_a_proof_counts_for_the_address_that_was_dialled(serve, token, host, named):
+    relay = serve(host=host)
+    address = relay.address.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
+    meddle = {
+        "as it is": dict,
+        "the relay": renamed(address),
+        "none": renamed(),
+        "no list": lambda answer: {**answer, "to": address},
+        "both": lambda answer: {**answer, "to": [*answer["to"], address]},
+    }[named]
+    between = Between(address, meddle)
+    error = RelayUnreachable if named == "no list" else AuthenticationFailed
+    with pytest.raises(
+        error, match={"as it is": "another one passed it on", "no list": "closed"}.get(named, "wrong token")
+    ):
+        connect(HOST, between.address, token=token, timeout_s=10, stall_s=10)
+    assert not between.passed.is_set()
+    between.close()
+    for way in {address, address.replace("127.0.0.1", "localhost")}:
+        assert relay_status(way, token=token).versions == ()
+
+
+def test_a_proxy_that_a_relay_knows_is_let_through(serve, token):
+    listener = socket.create_server(("127.0.0.1", 0))  # its port is free once it is closed
+    taken = f"127.0.0.1:{listener.getsockname()[1]}"
+    relay = serve(known_as=["proxy.example:1", taken])
+    between = Between(relay.address)
+    with pytest.raises(AuthenticationFailed, match="known_as"):
+        connect(HOST, between.address, token=token, timeout_s=10, stall_s=10)
+    between.close()
+    relay = serve(known_as=[(between := Between(relay.address)).address])
+    between._target = parse_address(relay.address)
+    channel, _ = connect(HOST, between.address, token=token, timeout_s=10, stall_s=10)
+    assert between.passed.is_set()
+    channel.close()
+    for close in (listener.close, between.close):
+        close()
+    with pytest.raises(ProtocolError, match="expected host:port"):
+        serve(known_as=["nonsense"])
+
+
+@pytest.mark.parametrize("drips", ["header", "body"])
+def test_a_handshake_has_one_deadline(serve, token, monkeypatch, until, drips):
+    """A byte at a time: each comes well before a deadline for a single one would pass."""
+    monkeypatch.setattr(authentication, "HANDSHAKE_S", 1.0)
+    relay = serve(stall_s=60)
+    data = message(json.dumps({"nonce": "0" * 3000, "to": [], "proof": "0"}).encode())
+    with socket.create_connection(parse_address(relay.address)) as sock:
+        sock.sendall(data[:20] if drips == "body" else b"")
+        ended = []
+
+        def drip():
+            try:
+                for at in range(20 if drips == "body" else 0, len(data)):
+                    sock.sendall(data[at : at + 1])
+                    time.sleep(0.1)
+            except OSError:
+                ended.append(at)
+
+        dripping = threading.Thread(target=drip, daemon=True)
+        dripping.start()
+        until(lambda: ended, "the relay to hang up")
+        dripping.join()
+    assert ended[0] < len(data) - 1
+
+
+def test_a_relay_that_drips_does_not_hold_who_dials_it(token):
+    listener = socket.create_server(("127.0.0.1", 0))
+    data = message(json.dumps({"tailrace": 3, "nonce": "0" * 3000}).encode())
+
+    def drip():
+        sock, _ = listener.accept()
+        try:
+            for at in range(len(data)):
+                sock.sendall(data[at : at + 1])
+                time.sleep(0.1)
+        except OSError:
+            return
+
+    threading.Thread(target=drip, daemon=True).start()
+    with pytest.raises(RelayTimeout, match="did not say in time who it is"):
+        connect(HOST, f"127.0.0.1:{listener.getsockname()[1]}", token=token, timeout_s=1.0, stall_s=60)
+    listener.close()
+
+
+def test_who_has_proved_nothing_keeps_nobody_out(serve, token, weights):
+    """More connections than a relay has room for, silent or in the middle of an answer; those that proved theirs stay."""
+    relay = serve()
+    with RelayReader(relay.address, token=token) as reader, ExitStack() as stack:
+        assert reader.latest() is None
+        for number in range(600):
+            sock = stack.enter_context(socket.create_connection(parse_address(relay.address)))
+            sock.sendall(b"\0" * (number % 3))
+        assert len(relay._unproven) <= 64
+        assert relay_status(relay.address, token=token).versions == ()
+        assert reader.latest() is None
+        with Publisher(relay.address, token=token) as publisher:
+            publisher.publish(0, weights(0))
+            publisher.wait(0, 30)
+        assert reader.latest() == 0
+
+
 def test_an_empty_token_is_no_token(serve):
     with pytest.raises(AuthenticationFailed, match="empty"):
         RelayReader("127.0.0.1:1", token="")
@@ -80,7 +222,8 @@ def test_an_empty_token_is_no_token(serve):
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.binary(max_size=300) | st.text().map(lambda text: message(json.dumps({"nonce": text, "proof": text}).encode()))
+    st.binary(max_size=300)
+    | st.text().map(lambda text: message(json.dumps({"nonce": text, "to": [text], "proof": text}).encode()))
 )
 def test_noise_before_authentication_changes_nothing(noisy, noise):
     relay, token = noisy

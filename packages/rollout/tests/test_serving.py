@@ -64,7 +64,7 @@ class Client:
 
 
 @asynccontextmanager
-async def served(tmp_path, *, step_s=0.0, limits=Limits(), **options):  # noqa: B008 - frozen
+async def served(tmp_path, *, step_s=0.0, limits=Limits(), relays=(), **options):  # noqa: B008 - frozen
     model = save_fake_model(tmp_path / "model")
     build = lambda path, given: TensorFakeEngine(step_s=step_s)  # noqa: E731
     service = StreamGenerationService(model, start=in_thread(build), max_tokens=20, flush_s=0.002, **options)
@@ -74,7 +74,7 @@ async def served(tmp_path, *, step_s=0.0, limits=Limits(), **options):  # noqa: 
         assert stat.S_IMODE(token_file.stat().st_mode) == 0o600
         told.set_result(Client(url, token_file.read_text()))
 
-    serving = asyncio.create_task(serve(service, listen("127.0.0.1", 0), ready, limits=limits))
+    serving = asyncio.create_task(serve(service, listen("127.0.0.1", 0), ready, limits=limits, relays=relays))
     async with asyncio.timeout(DEADLINE_S):
         await asyncio.wait({told, serving}, return_when=asyncio.FIRST_COMPLETED)
         client = told.result() if told.done() else await serving
@@ -195,6 +195,7 @@ def test_a_reader_that_reads_slowly_stops_generation(tmp_path):
         ("/v1/update", {"relay": "", "version": 3}, 400, ["RequestError", "'relay'"]),
         ("/v1/update", {"relay": "127.0.0.1:9"}, 400, ["RequestError", "'version'"]),
         ("/v1/update", {"relay": "127.0.0.1:9", "version": 3}, 400, ["RequestError", "TAILRACE_RELAY_TOKEN"]),
+        ("/v1/update", {"relay": "127.0.0.1:99", "version": 3}, 400, ["RequestError", "127.0.0.1:99", "127.0.0.1:9:"]),
     ],
 )
 def test_a_refusal_is_one_line_and_changes_nothing(tmp_path, monkeypatch, path, body, status, words):
@@ -202,7 +203,7 @@ def test_a_refusal_is_one_line_and_changes_nothing(tmp_path, monkeypatch, path, 
     limits = Limits(body_bytes=1000, update_bytes=4000, samples=100, version_wait_s=0.05)
 
     async def scenario():
-        async with served(tmp_path, limits=limits) as client:
+        async with served(tmp_path, limits=limits, relays=["127.0.0.1:9"]) as client:
             await client.service.update(fake_weights(102), 2)
             found, [line] = await client.call("POST", path, body)
             assert found == status, line
@@ -247,17 +248,35 @@ def test_weights_come_from_a_relay(tmp_path, monkeypatch):
     monkeypatch.setenv("TAILRACE_RELAY_TOKEN", token)
 
     async def scenario():
-        async with served(tmp_path) as client:
-            with (
-                paramserver.RelayServer("one", token=token) as relay,
-                paramserver.Publisher(relay.address, token=token) as publisher,
-            ):
+        with (
+            paramserver.RelayServer(f"one-{os.getpid()}", token=token) as relay,
+            paramserver.Publisher(relay.address, token=token) as publisher,
+        ):
+            async with served(tmp_path, relays=[relay.address]) as client:
                 publisher.publish(5, [*fake_weights(105).items()])
                 status, [line] = await client.call("POST", "/v1/update", {"relay": relay.address, "version": 5})
                 assert (status, line) == (200, {"version": 5})
-            _, [sample] = await client.call("POST", "/v1/generate", {"prompts": [[1, 2]]})
-            assert set(sample["versions"]) == {5}
-            assert_right(sample, (1, 2))
+                _, [sample] = await client.call("POST", "/v1/generate", {"prompts": [[1, 2]]})
+                assert set(sample["versions"]) == {5}
+                assert_right(sample, (1, 2))
+
+    asyncio.run(scenario())
+
+
+def test_a_client_cannot_have_a_relay_of_its_choice_dialled(tmp_path, monkeypatch):
+    """Whoever is dialled is shown a proof of the relays' secret."""
+    monkeypatch.setenv("TAILRACE_RELAY_TOKEN", "secret")
+
+    async def scenario():
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            async with served(tmp_path) as client:
+                address = f"127.0.0.1:{listener.getsockname()[1]}"
+                status, [line] = await client.call("POST", "/v1/update", {"relay": address, "version": 5})
+                assert (status, line["type"]) == (400, "RequestError")
+                assert address in line["error"]
+            with pytest.raises(BlockingIOError):
+                listener.accept()
 
     asyncio.run(scenario())
 

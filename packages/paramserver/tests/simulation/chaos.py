@@ -64,7 +64,9 @@ class Place:
 
     def start(self) -> None:
         """A new process; it cleans up what a killed one left."""
-        self.relay = RelayProcess.start(self.name, token=self._token, stall_s=STALL_S, slot_timeout_s=SLOT_TIMEOUT_S)
+        self.relay = RelayProcess.start(
+            self.name, token=self._token, stall_s=STALL_S, slot_timeout_s=SLOT_TIMEOUT_S, known_as=[self.proxy.address]
+        )
         self.proxy.target = self.relay.address
 
     def close(self) -> None:

@@ -126,7 +126,9 @@ class Network:
         near = SimulatedStream(self, process, process.host, host, pipes[1], pipes[0])
         far = SimulatedStream(self, listener.process, host, process.host, pipes[0], pipes[1])
         near.peer, far.peer = far, near
-        listener.arrive(far, format_address(process.host, self._ports))
+        here, there = format_address(process.host, self._ports), format_address(host, port)
+        near.addresses, far.addresses = (here, there), (there, here)
+        listener.arrive(far, here)
         return near
 
 
@@ -140,6 +142,7 @@ class SimulatedStream:
         self.process, self.local, self.remote = process, local, remote
         self._in, self._out = inbound, outbound
         self.peer: SimulatedStream
+        self.addresses = ("", "")
         self._closed = self._shut = self._broken = False
         network.streams[self] = None
 
@@ -211,6 +214,10 @@ class SimulatedStream:
             scheduler.block(f"bytes from {self.remote}, until {deadline:.4f} s", min(deadline, arrival))
             pipe.reader = None
         return True
+
+    def ends(self) -> tuple[str, str]:
+        """See `Stream`."""
+        return self.addresses
 
     def shutdown(self) -> None:
         """See `Stream`."""

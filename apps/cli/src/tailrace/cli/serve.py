@@ -22,6 +22,7 @@ class ServeOptions:
     replicas: int = 2
     engine: str = "auto"
     ranker: Path | None = None
+    relays: tuple[str, ...] = ()
 
 
 def serve_model(options: ServeOptions) -> None:
@@ -33,7 +34,7 @@ def serve_model(options: ServeOptions) -> None:
     with listen(options.host, options.port) as listener:
         ranker = None if options.ranker is None else LengthRanker.load(options.ranker)
         service = StreamGenerationService(options.target, options.replicas, ranker, engine=options.engine)
-        asyncio.run(serve(service, listener, _ready))
+        asyncio.run(serve(service, listener, _ready, relays=options.relays))
 
 
 def _ready(url: str, token_file: Path) -> None:

@@ -29,8 +29,16 @@ def serve_command(
             metavar="DIR", help="A ranker from tailrace rank: prompts start longest first.", show_default=False
         ),
     ] = None,
+    relay: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="A relay from which clients may have weights taken; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Serve a model's samples over HTTP, each as it ends, while its weights change; prints url and token_file when ready."""
     from tailrace.cli.serve import ServeOptions, serve_model
 
-    serve_model(ServeOptions(target, host, port, replicas, engine, ranker))
+    serve_model(ServeOptions(target, host, port, replicas, engine, ranker, tuple(relay or ())))

@@ -136,10 +136,10 @@ class House:
     async def _generate(self, request: Any) -> Any:
         from aiohttp import web
 
-        body = await request.json()
-        talk = self.talks.get(request.headers.get("X-Session-ID", ""))
+        talk = self.talks.get(request.headers.get("X-Session-ID", ""))  # before a byte of the body is read
         if talk is None:
-            return web.json_response({"error": "no such rollout"}, status=404)
+            return web.json_response({"error": "no such rollout"}, status=404, headers={"Connection": "close"})
+        body = await request.json()
         talk.answer = Future()
         talk.heard.put(("asked", body["token_ids"]))
         ids = await asyncio.wrap_future(talk.answer)

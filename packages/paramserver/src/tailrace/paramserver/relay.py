@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             transports=_names(options.transports),
             codecs=_names(options.codecs),
             always_encode=options.always_encode,
+            known_as=_names(options.known_as) or (),
         )
     except (ParamServerError, ValueError) as error:
         _say(to_wire(error) if isinstance(error, ParamServerError) else {"error": "", "message": str(error)})
@@ -97,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--transports", default=None, help="for chunks, best first, by comma; '' for none but TCP")
     parser.add_argument("--codecs", default=None, help="to use where they are faster, by comma; '' for none")
     parser.add_argument("--always-encode", action="store_true", help="use codecs where they are slower, too")
+    parser.add_argument("--known-as", default="", help="addresses of proxies through which it is dialled, by comma")
     parser.add_argument("--parent-pid", type=int, default=None, help="exit when this parent process is gone")
     return parser
 

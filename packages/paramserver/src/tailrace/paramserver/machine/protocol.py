@@ -30,6 +30,10 @@ class ByteStream(Protocol):
         """Whether data arrived, or the peer closed, within `timeout_s` seconds."""
         ...
 
+    def ends(self) -> tuple[str, str]:
+        """The addresses of this end and of the other one, ``host:port`` in numbers; empty where there is none."""
+        ...
+
     def shutdown(self) -> None:
         """End the connection under a thread that waits on it."""
         ...

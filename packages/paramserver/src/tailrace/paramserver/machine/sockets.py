@@ -7,6 +7,8 @@ import os
 import select
 import socket
 import struct
+from collections.abc import Callable
+from typing import Any
 
 from tailrace.paramserver.errors import PortInUse, RelayUnreachable
 from tailrace.paramserver.wire.address import format_address, parse_address
@@ -60,6 +62,9 @@ class SocketStream:
 
     def readable(self, timeout_s: float) -> bool:
         return _ready(self._sock, select.POLLIN, timeout_s)
+
+    def ends(self) -> tuple[str, str]:
+        return _address(self._sock.getsockname), _address(self._sock.getpeername)
 
     def _limit(self, option: int, timeout_s: float | None) -> None:
         """Set how long the kernel waits in a call. Python's own timeout would cost two more system calls each time."""
@@ -133,6 +138,18 @@ def dial(address: str, timeout_s: float) -> SocketStream:
         raise RelayUnreachable(
             f"cannot reach the relay {address}: {why}; is it running, and is the port right?"
         ) from error
+
+
+def _address(name: Callable[[], Any]) -> str:
+    """An address, as the other end calls it too: without the zone of an interface, and IPv4 as IPv4."""
+    try:
+        found = name()
+    except OSError:  # the peer is gone
+        return ""
+    if not isinstance(found, tuple):
+        return ""  # of a socket without a port
+    host = str(found[0]).partition("%")[0]
+    return format_address(host.removeprefix("::ffff:") if "." in host else host, int(found[1]))
 
 
 def _ready(sock: socket.socket, event: int, timeout_s: float) -> bool:

@@ -42,6 +42,7 @@ class RelayProcess:
         transports: Sequence[str] | None = None,
         codecs: Sequence[str] | None = None,
         always_encode: bool = False,
+        known_as: Sequence[str] = (),
         timeout_s: float = 30.0,
         replace: bool = False,
     ) -> RelayProcess:
@@ -65,6 +66,8 @@ class RelayProcess:
             command += ["--codecs", ",".join(codecs)]
         if always_encode:
             command += ["--always-encode"]
+        if known_as:
+            command += ["--known-as", ",".join(known_as)]
         if max_bytes is not None:
             command += ["--max-bytes", str(max_bytes)]
         environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}

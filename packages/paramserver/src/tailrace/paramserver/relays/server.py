@@ -14,9 +14,9 @@ import errno
 import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from tailrace.paramserver.errors import ParamServerError, PeerClosed
+from tailrace.paramserver.errors import ParamServerError, PeerClosed, ProtocolError
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.machine.protocol import HostInterface, Thread
 from tailrace.paramserver.relays.context import Context
@@ -25,7 +25,7 @@ from tailrace.paramserver.relays.hops import Hops
 from tailrace.paramserver.relays.session import Session
 from tailrace.paramserver.relays.shelf import PARTIAL_S, TAKEOVER_S
 from tailrace.paramserver.relays.slots import SlotTable
-from tailrace.paramserver.wire.address import format_address
+from tailrace.paramserver.wire.address import format_address, parse_address
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, admit, check_token
 from tailrace.paramserver.wire.capabilities import Means
 from tailrace.paramserver.wire.channel import Channel
@@ -33,7 +33,8 @@ from tailrace.paramserver.wire.counts import TrafficCounts
 
 STALL_S = 10.0
 SLOT_TIMEOUT_S = 60.0
-_MAX_CONNECTIONS = 512
+_MAX_CONNECTIONS = 512  # of peers that hold the token
+_MAX_UNPROVEN = 64  # of those that have not proved it yet: one more, and the oldest of them must go
 
 
 class RelayServer:
@@ -54,6 +55,8 @@ class RelayServer:
         transports: transports for chunks besides the connection itself, best first; None: shared memory if possible.
         codecs: to send fewer bytes with where that is faster, best first; None takes all that there are.
         always_encode: use them wherever they make a chunk smaller, faster or not.
+        known_as: addresses, ``host:port``, under which peers dial it through a proxy or a translation of addresses; a peer's
+            proof of the token counts for the address that it dialled.
         machine: the machine that it runs on.
 
     Raises:
@@ -76,8 +79,10 @@ class RelayServer:
         transports: Sequence[str] | None = None,
         codecs: Sequence[str] | None = None,
         always_encode: bool = False,
+        known_as: Collection[str] = (),
         machine: HostInterface = HOST,
     ) -> None:
+        self._known_as = frozenset(format_address(*parse_address(address)) for address in known_as)
         self.name, self._token = name, check_token(token)
         self._stall_s, self._machine = stall_s, machine
         means = Means.of(transports, codecs, machine, host=host, always_encode=always_encode)
@@ -114,6 +119,7 @@ class RelayServer:
             name, token, self._table, self._hops, means, counts, max_bytes, slot_timeout_s, stall_s, machine
         )
         self._connections: dict[Channel, Thread | None] = {}
+        self._unproven: dict[Channel, None] = {}  # of the connections, oldest first
         self._lock = machine.lock()
         self._closed = False
         self._acceptor = machine.spawn(self._accept, f"{name} acceptor")
@@ -155,11 +161,17 @@ class RelayServer:
                 return
             stream, peer = accepted
             channel = Channel(stream, self._stall_s, peer)
+            oldest = None
             with self._lock:
-                if self._closed or len(self._connections) >= _MAX_CONNECTIONS:
+                if self._closed:
                     channel.close()
                     continue
-                self._connections[channel] = None
+                if len(self._unproven) >= _MAX_UNPROVEN:
+                    oldest = next(iter(self._unproven))
+                    del self._unproven[oldest]
+                self._connections[channel] = self._unproven[channel] = None
+            if oldest is not None:
+                oldest.shutdown()
             thread = self._machine.spawn(functools.partial(self._serve, channel), f"{self.name} {peer}")
             with self._lock:
                 if channel in self._connections:
@@ -168,7 +180,13 @@ class RelayServer:
     def _serve(self, channel: Channel) -> None:
         session = Session(channel, self._context)
         try:
-            admit(channel, self._token, {"name": self.name, "pid": os.getpid(), **self._owner.introduction()})
+            welcome = {"name": self.name, "pid": os.getpid(), **self._owner.introduction()}
+            admit(channel, self._token, welcome, known_as=self._known_as, now=self._machine.now)
+            with self._lock:
+                self._unproven.pop(channel, None)
+                crowded = len(self._connections) - len(self._unproven) > _MAX_CONNECTIONS
+            if crowded:
+                raise ProtocolError(f"found more than {_MAX_CONNECTIONS} connections, expected fewer")
             while not self._closed:
                 session.handle(channel.receive(None))
         except PeerClosed:
@@ -181,6 +199,7 @@ class RelayServer:
             channel.close()
             with self._lock:
                 self._connections.pop(channel, None)
+                self._unproven.pop(channel, None)
 
     def _log(self, text: str) -> None:
         sys.stderr.write(f"tailrace relay {self.name}: {text}\n")

@@ -4,7 +4,7 @@
     exporter -> reader    "+", then whatever the transport says; or "-"
 
     consumes     connections
-    waits for    the secret, 10 s at most; then what the transport waits for
+    waits for    the secret, all of it, 10 s at most; then what the transport waits for
     unblocked by the reader's death (the kernel closes its socket), `Door.close`
 
 The reader's end of the connection tells it at once when the exporter dies. Transports run on real hosts only, so they use
@@ -39,7 +39,8 @@ SECRET_BYTES = 32
 _LENGTH = struct.Struct("!I")
 _KNOCK_S = 10.0
 _CLOSE_S = 5.0
-_MAX_READERS = 256
+_MAX_READERS = 256  # who showed the secret
+_MAX_WAITING = 64  # who did not yet: one more, and the oldest of them must go
 
 
 class Door:
@@ -56,6 +57,7 @@ class Door:
         self._listener, self._serve = listener, serve
         self._lock = threading.Lock()
         self._readers: dict[socket.socket, threading.Thread] = {}
+        self._waiting: dict[socket.socket, None] = {}  # of the readers, oldest first
         self._closed = False
         self._acceptor = threading.Thread(target=self._accept, name="tailrace export", daemon=True)
         self._acceptor.start()
@@ -86,17 +88,24 @@ class Door:
                 continue
             thread = threading.Thread(target=self._admit, args=(sock,), name="tailrace export reader", daemon=True)
             with self._lock:
-                if self._closed or len(self._readers) >= _MAX_READERS:
+                if self._closed:
                     sock.close()
                     continue
-                self._readers[sock] = thread
+                if len(self._waiting) >= _MAX_WAITING:
+                    oldest = next(iter(self._waiting))
+                    del self._waiting[oldest]
+                    _shutdown(oldest)
+                self._readers[sock], self._waiting[sock] = thread, None
                 thread.start()
 
     def _admit(self, sock: socket.socket) -> None:
         try:
-            sock.settimeout(_KNOCK_S)
-            shown = receive(sock, SECRET_BYTES)
-            if not hmac.compare_digest(shown.hex(), self.secret):
+            shown = bytearray(SECRET_BYTES)
+            fill(sock, memoryview(shown), time.monotonic() + _KNOCK_S)
+            with self._lock:
+                self._waiting.pop(sock, None)
+                crowded = len(self._readers) - len(self._waiting) > _MAX_READERS
+            if crowded or not hmac.compare_digest(shown.hex(), self.secret):
                 sock.sendall(b"-")
                 return
             sock.sendall(b"+")
@@ -109,6 +118,7 @@ class Door:
         finally:
             with self._lock:
                 self._readers.pop(sock, None)
+                self._waiting.pop(sock, None)
                 sock.close()
 
 

@@ -17,9 +17,10 @@ Nothing that arrives is evaluated or unpickled. Lengths are checked before memor
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -66,6 +67,27 @@ class Channel:
 
     def __init__(self, stream: ByteStream, stall_s: float, peer: str) -> None:
         self._stream, self.stall_s, self.peer = stream, stall_s, peer
+        self._left: Callable[[], float] | None = None  # seconds, inside of `within`
+
+    @contextlib.contextmanager
+    def within(self, seconds: float, now: Callable[[], float]) -> Iterator[None]:
+        """All that is sent and received inside of it has so many seconds together; after that each wait raises RelayTimeout.
+
+        Args:
+            seconds: from now on.
+            now: the clock, in seconds.
+        """
+        until = now() + seconds
+        self._left = lambda: until - now()
+        try:
+            yield
+        finally:
+            self._left = None
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The addresses of this end and of the other one, ``host:port`` in numbers; empty where there is none."""
+        return self._stream.ends()
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message.
@@ -118,9 +140,9 @@ class Channel:
         self.send(message)
         return self.answer(timeout_s)
 
-    def answer(self, timeout_s: float) -> dict[str, Any]:
+    def answer(self, timeout_s: float, *, limit: int = MAX_MESSAGE) -> dict[str, Any]:
         """The next message, or the error that it carries, raised."""
-        answer = self.receive(timeout_s)
+        answer = self.receive(timeout_s, limit=limit)
         if "error" in answer:
             raise from_wire(answer)
         return answer
@@ -208,7 +230,7 @@ class Channel:
         view = memoryview(data)
         try:
             while view.nbytes:  # the deadline is for progress, not for the whole
-                view = view[self._stream.send(view, self.stall_s) :]
+                view = view[self._stream.send(view, self._patience(self.stall_s)) :]
         except TimeoutError as error:
             raise self._stalled("took") from error
         except OSError as error:
@@ -225,7 +247,8 @@ class Channel:
         got = 0
         try:
             while got < view.nbytes:
-                count = self._stream.receive_into(view[got:], self.stall_s if got else timeout_s)
+                patience = self.stall_s if got else timeout_s
+                count = self._stream.receive_into(view[got:], None if patience is None else self._patience(patience))
                 if count == 0:
                     raise PeerClosed(f"{self.peer} closed the connection" + ("" if may_end and not got else " midway"))
                 if seen is not None:
@@ -238,7 +261,17 @@ class Channel:
                 raise
             raise self._broken(error) from error
 
+    def _patience(self, seconds: float) -> float:
+        if self._left is None:
+            return seconds
+        left = self._left()
+        if left <= 0:
+            raise TimeoutError
+        return min(seconds, left)
+
     def _stalled(self, verb: str, after_s: float | None = None) -> RelayTimeout:
+        if self._left is not None and self._left() <= 0:
+            return RelayTimeout(f"{self.peer} did not say in time who it is; it is stuck, suspended or cut off")
         seconds = self.stall_s if after_s is None else after_s
         return RelayTimeout(f"{self.peer} {verb} nothing for {seconds:.3g} s; it is stuck, suspended or cut off")
 

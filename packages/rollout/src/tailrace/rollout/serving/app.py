@@ -9,7 +9,7 @@ import hmac
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,13 +49,14 @@ class TokenError(RequestError):
     """A request over HTTP does not have the service's token."""
 
 
-def build_app(service: StreamGenerationService, token: str, limits: Limits) -> Starlette:
+def build_app(service: StreamGenerationService, token: str, limits: Limits, relays: Collection[str] = ()) -> Starlette:
     """The ASGI application of a service.
 
     Args:
         service: what generates; whoever runs the application starts and closes it.
         token: the bearer token that every request must have.
         limits: sizes beyond which a request is refused.
+        relays: addresses of the relays from which a client may have weights taken.
 
     Raises:
         MissingExtraError: the extra ``serve`` is not installed.
@@ -93,6 +94,11 @@ def build_app(service: StreamGenerationService, token: str, limits: Limits) -> S
         else:
             body = read_update(await _body(request, limits.body_bytes))
             version = body.version
+            if body.relay not in relays:
+                expected = f"one of {', '.join(relays)}" if relays else "none"
+                raise RequestError(
+                    f"'relay': found {body.relay[:200]!r}, expected {expected}: the service was started with these"
+                )
             await service.update_with(lambda: _stage_from_relay(service, body.relay, version), version)
         return JSONResponse({"version": version})
 

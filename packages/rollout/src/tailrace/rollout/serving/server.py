@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ async def serve(
     ready: Callable[[str, Path], object],
     *,
     limits: Limits = Limits(),  # noqa: B008 - frozen
+    relays: Collection[str] = (),
 ) -> None:
     """Start the service, serve it until SIGINT or SIGTERM, and close it. A signal while engines load ends it too.
 
@@ -52,6 +53,7 @@ async def serve(
         listener: from `listen`; it is closed.
         ready: is told the URL and the file with the token, when requests are answered.
         limits: sizes beyond which a request is refused.
+        relays: addresses, ``host:port``, of the relays from which a client may have weights taken.
 
     Raises:
         RolloutError: a replica does not start.
@@ -65,7 +67,7 @@ async def serve(
             yield  # uvicorn would raise the signal again at the end, before the service is closed
 
     token, token_file = secrets.token_urlsafe(32), service.weights.directory / "token"
-    app = build_app(service, token, limits)
+    app = build_app(service, token, limits, relays)
     server = Server(
         uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_CLOSE_S)
     )
