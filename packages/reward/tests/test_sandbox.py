@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import platform
 import signal
+import struct
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from tailrace.reward.sandbox import Limits, NoSandboxError, RunVerdict, probe_sandbox, sandbox_names, select_sandbox
 from tailrace.reward.sandbox import select as selection
 from tailrace.reward.sandbox.probe import Probe
+from tailrace.reward.sandbox.scratch import DEEPEST, remove, scratch_size
+from tailrace.reward.sandbox.seccomp import PROTECTED, program_filter, protecting_filters
 
 SLEEP = "import os, time\nif os.fork() == 0: os.fork()\ntime.sleep(60)"
 LOCAL = ("sandlock", "bubblewrap")
@@ -82,7 +86,7 @@ def test_an_unknown_name_is_refused():
 @pytest.mark.parametrize("name", Limits.__slots__)
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), 0.5, True])
 def test_limits_are_above_zero_and_whole_where_they_count(name, value):
-    if name in ("cpu_s", "wall_s") and value in (0.5, True):
+    if name in ("cpu_s", "wall_s", "idle_s") and value in (0.5, True):
         assert getattr(Limits(**{name: value}), name) == value
         return
     with pytest.raises(ValueError, match=f"found {name}="):
@@ -150,3 +154,149 @@ def test_closing_ends_what_runs(backend):
             await sandbox.run("pass")
 
     asyncio.run(run())
+
+
+def _answer(lines, number, *arguments):
+    """What a filter answers to a system call, by an interpreter of the few instructions that it has."""
+    data = struct.pack("=iIQ6Q", number, 0xC000003E if platform.machine() == "x86_64" else 0xC00000B7, 0, *arguments)
+    held, place = 0, 0
+    while True:
+        code, yes, no, value = struct.unpack_from("=HBBI", lines, 8 * place)
+        place += 1
+        if code == 0x20:
+            (held,) = struct.unpack_from("=I", data, value)
+        elif code == 0x54:
+            held &= value
+        elif code == 0x06:
+            return {0x7FFF0000: "allow", 0x00050000: "idle"}.get(value, "refuse")
+        else:
+            place += yes if {0x15: held == value, 0x35: held >= value, 0x45: held & value}[code] else no
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are those of x86_64")
+@pytest.mark.parametrize(
+    ("number", "arguments", "answer"),
+    [
+        (162, (), "idle"), (306, (9,), "idle"), (74, (9,), "idle"), (72, (3, 1024, 0), "refuse"), (72, (3, 1026, 1), "refuse"),
+        (72, (3, 8, 7), "refuse"), (72, (3, 15, 7), "refuse"), (72, (3, 10, 19), "refuse"), (72, (3, 2, 1), "allow"),
+        (72, (3, 1031, 9), "allow"), (72, (3, 0, 3), "allow"), (16, (3, 0x8901, 7), "refuse"), (16, (3, 0x8902, 7), "refuse"),
+        (16, (3, 0x5401, 7), "allow"), (30, (1, 0, 0), "refuse"), (31, (1, 0, 0), "refuse"), (241, (7,), "refuse"),
+        (62, (7, 9), "allow"), (0, (0, 7, 7), "allow"), (41, (2, 1, 0), "refuse"), (56, (0x20000000,), "refuse"),
+    ],
+)  # fmt: skip
+def test_the_filter_answers_a_call(number, arguments, answer):
+    assert _answer(program_filter(), number, *arguments, *(0,) * (6 - len(arguments))) == answer
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are those of x86_64")
+@pytest.mark.parametrize(
+    ("number", "arguments", "answer"),
+    [
+        (62, (7, 9), "allow"), (62, (PROTECTED, 9), "refuse"), (62, (0, 9), "refuse"), (62, (2**32 - 1, 9), "refuse"),
+        (62, (2**32 - 7, 9), "refuse"), (200, (7, 9), "allow"), (200, (PROTECTED, 9), "refuse"), (234, (7, 7, 9), "allow"),
+        (234, (PROTECTED, 7, 9), "refuse"), (234, (7, PROTECTED, 9), "refuse"), (297, (PROTECTED, 7, 9), "refuse"),
+        (129, (PROTECTED, 9), "refuse"), (129, (7, 9), "allow"), (424, (3, 9), "refuse"), (0, (PROTECTED, 9), "allow"),
+    ],
+)  # fmt: skip
+def test_the_filter_of_a_test_protects_one_process(number, arguments, answer):
+    assert _answer(protecting_filters()["x86_64"], number, *arguments, *(0,) * (6 - len(arguments))) == answer
+
+
+def _nested(folder, name, depth):
+    """Directories in each other, made by descriptors: their path is longer than a path may be."""
+    at = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=at)
+        inner = os.open(name, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = inner
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=at))
+    os.close(at)
+
+
+@pytest.mark.parametrize(("name", "depth"), [("d", 60), ("d", 1100), ("d", 5000), ("e" * 255, 300)])
+def test_a_directory_of_any_depth_is_counted_and_removed(tmp_path, name, depth):
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    _nested(folder, name, depth)
+    (folder / "locked").mkdir(0o300)
+    (folder / "locked" / "inner").mkdir(0o500)
+    (folder / "to-elsewhere").symlink_to(tmp_path)
+    (tmp_path / "elsewhere").write_text("kept")
+    size, entries = scratch_size(folder), 4096 * (depth + 4)
+    assert size > 1 << 50 if depth > DEEPEST else entries <= size <= entries + 2 * 4096  # a link may take a block
+    remove(folder)
+    remove(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+
+
+def test_a_tree_that_does_not_work_is_ended_and_one_that_does_is_not(backend):
+    limits = Limits(cpu_s=10, wall_s=60, idle_s=1.0)
+    programs = {
+        "import time; time.sleep(50)": ("over-budget", "idle"),
+        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)": ("over-budget", "idle"),
+        "import os, time\nif os.fork() == 0:\n    while time.process_time() < 3: pass\nelse:\n    os.wait()": (
+            "ok",
+            None,
+        ),
+        "import time\nfor _ in range(15): time.sleep(0.1); sum(range(2_000_000))": ("ok", None),
+    }
+
+    async def run():
+        sandbox = select_sandbox(backend)
+        try:
+            return [await sandbox.run(program, limits=limits) for program in programs]
+        finally:
+            await sandbox.close()
+
+    assert [(str(ended.verdict), ended.limit) for ended in asyncio.run(run())] == list(programs.values())
+
+
+def test_multiprocessing_works_among_forked_processes(backend):
+    program = """
+import multiprocessing, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import shared_memory
+def square(x):
+    return x * x
+def work(queue, total, lock, event, barrier):
+    for _ in range(200):
+        with lock: total.value += 1
+    barrier.wait()
+    event.wait()
+    queue.put("x" * 100_000)
+lock, total, event = multiprocessing.RLock(), multiprocessing.Value("i", 0), multiprocessing.Event()
+queue, barrier = multiprocessing.Queue(), multiprocessing.Barrier(3)
+processes = [multiprocessing.Process(target=work, args=(queue, total, lock, event, barrier)) for _ in range(3)]
+for process in processes: process.start()
+event.set()
+sizes = [len(queue.get()) for _ in processes]
+for process in processes: process.join()
+with multiprocessing.Pool(2) as pool: squares = pool.map(square, range(10))
+with ProcessPoolExecutor(2) as pool: more = list(pool.map(square, range(3)))
+bounded = multiprocessing.BoundedSemaphore(2)
+taken = [bounded.acquire(timeout=0.05) for _ in range(3)]
+with multiprocessing.Lock() as held: pass
+for _ in range(2): bounded.release()
+try: bounded.release()
+except ValueError: taken.append("full")
+shared = shared_memory.SharedMemory(create=True, size=9)
+child = multiprocessing.Process(target=shared.buf.__setitem__, args=(0, 7))
+child.start()
+child.join()
+print(sizes, total.value, squares, more, taken, shared.buf[0])
+shared.close()
+shared.unlink()
+"""
+
+    async def run():
+        sandbox = select_sandbox(backend)
+        try:
+            return await sandbox.run(program, limits=Limits(cpu_s=20, wall_s=60))
+        finally:
+            await sandbox.close()
+
+    ended = asyncio.run(run())
+    assert ended.stdout.decode() == (
+        "[100000, 100000, 100000] 600 [0, 1, 4, 9, 16, 25, 36, 49, 64, 81] [0, 1, 4] [True, True, False, 'full'] 7\n"
+    ), ended.stderr.decode()

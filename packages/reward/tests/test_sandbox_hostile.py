@@ -1,5 +1,6 @@
 """Every backend that works here against the contract and the table of hostile programs, as this user and as another one."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -7,14 +8,17 @@ import subprocess
 import sys
 import tempfile
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 import tailrace.contracts
 import tailrace.reward
-from tailrace.reward.sandbox import probe_sandbox
-from tailrace.reward.sandbox.testing import HOSTILE
+from tailrace.reward.code import CodeRun, SandboxFailedError, read_tests, run_tests
+from tailrace.reward.sandbox import probe_sandbox, select_sandbox
+from tailrace.reward.sandbox.testing import HOSTILE, hostile
+from tailrace.reward.sandbox.testing.bait import Bait
 
 BACKENDS = {
     "sandlock": "tailrace.reward.sandbox.sandlock:sandlock_sandbox:8",
@@ -58,6 +62,42 @@ def test_the_table_is_large():
 @backends
 def test_hostile_programs_harm_nothing_and_leave_nothing(backend):
     _check(_examine(backend, list(HOSTILE)), list(HOSTILE))
+
+
+def _judge_as_tests(backend, names):
+    """What became of hostile programs as programs of a row: one that takes no input and prints a secret."""
+    prelude = files("tailrace.reward.sandbox.testing").joinpath("hostile_prelude.py.txt").read_text("utf-8")
+    tests = read_tests({"tests": [{"stdin": "", "stdout": "secret"}] * 2, "limits": {"memory_mib": 64}})
+
+    async def outcomes(given):
+        start = prelude.replace("GIVEN", repr(json.dumps(given)))
+        sandbox, turns = select_sandbox(backend), asyncio.Semaphore(4)
+
+        async def one(name):
+            async with turns:
+                try:
+                    return await run_tests(sandbox, start + HOSTILE[name].source, tests, 0.5)
+                except SandboxFailedError as error:
+                    return error
+
+        try:
+            return dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
+        finally:
+            await sandbox.close()
+
+    with Bait() as bait:
+        found = asyncio.run(outcomes(bait.given() | {"supervisor": os.getpid(), "calls": hostile._calls()}))
+        return found, bait.harms()
+
+
+@backends
+@pytest.mark.parametrize("names", [SOME, pytest.param(sorted(HOSTILE), marks=pytest.mark.deep)], ids=["some", "all"])
+def test_hostile_programs_earn_nothing_and_choose_no_failure_of_the_sandbox(backend, names):
+    if not _works(backend).works:
+        pytest.skip(f"{backend} does not work here: {_works(backend).reason}")
+    found, harms = _judge_as_tests(backend, names)
+    assert {name: run for name, run in found.items() if not isinstance(run, CodeRun) or run.right} == {}
+    assert harms == []
 
 
 @pytest.fixture(scope="module")

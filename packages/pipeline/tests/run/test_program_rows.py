@@ -8,6 +8,7 @@ from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.data_check import check_data
 from tailrace.pipeline.run.prompt_reading import read_files
+from tailrace.pipeline.run.scoring import score_settings
 from tailrace.reward.code import read_tests
 from tailrace.reward.tasks import get_task, write_jsonl
 
@@ -68,3 +69,23 @@ def test_rows_that_cannot_be_tested_are_told_with_their_places(model, form):
     first, second = str(raised.value).splitlines()
     assert "as test 1, expected 'tests'" in first
     assert "found a row without tests" in second
+
+
+@pytest.mark.parametrize("answer", ["", "print('7' * 3000)"])
+def test_rows_that_no_program_can_pass_are_refused_with_or_without_a_reference(model, answer):
+    long = WHOLE | {"answer": answer, "metadata": {"tests": [{"stdin": "", "stdout": "7" * 3000}]}}
+    config = written(model, "jsonl", [long])
+    assert not check_data(config).faults
+    small = {"reward": {"code": {"output_kib": 2}}, "task": {"train": str(model / "train.jsonl")}}
+    with pytest.raises(
+        ConfigError, match="found 3,000 bytes of 'stdout' in test 1 and output_kib = 2, expected a limit"
+    ):
+        check_data(validate([("mine", small | {"model": {"path": str(model)}})]))
+
+
+def test_settings_of_programs_reach_the_scheduler(model):
+    own = {"memory_mib": 64, "output_kib": 2, "tolerance": 1e-4}
+    config = validate(
+        [("mine", {"reward": {"code": own}, "task": {"train": "x.jsonl"}, "model": {"path": str(model)}})]
+    )
+    assert {name: getattr(score_settings(config, ())["code"], name) for name in own} == own

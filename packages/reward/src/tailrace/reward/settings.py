@@ -11,6 +11,9 @@ from tailrace.reward.errors import SettingsError
 from tailrace.reward.judge.config import JudgeConfig
 from tailrace.reward.timeouts import AdaptiveTimeout
 
+TOLERANCE = 1e-9
+"""The default relative error of numbers. Programs may add up in another order, and print more digits than the reference."""
+
 
 class Kind(StrEnum):
     """What a verifier needs, and so the pool that it waits for.
@@ -84,17 +87,29 @@ class CodeSettings(PoolSettings):
         timeouts: the timeout of one test.
         recheck_share: time that may go into trying again, with the largest timeout, a sample of the programs that used up
             their timeout, as a share of the time of all scores. It shows how many timeouts were false; 0 turns it off.
+        memory_mib: memory of a program; None: as much as its row's tests need, and 256 MiB at least. A row's own limit counts.
+        output_kib: KiB that a test may give; None: four times what its row's tests expect, and 64 KiB at least. Likewise.
+        tolerance: relative error of numbers where a program or a test writes them with a point or an exponent; where 0 is
+            expected, the absolute error; 0: they are compared exactly. A row's own ``tolerance`` counts.
     """
 
     workers: int = 2
     sandbox: str = "auto"
     timeouts: AdaptiveTimeout = field(default_factory=AdaptiveTimeout)
     recheck_share: float = 0.05
+    memory_mib: int | None = None
+    output_kib: int | None = None
+    tolerance: float = TOLERANCE
 
     def __post_init__(self) -> None:
         PoolSettings.__post_init__(self)
         if not 0 <= self.recheck_share <= 1:
             raise SettingsError(f"found recheck_share = {self.recheck_share:g}, expected 0 to 1")
+        if not 0 <= self.tolerance < 1:
+            raise SettingsError(f"found tolerance = {self.tolerance:g}, expected 0 or more, and less than 1")
+        for name, least in (("memory_mib", 16), ("output_kib", 1)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise SettingsError(f"found {name} = {value}, expected at least {least}")
 
 
 @dataclass(frozen=True, slots=True)

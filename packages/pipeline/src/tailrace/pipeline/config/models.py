@@ -282,6 +282,12 @@ class CodePoolConfig(_Strict):
     """how much longer than the anchor a test may take"""
     recheck_share: float = Field(default=0.05, ge=0, le=1)
     """time for trying a sample of timed-out programs again with the largest timeout, as a share of the time of all scores"""
+    memory_mib: Annotated[int, Field(ge=16)] | None = None
+    """most MiB of memory of a program whose row gives no limit; none: as its tests need, and 256 at least"""
+    output_kib: Positive | None = None
+    """most KiB that a test gives whose row gives no limit; none: four times what its row's tests expect, and 64 at least"""
+    tolerance: float = Field(default=1e-9, ge=0, lt=1)
+    """relative error of numbers that are no integers, in rows that give none; where 0 is expected, the absolute error"""
 
 
 class JudgePoolConfig(_Strict):

@@ -23,6 +23,7 @@ from tailrace.pipeline.roles.beginnings import COLUMN, Beginning, beginning_of
 from tailrace.pipeline.roles.prompts import METADATA, item_metadata
 from tailrace.pipeline.run.chat import Chat
 from tailrace.pipeline.run.prompt_lengths import Context, context_of
+from tailrace.pipeline.run.scoring import code_settings
 from tailrace.reward import Kind, kind_of
 from tailrace.reward.code import CodeRowError, read_tests
 from tailrace.trajstore import Prompt, PromptFileError, read_prompts
@@ -165,6 +166,7 @@ class _Reader:
         may_be_empty: bool,
     ) -> None:
         task = config.task
+        self._code = code_settings(config)
         self._begun, self._may_be_empty = begun, may_be_empty
         self._overlong, self._path, self._context, self._chat = task.overlong, source.path, context, chat
         self._verifier, self._default = source.verifier, task.verifier
@@ -199,7 +201,7 @@ class _Reader:
             verifier = prompt.verifier or self._default
             self.verifiers.setdefault(verifier)
             if wrong is None and kind_of(verifier) is Kind.CODE:
-                wrong = _wrong_tests(prompt)
+                wrong = self._wrong_tests(prompt)
                 if wrong is None and prompt.answer.strip() and len(self.references) < REFERENCES:
                     self.references.append((where, prompt))
             self.first = self.first or prompt
@@ -221,6 +223,13 @@ class _Reader:
             return "found an empty prompt, expected text"
         if prompt.verifier is not None and prompt.verifier not in self._known:
             return f"found the verifier {prompt.verifier!r}, {expected_one_of(prompt.verifier, sorted(self._known))}"
+        return None
+
+    def _wrong_tests(self, prompt: Prompt) -> str | None:
+        try:
+            read_tests(item_metadata(prompt), self._code)
+        except CodeRowError as error:
+            return str(error)
         return None
 
     def _with_beginning(self, beginning: Beginning) -> str:
@@ -257,14 +266,6 @@ def _read(reader: _Reader, into: Path | None) -> None:
             if file is not None:
                 row = {"prompt": text, "answer": prompt.answer, "verifier": prompt.verifier}
                 file.write(json.dumps({**row, **prompt.metadata}) + "\n")
-
-
-def _wrong_tests(prompt: Prompt) -> str | None:
-    try:
-        read_tests(item_metadata(prompt))
-    except CodeRowError as error:
-        return str(error)
-    return None
 
 
 def merged(columns: Mapping[str, Any]) -> dict[str, Any]:

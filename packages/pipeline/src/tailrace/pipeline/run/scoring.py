@@ -26,12 +26,8 @@ def score_settings(config: RunConfig, verifiers: Iterable[str]) -> dict[str, Any
     Raises:
         ConfigError: two settings contradict each other.
     """
-    functions, code, judge = config.reward.math, config.reward.code, config.reward.judge
+    functions, judge = config.reward.math, config.reward.judge
     own = {name: name for name in verifiers if is_reference(name)}
-    try:
-        timeouts = AdaptiveTimeout(code.min_timeout_s, code.max_timeout_s, code.timeout_factor)
-    except SettingsError as error:
-        raise ConfigError(f"keys 'reward.code.min_timeout_s', 'reward.code.max_timeout_s': {error}") from error
     # The controller tries again what fails, so a pool tries once.
     return {
         "math": VerifierSettings(
@@ -41,14 +37,7 @@ def score_settings(config: RunConfig, verifiers: Iterable[str]) -> dict[str, Any
             own=own,
             timeout_s=config.deadlines.verify_s,
         ),
-        "code": CodeSettings(
-            workers=code.workers,
-            queue=code.queue,
-            attempts=1,
-            sandbox=code.sandbox,
-            timeouts=timeouts,
-            recheck_share=code.recheck_share,
-        ),
+        "code": code_settings(config),
         "judge": JudgeSettings(
             workers=judge.workers,
             queue=judge.queue,
@@ -58,6 +47,30 @@ def score_settings(config: RunConfig, verifiers: Iterable[str]) -> dict[str, Any
             start_timeout_s=config.deadlines.start_s,
         ),
     }
+
+
+def code_settings(config: RunConfig) -> CodeSettings:
+    """The settings of the pool of programs.
+
+    Raises:
+        ConfigError: two settings contradict each other.
+    """
+    code = config.reward.code
+    try:
+        timeouts = AdaptiveTimeout(code.min_timeout_s, code.max_timeout_s, code.timeout_factor)
+    except SettingsError as error:
+        raise ConfigError(f"keys 'reward.code.min_timeout_s', 'reward.code.max_timeout_s': {error}") from error
+    return CodeSettings(
+        workers=code.workers,
+        queue=code.queue,
+        attempts=1,
+        sandbox=code.sandbox,
+        timeouts=timeouts,
+        recheck_share=code.recheck_share,
+        memory_mib=code.memory_mib,
+        output_kib=code.output_kib,
+        tolerance=code.tolerance,
+    )
 
 
 def _judge(config: RunConfig) -> JudgeConfig | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tailrace.reward.code.rechecks import Rechecks
-from tailrace.reward.code.rows import program_in, read_tests
+from tailrace.reward.code.rows import CodeTests, program_in, read_tests
 from tailrace.reward.code.run import CodeRun, run_tests
 from tailrace.reward.items import Recheck, ScoreItem, ScoringResult
 from tailrace.reward.sandbox import Sandbox
@@ -24,7 +24,7 @@ class CodeBackend:
     """
 
     def __init__(self, sandbox: Sandbox, settings: CodeSettings, rechecked: Callable[[Recheck], None]) -> None:
-        self._sandbox, self._timeouts = sandbox, settings.timeouts
+        self._sandbox, self._settings, self._timeouts = sandbox, settings, settings.timeouts
         self._anchors = Anchors()
         self._rechecked = rechecked
         self._rechecks = Rechecks(settings.recheck_share, self._recheck)
@@ -35,10 +35,10 @@ class CodeBackend:
         Raises:
             ScoringError: the row's tests are malformed, or the sandbox failed.
         """
-        reference_s = read_tests(item.metadata).reference_time_s
-        timeout_s = self._timeouts.timeout_s(self._anchors.get(hash(item.prompt_text), reference_s))
+        tests = read_tests(item.metadata, self._settings)
+        timeout_s = self._timeouts.timeout_s(self._anchors.get(hash(item.prompt_text), tests.reference_time_s))
         with self._rechecks.measured():
-            found = await self._run(item, timeout_s)
+            found = await self._run(item, tests, timeout_s)
         if found.over_time and timeout_s < self._timeouts.t_max_s:
             self._rechecks.over_time(item)
         return ScoringResult(item.trajectory, float(found.right), found.right, over_budget=found.over_budget)
@@ -49,11 +49,11 @@ class CodeBackend:
         await self._sandbox.close()
 
     async def _recheck(self, item: ScoreItem) -> None:
-        found = await self._run(item, self._timeouts.t_max_s)
+        found = await self._run(item, read_tests(item.metadata, self._settings), self._timeouts.t_max_s)
         self._rechecked(Recheck(item.trajectory, found.right))
 
-    async def _run(self, item: ScoreItem, timeout_s: float) -> CodeRun:
-        program, tests = program_in(said(item.response_text, item.metadata)), read_tests(item.metadata)
+    async def _run(self, item: ScoreItem, tests: CodeTests, timeout_s: float) -> CodeRun:
+        program = program_in(said(item.response_text, item.metadata), tests.entry_point)
         found = await run_tests(self._sandbox, program, tests, timeout_s)
         if found.right and item.prompt_text:
             self._anchors.right(hash(item.prompt_text), found.slowest_s)

@@ -1,19 +1,26 @@
-"""Runs inside the sandbox, as text: it calls a program with the inputs of each test and writes the values out.
+"""Runs inside the sandbox, as text: it runs a program with the input of each test, and passes on what it gives.
 
-It knows no expected value, so a program that takes it over can only write values, which it must compute first. Each test runs
-in a process of its own, with its CPU time limited by a timer; a program that resets the timer meets the sandbox's own limit.
-It must run under ``python -I -S``, and imports only what loads at once: `json` and `signal` would take half of the time of a
+It knows no expected value, so a program that takes it over can only write values, which it must compute first. Each test is a
+process of its own, which goes on as the program and ends as any Python program does: threads are joined, what stands at exit
+is called, streams are flushed. A timer limits its CPU time; a program that resets it meets the sandbox's own limit. The process
+of a test cannot signal the harness, and cannot open its memory or its descriptors.
+It must run under ``python -I -S``, and imports only what loads at once: `json` and `ctypes` would take half of the time of a
 short program.
 
-stdin: marshalled ``{"program", "entry_point", "inputs", "cpu_s", "idle_s", "wall_s", "reply_bytes"}``
-stdout: for each test that ran, a line of JSON: ``{"value": ...}``, ``{"error": status}`` or ``{"over": limit}`` (the limit is
-cpu, wall or output), each with ``cpu_s``. It ends after a test that is over a limit.
+stdin: lines of base64. First marshalled ``{"program", "entry_point", "count", "cpu_s", "wall_s", "reply_bytes", "filters",
+"stands"}``, then for each test its marshalled arguments, or its text as UTF-8. In the filters, `stands` is where the harness's
+process id goes.
+stdout: ``{"tests": count}`` once it may begin. For each test that ran: lines of base64 with what it gave, which is text of JSON
+where there is an entry point; then a line of JSON, ``{"status": exit status}`` or ``{"over": limit}`` (cpu, wall or output),
+each with ``cpu_s``. It ends after a test that is over a limit. ``{"failed": reason}``: the harness itself failed.
 """
 
 from __future__ import annotations
 
+import _ctypes
 import _json
 import _signal  # type: ignore[import-not-found]
+import binascii
 import io
 import marshal
 import os
@@ -24,10 +31,12 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 LOOK_S = 0.1
-WORK_S = 0.005  # less CPU time than this between two looks is waiting
+FRAMES = 4  # of the sandbox and of the harness, below the program's own; those of calls into C count too
+PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 4, 22, 38
 
 
 def dumps(value: Any) -> str:
@@ -40,125 +49,206 @@ def dumps(value: Any) -> str:
     return "".join(_json.make_encoder({}, refuse, text, None, ": ", ", ", False, False, True)(value, 0))
 
 
-class Nowhere(io.RawIOBase):
-    """Takes what a function prints."""
+class Word(_ctypes._SimpleCData):  # type: ignore[type-arg]
+    """A 16-bit number of C."""
 
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: Any) -> int:
-        return len(text)
+    _type_ = "H"
 
 
-def value_of(asked: dict[str, Any], given: Any, out: int) -> None:
-    """Run one test. Writes its value to a pipe."""
-    for stream in (1, 2):
-        os.close(stream)
-    sys.stdout = sys.stderr = io.TextIOWrapper(Nowhere())  # a sandbox need not have /dev/null
-    space: dict[str, Any] = {"__name__": "__main__" if asked["entry_point"] is None else "program"}
-    if asked["entry_point"] is None:
-        with open("stdin", "w", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(given)
-        os.dup2(os.open("stdin", os.O_RDONLY), 0)
-        os.dup2(out, 1)
-        sys.stdin, sys.stdout = open(0, encoding="utf-8"), open(1, "w", encoding="utf-8")  # noqa: SIM115
-        try:
-            exec(compile(asked["program"], "program", "exec"), space)  # noqa: S102 (inside the sandbox)
-        except SystemExit as left:
-            if left.code not in (None, 0):
-                raise
-        finally:
-            sys.stdout.flush()
-        return
-    exec(compile(asked["program"], "program", "exec"), space)  # noqa: S102 (inside the sandbox)
-    value = dumps(space[asked["entry_point"]](*given)).encode()
-    while value:
-        value = value[os.write(out, value) :]
+class Text(_ctypes._SimpleCData):  # type: ignore[type-arg]
+    """A pointer to bytes."""
+
+    _type_ = "z"
 
 
-def child(asked: dict[str, Any], given: Any, out: int) -> None:
-    """The process of one test. Never returns."""
+class Filter(_ctypes.Structure):
+    """The kernel's ``struct sock_fprog``."""
+
+    _fields_ = (("length", Word), ("lines", Text))
+
+
+def prctl(option: int, *arguments: Any) -> None:
+    """As prctl(2)."""
+    address = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
+    if _ctypes.call_function(address, (option, *arguments, *(0,) * (4 - len(arguments)))) != 0:
+        raise OSError(f"prctl({option}) was refused")
+
+
+def write(out: int, data: bytes) -> None:
+    """Write all of it."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(out, view) :]
+
+
+def say(out: int, **found: Any) -> None:
+    """Write a line of JSON."""
+    write(out, dumps(found).encode() + b"\n")
+
+
+def made(name: str) -> dict[str, Any]:
+    """The namespace of a new module that stands where imports find it."""
+    module, here = type(sys)(name), os.getcwd()  # noqa: PTH109 (no more imports than needed)
+    sys.modules[name] = module
+    sys.path.insert(0, here)
+    own: dict[str, Any] = {"__file__": f"{here}/program.py", "__cached__": None, "__annotations__": {}}
+    vars(module).update(own, __builtins__=sys.modules["builtins"])
+    return vars(module)
+
+
+def called(asked: dict[str, Any], given: Any, out: int) -> None:
+    """Call the program's function and write its value. Never returns."""
+    sys.modules["__main__"] = type(sys)("__main__")
+    space = made("program")
     status = 1
     try:
-        value_of(asked, given, out)
+        exec(compile(asked["program"], "program.py", "exec", dont_inherit=True), space)  # noqa: S102 (inside the sandbox)
+        first, *rest = asked["entry_point"].split(".")
+        if not rest and first not in space and hasattr(space.get("Solution"), first):
+            first, rest = "Solution", [first]
+        function = space[first]
+        for name in rest:
+            function = getattr(function() if isinstance(function, type) else function, name)
+        write(out, dumps(function(*given)).encode())
         status = 0
-    finally:  # whatever the program raises, the process must not go on as a second harness
+    finally:  # the value is known: a thread that goes on for ever takes nothing from it
         os._exit(status)
 
 
-def test(asked: dict[str, Any], given: Any) -> dict[str, Any]:
-    """The outcome of one test."""
+def run(asked: dict[str, Any]) -> None:
+    """Run the whole program. It ends with the process."""
+    space = made("__main__")
+    sys.setrecursionlimit(sys.getrecursionlimit() + FRAMES)
+    exec(compile(asked["program"], "program.py", "exec", dont_inherit=True), space)  # noqa: S102 (inside the sandbox)
+
+
+def become_test(asked: dict[str, Any], given: bytes, out: int, path: str) -> Callable[[], None]:
+    """Turn this new process into that of a test. What is returned goes on as the program."""
+    argument = marshal.loads(given) if asked["entry_point"] is not None else None  # noqa: S302 (from outside the sandbox)
+    os.dup2(1, 2)  # which lead nowhere
+    if asked["entry_point"] is None:
+        stdin = os.open(path, os.O_RDONLY)
+        os.dup2(stdin, 0)
+        os.dup2(out, 1)
+        raw = io.FileIO(0, "r", closefd=False)  # made anew, since this one can be sought in
+        raw.name = "<stdin>"
+        text = io.TextIOWrapper(io.BufferedReader(raw), "utf-8", "surrogateescape")
+        text.mode = "r"  # type: ignore[misc]
+        sys.stdin = sys.__stdin__ = text  # type: ignore[misc]
+    prctl(PR_SET_DUMPABLE, 1)
+    pids = (number.to_bytes(4, sys.byteorder) for number in (asked["stands"], os.getppid()))
+    lines = asked["filters"][os.uname().machine].replace(*pids)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    prctl(PR_SET_SECCOMP, 2, _ctypes.byref(Filter(len(lines) // 8, lines)))
+    _signal.setitimer(_signal.ITIMER_PROF, asked["cpu_s"])
+    if asked["entry_point"] is None:
+        return lambda: run(asked)
+    return lambda: called(asked, argument, out)
+
+
+def test(asked: dict[str, Any], requests: io.BufferedReader, replies: int) -> Callable[[], None] | bool:
+    """One test. Returns whether the next one may follow; in the process of the test itself, what goes on as the program."""
+    given = binascii.a2b_base64(requests.readline())
+    path = "stdin-" + os.urandom(8).hex()  # no earlier test can stand in its way
+    if asked["entry_point"] is None:
+        stdin = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        write(stdin, given)
+        os.close(stdin)
+        given = b""
     reading, writing = os.pipe()
+    told, tell = os.pipe()
+    begun = time.monotonic()
     pid = os.fork()
     if pid == 0:
-        os.close(reading)
-        _signal.setitimer(_signal.ITIMER_PROF, asked["cpu_s"])
-        child(asked, given, writing)
+        try:
+            goes_on = become_test(asked, given, writing, path)
+            os.write(tell, b"+")
+        except BaseException as error:
+            os.write(tell, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
+            os._exit(1)
+        requests.close()
+        kept = writing if asked["entry_point"] is not None else 3
+        os.closerange(3, kept)
+        os.closerange(kept + (kept == writing), 1 << 20)
+        return goes_on
+    del given
     os.close(writing)
-    watch, parts, size = Watch(pid, asked), [], 0
-    while not watch.over:
-        ready, _, _ = select.select([reading], [], [], LOOK_S)
-        if not ready:
-            watch.look()
-            continue
-        part = os.read(reading, 1 << 16)
-        if not part:
+    os.close(tell)
+    ready = os.read(told, 1000)
+    os.close(told)
+    if ready != b"+":
+        raise OSError(f"a test could not begin: {ready.decode(errors='replace')}")
+    over, size, status, used = "", 0, -1, None
+    while True:
+        if time.monotonic() - begun > asked["wall_s"]:
+            over = "wall"
+        elif select.select([reading], [], [], LOOK_S)[0]:
+            part = os.read(reading, 1 << 16)
+            if not part:
+                break
+            size += len(part)
+            over = "output" if size > asked["reply_bytes"] else ""
+            if not over:
+                write(replies, binascii.b2a_base64(part))
+        elif used is None and asked["entry_point"] is not None:
+            # It may have left processes that hold the pipe: its value is there as soon as it has ended.
+            ended, status, used = os.wait4(pid, os.WNOHANG)
+            used = used if ended else None
+        elif used is not None and asked["entry_point"] is not None:
             break
-        parts.append(part)
-        size += len(part)
-        if size > asked["reply_bytes"]:
-            watch.over = "output"
+        if over:
+            break
     os.close(reading)
-    if watch.over:
-        os.kill(pid, _signal.SIGKILL)
     pause_s = 0.0005
-    while True:  # it may have closed the pipe and live on
-        ended, status, used = os.wait4(pid, os.WNOHANG)
-        if ended:
-            break
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LOOK_S)
-        if not watch.over and watch.look():
+    while used is None:  # it may have closed the pipe and live on
+        if not over and time.monotonic() - begun > asked["wall_s"]:
+            over = "wall"
+        if over:
             os.kill(pid, _signal.SIGKILL)
+        ended, status, used = os.wait4(pid, os.WNOHANG)
+        if not ended:
+            used = None
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LOOK_S)
+    if asked["entry_point"] is None:
+        try:
+            os.unlink(path)  # noqa: PTH108
+        except OSError:  # the program has moved it
+            path = ""
     cpu_s = used.ru_utime + used.ru_stime
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == _signal.SIGPROF:
-        watch.over = "cpu"
-    if watch.over:
-        return {"over": watch.over, "cpu_s": cpu_s}
-    if status != 0:
-        return {"error": status, "cpu_s": cpu_s}
-    return {"value": b"".join(parts).decode("utf-8", "replace"), "cpu_s": cpu_s}
+        over = "cpu"
+    if over:
+        say(replies, over=over, cpu_s=cpu_s)
+        return False
+    say(replies, status=os.waitstatus_to_exitcode(status), cpu_s=cpu_s)
+    return True
 
 
-class Watch:
-    """Tells whether a process waits for too long. One that wants to run and gets no core does not wait."""
-
-    def __init__(self, pid: int, asked: dict[str, Any]) -> None:
-        self.over = ""
-        self.clock = (~pid << 3) | 2  # the process's CPU clock, as clock_getcpuclockid(3) reckons it
-        self.asked, self.begun = asked, time.monotonic()
-        self.worked, self.used_s = self.begun, 0.0
-
-    def look(self) -> str:
-        """Look at its CPU time. Returns what it is over, if anything."""
-        now, used_s = time.monotonic(), time.clock_gettime(self.clock)
-        if used_s >= self.used_s + WORK_S:
-            self.worked, self.used_s = now, used_s
-        if now - self.worked > self.asked["idle_s"] or now - self.begun > self.asked["wall_s"]:
-            self.over = "wall"
-        return self.over
-
-
-def main() -> None:
-    """Run the tests that stdin asks for."""
-    asked = marshal.loads(sys.stdin.buffer.read())  # noqa: S302 (it comes from outside the sandbox)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for given in asked["inputs"]:
-        found = test(asked, given)
-        sys.stdout.write(dumps(found) + "\n")
-        sys.stdout.flush()
-        if "over" in found:
-            return
+def main() -> Callable[[], None] | None:
+    """Run the tests that stdin asks for. In the process of a test, returns what goes on as the program."""
+    requests, replies = open(os.dup(0), "rb"), os.dup(1)  # noqa: SIM115, PTH123
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    try:
+        asked = marshal.loads(binascii.a2b_base64(requests.readline()))  # noqa: S302 (from outside the sandbox)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        prctl(PR_SET_DUMPABLE, 0)
+        with open("program.py", "wb") as file:  # noqa: PTH123
+            file.write(asked["program"].encode("utf-8", "surrogatepass"))
+        say(replies, tests=asked["count"])
+        for _ in range(asked["count"]):
+            found = test(asked, requests, replies)
+            if not isinstance(found, bool):
+                return found
+            if not found:
+                break
+    except Exception as error:
+        say(replies, failed=f"{type(error).__name__}: {error}")
+    return None
 
 
-main()
+go_on = main()
+if go_on is not None:
+    go_on()

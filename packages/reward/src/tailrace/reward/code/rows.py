@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import keyword
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tailrace.reward.code.compare import same_text, same_value
 from tailrace.reward.errors import CodeRowError
 from tailrace.reward.extraction import tagged
+from tailrace.reward.settings import TOLERANCE, CodeSettings
 
-MEMORY_MIB = 256
-_FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
+MEMORY_MIB, OUTPUT_KIB = 256, 64
+"""Limits of tests that are small."""
+_LEAST_MEMORY_MIB = 16  # of which an interpreter that does nothing takes most
+_MEMORY_TIMES, _OUTPUT_TIMES = 16, 4  # what a program may need beyond, as multiples of a test's input and output
 _FORMS = 'a list of {"args": [...], "expected": value} with "entry_point", or of {"stdin": text, "stdout": text}'
+_DEFAULTS = CodeSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +28,14 @@ class CodeTests:
     """The hidden tests of a row.
 
     Args:
-        entry_point: the function that is called; None: each test runs the whole program.
+        entry_point: the function that is called, or a method, such as ``Solution.f``; None: each test runs the whole program.
         inputs: for each test, the function's arguments, or the text on stdin.
         expected: for each test, the value of the function as JSON, or the text on stdout.
         reference_time_s: CPU seconds of the reference solution's slowest test, if that was measured.
         memory_mib: memory of the program.
+        output_kib: KiB that a test may give.
+        tolerance: relative error of numbers, see `same_value` and `same_text`.
+        input_bytes: size of the largest input.
     """
 
     entry_point: str | None
@@ -34,13 +43,19 @@ class CodeTests:
     expected: tuple[Any, ...]
     reference_time_s: float | None = None
     memory_mib: int = MEMORY_MIB
+    output_kib: int = OUTPUT_KIB
+    tolerance: float = TOLERANCE
+    input_bytes: int = 0
 
 
-def read_tests(metadata: Mapping[str, Any]) -> CodeTests:
+def read_tests(metadata: Mapping[str, Any], settings: CodeSettings = _DEFAULTS) -> CodeTests:
     """The tests in a row's metadata: its key ``tests`` holds a list, or the list's JSON as text.
 
+    Limits are those of the row's ``limits``, else of the settings, else as large as its tests need. ``tolerance`` is the row's,
+    else that of the settings.
+
     Raises:
-        CodeRowError: there are none, or they are malformed. The message says what was found.
+        CodeRowError: there are none, they are malformed, or no program can pass them. The message says what was found.
     """
     found = metadata.get("tests")
     if isinstance(found, str):  # a column of a table has one type, which arguments need not have
@@ -52,46 +67,215 @@ def read_tests(metadata: Mapping[str, Any]) -> CodeTests:
         keys = ", ".join(map(repr, sorted(metadata))) or "no keys"
         raise CodeRowError(f"found a row without tests ({keys}), expected 'tests': {_FORMS}")
     entry_point = metadata.get("entry_point")
-    if entry_point is not None and not (isinstance(entry_point, str) and entry_point.isidentifier()):
-        raise CodeRowError(f"found 'entry_point' = {entry_point!r:.60}, expected the name of a function")
+    if entry_point is not None and not (isinstance(entry_point, str) and all(map(_is_name, entry_point.split(".")))):
+        raise CodeRowError(
+            f"found 'entry_point' = {entry_point!r:.60}, expected the name of a function, or Class.method"
+        )
     given, wanted = ("stdin", "stdout") if entry_point is None else ("args", "expected")
     for number, test in enumerate(found, 1):
         well = isinstance(test, Mapping) and given in test and wanted in test
         if not well or not isinstance(test[given], str if entry_point is None else list):
             raise CodeRowError(f"found {test!r:.80} as test {number}, expected 'tests': {_FORMS}")
-    return CodeTests(
+        if entry_point is None and not isinstance(test[wanted], str):
+            raise CodeRowError(f"found 'stdout' = {test[wanted]!r:.60} in test {number}, expected text")
+    inputs, expected = tuple(test[given] for test in found), tuple(test[wanted] for test in found)
+    in_bytes, out_bytes = _sizes(given, inputs), _sizes(wanted, expected)
+    limits = _limits(metadata)
+    output_kib = limits["output_kib"] or settings.output_kib
+    memory_mib = limits["memory_mib"] or settings.memory_mib
+    if output_kib is not None and max(out_bytes) > output_kib << 10:
+        place = out_bytes.index(max(out_bytes))
+        raise CodeRowError(
+            f"found {max(out_bytes):,} bytes of '{wanted}' in test {place + 1} and output_kib = {output_kib}, expected a limit"
+            " that a right program can keep"
+        )
+    tests = CodeTests(
         entry_point,
-        tuple(test[given] for test in found),
-        tuple(test[wanted] for test in found),
-        _number(metadata, "reference_time_s"),
-        _memory(metadata),
+        inputs,
+        expected,
+        _number(metadata, "reference_time_s", "seconds"),
+        memory_mib or MEMORY_MIB + (_MEMORY_TIMES * (max(in_bytes) + max(out_bytes)) >> 20),
+        output_kib or max(OUTPUT_KIB, -(-_OUTPUT_TIMES * max(out_bytes) >> 10)),
+        settings.tolerance if (own := _number(metadata, "tolerance", "an error")) is None else own,
+        max(in_bytes),
     )
+    _refuse_contradictions(tests)
+    return tests
 
 
-def program_in(response: str) -> str:
-    """The program of a response: its last complete fenced block, else its answer tag, else the whole response."""
-    fenced = _FENCE.findall(response)
-    if fenced:
-        return str(fenced[-1])
-    inside = tagged(response)
-    return response if inside is None else inside
+def _sizes(name: str, values: Sequence[Any]) -> list[int]:
+    """Bytes of each value as it is written: text as UTF-8, others as JSON."""
+    found = []
+    for number, value in enumerate(values, 1):
+        try:
+            written = value if name in ("stdin", "stdout") else json.dumps(value)
+            found.append(len(written.encode()))
+            if name == "expected" and not same_value(written, value, 0):
+                raise ValueError("it equals nothing that a function can return")
+        except (UnicodeEncodeError, TypeError, ValueError, RecursionError) as error:
+            raise CodeRowError(
+                f"found '{name}' in test {number} that no program can be given or give ({error!s:.80}), expected"
+                f" {'text that UTF-8 can hold' if name.startswith('std') else 'JSON'}"
+            ) from error
+    return found
 
 
-def _number(metadata: Mapping[str, Any], key: str) -> float | None:
+def _refuse_contradictions(tests: CodeTests) -> None:
+    """Refuse tests of one input that expect different things."""
+    first: dict[str, int] = {}
+    for number, given in enumerate(tests.inputs):
+        before = first.setdefault(given if tests.entry_point is None else json.dumps(given), number)
+        one, other = tests.expected[before], tests.expected[number]
+        if before == number or one == other:
+            continue
+        if tests.entry_point is None:
+            same = same_text(one, other, tests.tolerance)
+        else:
+            same = same_value(json.dumps(one), other, tests.tolerance)
+        if not same:
+            raise CodeRowError(
+                f"found tests {before + 1} and {number + 1} that give the same and expect {one!r:.40} and {other!r:.40},"
+                " expected tests that a program can pass"
+            )
+
+
+def _number(metadata: Mapping[str, Any], key: str, what: str) -> float | None:
     found = metadata.get(key)
     if found is None:
         return None
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < math.inf:
-        raise CodeRowError(f"found '{key}' = {found!r:.60}, expected seconds, at least 0")
+        raise CodeRowError(f"found '{key}' = {found!r:.60}, expected {what}, at least 0")
     return float(found)
 
 
-def _memory(metadata: Mapping[str, Any]) -> int:
+def _limits(metadata: Mapping[str, Any]) -> dict[str, int | None]:
+    least: dict[str, int] = {"memory_mib": _LEAST_MEMORY_MIB, "output_kib": 1}
     limits = metadata.get("limits") or {}
-    unknown = [key for key in limits if key != "memory_mib"] if isinstance(limits, Mapping) else [limits]
+    unknown = [key for key in limits if key not in least] if isinstance(limits, Mapping) else [limits]
     if unknown:
-        raise CodeRowError(f"found {unknown[0]!r:.60} in 'limits', expected 'memory_mib' or nothing")
-    memory = limits.get("memory_mib") or MEMORY_MIB
-    if isinstance(memory, bool) or not isinstance(memory, int) or memory < 1:
-        raise CodeRowError(f"found limits.memory_mib = {memory!r:.60}, expected a whole number above 0")
-    return memory
+        raise CodeRowError(f"found {unknown[0]!r:.60} in 'limits', expected 'memory_mib', 'output_kib' or nothing")
+    found: dict[str, int | None] = {}
+    for key, lowest in least.items():
+        value = limits.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise CodeRowError(f"found limits.{key} = {value!r:.60}, expected a whole number above 0")
+        if value is not None and value < lowest:
+            raise CodeRowError(f"found limits.{key} = {value}, expected at least {lowest}: Python itself takes as much")
+        found[key] = value
+    return found
+
+
+def _is_name(text: str) -> bool:
+    return text.isidentifier() and not keyword.iskeyword(text)
+
+
+@dataclass(slots=True)
+class _Block:
+    """A fenced block: the first word of its info string in lower case, and its text."""
+
+    language: str
+    text: str
+
+
+_PYTHON = re.compile(r"[{.]*(?:python|py|ipython|pypy)[0-9.]*(?![\w-])")
+_FENCE = re.compile(r"(?P<before>(?:[ \t>]|[-*+](?=[ \t])|[0-9]{1,9}[.)](?=[ \t]))*)(?P<marks>`{3,}|~{3,})(?P<info>.*)")
+_LATE_FENCE = re.compile(
+    r"(?P<before>)(?<!`)(?P<marks>`{3,})(?P<info>[ \t]*(?:python|py)[0-9.]*)[ \t]*$", re.IGNORECASE
+)
+_LOOSE = re.compile(r"```([^\n`]*)\n(.*?)```", re.DOTALL)
+# Each is tried at the start of a line without its white space; none takes more than linear time on any text.
+_STATEMENT = re.compile(
+    r"(?:async\s+)?(?:def|class|for|while|if|with|try)\b.*:|import\s|from\s+\S+\s+import\b|@\w|[^=]+=\s*lambda\b"
+    r"|(?:[^=()\"']+=\s*)?[\w.]+\(.*\)\s*(?:#.*)?$"
+)
+_ASSIGNMENT = re.compile(r"\w+\s*=[^=]")
+_OUTPUT = re.compile(r"\b(?:print|stdout|write)\b")
+
+
+def program_in(response: str, entry_point: str | None = None) -> str:
+    """The program of a response: a complete fenced block, else its answer tag, else the whole response.
+
+    Of several blocks the last one counts that can be the program: one that defines the entry point, or without one, one that
+    prints.
+    A sample of the output after it is none, nor is a block in another language. What stands before ``</think>`` counts only if
+    there is no block behind it.
+
+    Args:
+        response: any text, in Markdown.
+        entry_point: the function that is called, or ``Class.method``; None: the whole program is run.
+    """
+    thought, _, said = response.rpartition("</think>")
+    blocks = _blocks(said) or (_blocks(thought) if thought else [])
+    if blocks:
+        ranks = [_rank(block, entry_point) for block in blocks]
+        return blocks[max(range(len(blocks)), key=lambda place: (ranks[place], place))].text
+    inside = tagged(response)
+    return response if inside is None else inside
+
+
+def _rank(block: _Block, entry_point: str | None) -> int:
+    """How likely a block is the program."""
+    python = bool(_PYTHON.match(block.language))
+    if block.language and not python:
+        return 0
+    lines = [line.strip() for line in block.text.splitlines()]
+    if entry_point is not None:
+        name = entry_point.split(".")[0]
+        defines = re.compile(rf"(?:(?:async\s+)?def|class)\s+{name}\b|{name}\s*(?::[^=]+)?=[^=]")
+        if any(map(defines.match, lines)):
+            return 5
+    if any(map(_STATEMENT.match, lines)):
+        return 4 if entry_point is None and _OUTPUT.search(block.text) else 3
+    return 2 if python or any(map(_ASSIGNMENT.match, lines)) else 1
+
+
+def _blocks(text: str) -> list[_Block]:
+    """The complete fenced blocks of a text, as CommonMark has them. Those within a block that is no program stand for it."""
+    found = []
+    for block in _fenced(text):
+        inner = [] if _PYTHON.match(block.language) else list(_fenced(block.text))
+        found += inner or [block]
+    return found or [_Block(_language(info), inside) for info, inside in _LOOSE.findall(text)]
+
+
+def _language(info: str) -> str:
+    return (info.split() or [""])[0].lower()
+
+
+def _fenced(text: str) -> Iterator[_Block]:
+    opened: re.Match[str] | None = None
+    kept: list[str] = []
+    for line in re.findall(r"[^\n]*\n|[^\n]+", text):
+        bare = line.rstrip("\r\n")
+        if opened is None:
+            opened = _FENCE.fullmatch(bare)
+            if opened is None or (opened["marks"][0] == "`" and "`" in opened["info"]):
+                opened = _LATE_FENCE.search(bare)
+            kept = []
+            continue
+        before = opened["before"]
+        line = _unquoted(line, before.count(">"))
+        width = len(before) - before.rfind(">") - 1
+        marks = line.strip()
+        indented = len(line) - len(line.lstrip(" "))
+        if indented <= width + 3 and len(marks) >= len(opened["marks"]) and not marks.strip(opened["marks"][0]):
+            yield _Block(_language(opened["info"]), _outdented(kept, width))
+            opened = None
+        else:
+            kept.append(line)
+
+
+def _unquoted(line: str, depth: int) -> str:
+    """A line without so many marks of a quote, if it has them."""
+    for _ in range(depth):
+        rest = line.lstrip(" \t")
+        if not rest.startswith(">"):
+            break
+        line = rest[1:]
+    return line
+
+
+def _outdented(lines: list[str], width: int) -> str:
+    """Lines without the white space that they all have, up to a width."""
+    common = min((len(line) - len(line.lstrip(" \t")) for line in lines if line.strip()), default=0)
+    return "".join(line[min(width, common) :] if line.strip() else line for line in lines)

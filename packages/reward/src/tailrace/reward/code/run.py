@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 import json
 import marshal
 from dataclasses import dataclass
@@ -10,12 +11,17 @@ from pathlib import Path
 from tailrace.reward.code.compare import same_text, same_value
 from tailrace.reward.code.rows import CodeTests
 from tailrace.reward.errors import SandboxFailedError
-from tailrace.reward.sandbox import Limits, RunVerdict, Sandbox
+from tailrace.reward.sandbox import DEFAULT_LIMITS, Limits, ProgramRun, RunVerdict, Sandbox
+from tailrace.reward.sandbox.seccomp import PROTECTED, protecting_filters
 
 _HARNESS = Path(__file__).with_name("harness.py").read_text(encoding="utf-8")
-_REPLY_BYTES = 1 << 16  # of one test
+_FILTERS = protecting_filters()
 _STARTING_CPU_S, _STARTING_WALL_S = 1.0, 5.0  # of the harness itself
+_BYTES_PER_S = 10e6  # what the harness passes on
 _WALL = 10.0  # wall time of a test as a multiple of its CPU time: cores may be busy
+_HARNESS_MIB = 32  # its memory and its files, which are not the program's
+_SCRATCH_MIB = 16
+_UNFLUSHED = 120  # Python's exit status where a stream could not be flushed at the end: what came of it is compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,47 +54,83 @@ async def run_tests(sandbox: Sandbox, program: str, tests: CodeTests, timeout_s:
     asked = {
         "program": program,
         "entry_point": tests.entry_point,
-        "inputs": tests.inputs,
+        "count": count,
         "cpu_s": timeout_s,
-        "idle_s": timeout_s + 1,
         "wall_s": wall_s,
-        "reply_bytes": _REPLY_BYTES,
+        "reply_bytes": tests.output_kib << 10,
+        "filters": _FILTERS,
+        "stands": PROTECTED,
     }
+    whole = tests.entry_point is None
+    given = [marshal.dumps(asked), *(each.encode() if whole else marshal.dumps(each) for each in tests.inputs)]
+    stdin = b"".join(map(binascii.b2a_base64, given))
+    output_kib = count * (2 * tests.output_kib + 4)  # base64, a line for each part that the harness reads
+    passing_s = (len(stdin) + (output_kib << 10)) / _BYTES_PER_S
+    input_mib = -(-tests.input_bytes >> 20)
     limits = Limits(
-        cpu_s=count * timeout_s + _STARTING_CPU_S,
-        wall_s=count * wall_s + _STARTING_WALL_S,
-        memory_mib=tests.memory_mib,
-        output_kib=count * 6 * _REPLY_BYTES >> 10,  # JSON writes a byte in six at most
+        cpu_s=count * timeout_s + _STARTING_CPU_S + passing_s,
+        wall_s=count * wall_s + _STARTING_WALL_S + passing_s,
+        memory_mib=tests.memory_mib + _HARNESS_MIB + 4 * input_mib,
+        processes=DEFAULT_LIMITS.processes + 1,
+        output_kib=output_kib,
+        scratch_mib=_SCRATCH_MIB + 2 * input_mib,
+        idle_s=timeout_s + 1,
     )
-    run = await sandbox.run(_HARNESS, stdin=marshal.dumps(asked), limits=limits)
+    run = await sandbox.run(_HARNESS, stdin=stdin, limits=limits)
     if run.verdict is RunVerdict.INFRASTRUCTURE:
         raise SandboxFailedError(f"the sandbox {run.isolation!r} failed: {run.reason}")
     if run.verdict is RunVerdict.OVER_BUDGET:
         size = {
             "cpu": f"cpu {limits.cpu_s:g} s",
             "wall": f"wall {limits.wall_s:g} s",
-            "memory": f"memory {limits.memory_mib} MiB",
+            "idle": f"wall {timeout_s + 1:g} s",
+            "memory": f"memory {tests.memory_mib} MiB",
         }
         over = run.limit or "a limit"
-        return CodeRun(False, size.get(over, over), over in ("cpu", "wall"))
-    return _judged(run.stdout, run.cpu_s, tests, timeout_s)
+        return CodeRun(False, size.get(over, over), over in ("cpu", "wall", "idle"))
+    try:
+        return _judged(run, tests, timeout_s)
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+    ):  # the program has garbled what the harness says
+        return CodeRun(False)
 
 
-def _judged(stdout: bytes, cpu_s: float, tests: CodeTests, timeout_s: float) -> CodeRun:
-    """Compare the harness's lines. A program may have garbled them, which makes it wrong."""
-    same = same_text if tests.entry_point is None else same_value
-    slowest_s, right = 0.0, 0
-    for line, expected in zip(stdout.decode("utf-8", "replace").splitlines(), tests.expected, strict=False):
-        try:
-            found = json.loads(line)
-            over, value, seconds = found.get("over"), found.get("value"), float(found["cpu_s"])
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return CodeRun(False)
+def _judged(run: ProgramRun, tests: CodeTests, timeout_s: float) -> CodeRun:
+    """Compare what the harness wrote.
+
+    Raises:
+        SandboxFailedError: the harness failed.
+    """
+    slowest_s, right, parts = 0.0, 0, []
+    begun, _, rest = run.stdout.partition(b"\n")
+    if not begun.startswith(b'{"tests"'):
+        said = (run.stderr.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"])[-1]
+        raise SandboxFailedError(f"the harness of the tests could not begin: {said:.200}")
+    for line in rest.splitlines():
+        if not line.startswith(b"{"):
+            parts.append(line)
+            continue
+        found = json.loads(line)
+        if "failed" in found:
+            raise SandboxFailedError(f"the harness of the tests failed: {found['failed']:.200}")
+        over, seconds = found.get("over"), float(found["cpu_s"])
         if over in ("cpu", "wall"):
             return CodeRun(False, f"{over} {timeout_s + (over == 'wall'):g} s", over_time=True)
         if over is not None:
-            return CodeRun(False, "output 64 KiB")
-        if not isinstance(value, str) or not same(value, expected):
+            return CodeRun(False, f"output {tests.output_kib} KiB")
+        value, parts = b"".join(map(binascii.a2b_base64, parts)).decode("utf-8", "replace"), []
+        if not _passed(value, found["status"], tests, right):
             return CodeRun(False)
-        slowest_s, right = max(slowest_s, min(seconds, cpu_s)), right + 1
+        slowest_s, right = max(slowest_s, min(seconds, run.cpu_s)), right + 1
     return CodeRun(right == len(tests.expected), slowest_s=slowest_s)
+
+
+def _passed(value: str, status: int, tests: CodeTests, test: int) -> bool:
+    if tests.entry_point is not None:
+        return status == 0 and same_value(value, tests.expected[test], tests.tolerance)
+    return status in (0, _UNFLUSHED) and same_text(value, tests.expected[test], tests.tolerance)

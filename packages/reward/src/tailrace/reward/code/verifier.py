@@ -17,7 +17,7 @@ def code(response: str, answer: str, metadata: Mapping[str, Any]) -> float:  # n
     """1.0 if the response's program passes every test, else 0.0. For a single call; a scheduler keeps its sandbox.
 
     Args:
-        response: the program is its last complete fenced block, else its answer tag, else the whole response.
+        response: its program is found as in `program_in`.
         answer: the reference solution, which is not needed here.
         metadata: the tests, see `read_tests`.
 
@@ -27,12 +27,13 @@ def code(response: str, answer: str, metadata: Mapping[str, Any]) -> float:  # n
         SandboxFailedError: the sandbox failed.
     """
     tests = read_tests(metadata)
+    program = program_in(said(response, metadata), tests.entry_point)
 
     async def judge() -> float:
         sandbox = select_sandbox()
         try:
             limit = AdaptiveTimeout().timeout_s(tests.reference_time_s)
-            return float((await run_tests(sandbox, program_in(said(response, metadata)), tests, limit)).right)
+            return float((await run_tests(sandbox, program, tests, limit)).right)
         finally:
             await sandbox.close()
 

@@ -13,21 +13,34 @@ from tailrace.reward.sandbox.protocol import Limits
 _OPEN_FILES = 256
 _MIB = 1 << 20
 
+_SHARED_MEMORY = Path(__file__).with_name("shared_memory.py").read_text(encoding="utf-8")
 # Runs in the sandboxed interpreter, before the program, which then has the whole process. `site` is not imported (it would
 # add site-packages), so the two names that programs use of it are made here.
 _BOOT = """\
-def boot():
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name not in ("_multiprocessing", "_posixshmem", "multiprocessing.heap"):
+            return None
+        import sys
+        space = sys.modules.get("multiprocessing shared memory")
+        if space is None:
+            space = sys.modules["multiprocessing shared memory"] = type(sys)("multiprocessing shared memory")
+            exec(compile(SHARED, "shared_memory", "exec", dont_inherit=True), vars(space))
+        return space.spec_of(name, path, sys.meta_path[1:])
+def boot(finder):
     import _sitebuiltins, builtins, sys
     builtins.exit, builtins.quit = _sitebuiltins.Quitter("exit", "EOF"), _sitebuiltins.Quitter("quit", "EOF")
+    sys.meta_path.insert(0, finder)
     with open(sys.argv[1], "rb") as file:
         source = file.read()
     sys.argv[:] = ["program.py"]
     return compile(source, "program.py", "exec", dont_inherit=True)
 __file__ = "program.py"
-code = boot()
-del boot
+code = boot(Finder)
+del boot, Finder
 exec(code)
-"""
+""".replace("SHARED", repr(_SHARED_MEMORY))
 
 
 def executable() -> Path:

@@ -32,16 +32,18 @@ def become_subreaper() -> None:
 
 @dataclass(slots=True)
 class Usage:
-    """What a group uses at one moment, and its CPU seconds so far."""
+    """What a group uses at one moment, whether one of it has a core or waits for one, and its CPU seconds so far."""
 
     processes: int
     threads: int
     memory_bytes: int
+    runs: bool
     cpu_s: float
 
 
 @dataclass(slots=True)
 class _Stat:
+    runs: bool
     threads: int
     own_cpu_s: float
     waited_cpu_s: float
@@ -86,6 +88,7 @@ class ProcessGroup:
             processes=len(seen),
             threads=sum(stat.threads for stat in seen),
             memory_bytes=sum(stat.resident_bytes for stat in seen),
+            runs=any(stat.runs for stat in seen),
             cpu_s=max(waited, sum(self._cpu_s.values())),
         )
 
@@ -149,4 +152,4 @@ class ProcessGroup:
                 continue
             own, waited = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
             resident = int(fields[21]) * _PAGE_BYTES
-            self._members[pid] = _Stat(int(fields[17]), own / _TICKS, waited / _TICKS, resident)
+            self._members[pid] = _Stat(fields[0] == b"R", int(fields[17]), own / _TICKS, waited / _TICKS, resident)

@@ -18,7 +18,8 @@ class Limits:
         memory_mib: resident memory in MiB.
         processes: processes at a time; each may have 8 threads on average.
         output_kib: KiB of stdout and of stderr, each.
-        scratch_mib: MiB of files in its scratch directory.
+        scratch_mib: MiB of files in its scratch directory; directories more than 64 deep in each other count as more than any.
+        idle_s: seconds in which none of its processes works; None: as long as the wall limit lets it.
 
     Raises:
         ValueError: a limit is not above zero, or not finite.
@@ -30,10 +31,13 @@ class Limits:
     processes: int = 16
     output_kib: int = 64
     scratch_mib: int = 16
+    idle_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
+            if name == "idle_s" and value is None:
+                continue
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"found {name}={value!r}, expected a finite number above 0")
         for name in ("memory_mib", "processes", "output_kib", "scratch_mib"):
@@ -63,7 +67,8 @@ class ProgramRun:
 
     Args:
         verdict: how it ended.
-        limit: the limit that it ran into: ``cpu``, ``wall``, ``memory``, ``processes``, ``output`` or ``scratch``.
+        limit: the limit that it ran into: ``cpu``, ``wall``, ``memory``, ``processes``, ``output``, ``scratch``
+            or ``idle``.
         exit_code: its exit code, 128 + n after signal n, None where it has none.
         stdout: what it wrote, at most ``output_kib``.
         stderr: likewise.

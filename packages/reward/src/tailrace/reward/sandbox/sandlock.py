@@ -7,7 +7,6 @@ that then becomes the program; limits are the supervisor's, and the filter is ou
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -17,11 +16,11 @@ from tailrace.reward.sandbox.confinement import drop_capabilities, install_filte
 from tailrace.reward.sandbox.launch import Ended, SandboxFailureError, start_group
 from tailrace.reward.sandbox.process_group import ProcessGroup
 from tailrace.reward.sandbox.protocol import Limits
+from tailrace.reward.sandbox.scratch import scratch_size
 from tailrace.reward.sandbox.seccomp import program_filter
 from tailrace.reward.sandbox.supervised import SupervisedSandbox
 
 NAME = "sandlock"
-_ENTRY_BYTES = 4096
 
 
 def sandlock_sandbox(workers: str = "") -> SupervisedSandbox:
@@ -69,13 +68,7 @@ class SandlockLauncher:
         return frozenset()
 
     def scratch_bytes(self, scratch: Path, group: ProcessGroup) -> int:  # noqa: ARG002 (it lies on the host)
-        total = 0
-        for folder, names, files in os.walk(scratch):
-            total += _ENTRY_BYTES * (len(names) + len(files))
-            for name in files:
-                with contextlib.suppress(OSError):
-                    total += Path(folder, name).lstat().st_blocks * 512
-        return total
+        return scratch_size(scratch)
 
     def ended(self, group: ProcessGroup) -> Ended:
         if group.status is None:

@@ -3,7 +3,8 @@
 It closes what namespaces, Landlock and resource limits leave open: sockets other than connected pairs, memory outside of
 resident sets (memfd, SysV shared memory), parts of the kernel that a program never needs and that had many holes, and what
 Landlock does not cover: a change of another process of the same user (prlimit, priorities), of the owner, mode, times or
-attributes of any file of that user, a watch on its files, and a datagram to a socket file.
+attributes of any file of that user, a watch or a lease on its files, a signal by the owner of a descriptor, and a datagram to a
+socket file.
 """
 
 from __future__ import annotations
@@ -37,19 +38,30 @@ DENIED_CALLS: dict[str, tuple[int | None, int | None]] = {
     "listen": (50, 201), "inotify_init1": (294, 26), "inotify_init": (253, None), "chown": (92, None),
     "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54), "setxattr": (188, 5), "lsetxattr": (189, 6),
     "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
-    "setxattrat": (463, 463), "removexattrat": (466, 466), "file_setattr": (469, 469),
+    "setxattrat": (463, 463), "removexattrat": (466, 466), "file_setattr": (469, 469), "shmat": (30, 196),
+    "shmctl": (31, 195), "semop": (65, 193), "semctl": (66, 191), "semtimedop": (220, 192), "msgsnd": (69, 189),
+    "msgrcv": (70, 188), "msgctl": (71, 187), "mq_unlink": (241, 181),
 }  # fmt: skip
-# Without error and without effect. Programs stay in the group that one signal ends, and need no other modes and times.
+# Without error and without effect. Programs stay in the group that one signal ends, and need no other modes and times; what
+# they write need not reach a disk, and a sync of everything holds up the whole machine.
 _IDLE: dict[str, tuple[int | None, int | None]] = {
     "setsid": (112, 157), "setpgid": (109, 154), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53),
     "fchmodat2": (452, 452), "utime": (132, None), "utimes": (235, None), "futimesat": (261, None),
-    "utimensat": (280, 88),
+    "utimensat": (280, 88), "sync": (162, 81), "syncfs": (306, 267), "fsync": (74, 82), "fdatasync": (75, 83),
+    "sync_file_range": (277, 84),
 }  # fmt: skip
 # Allowed on the calling process only: the first argument, a process id, must be 0.
 _ONLY_ONESELF = {
     "prlimit64": (302, 261), "sched_setaffinity": (203, 122), "sched_setattr": (314, 274),
     "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
 }  # fmt: skip
+# By their second argument: F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY; FIOSETOWN, SIOCSPGRP.
+_DENIED_COMMANDS = {(72, 25): (8, 10, 15, 1024, 1026), (16, 29): (0x8901, 0x8902)}
+_KILL_ONE = {"kill": (62, 129), "tkill": (200, 130), "rt_sigqueueinfo": (129, 138)}
+_KILL_THREAD = {"tgkill": (234, 131), "rt_tgsigqueueinfo": (297, 240)}
+_PIDFD_SEND_SIGNAL = (424, 424)
+PROTECTED = 0x7F00007F
+"""Stands in a `protecting_filter` for the id of the process that it protects."""
 _SETPRIORITY = (141, 140)
 _SOCKETPAIR = (53, 199)
 _SOCK_STREAM, _SOCK_SEQPACKET, _SOCK_TYPE = 1, 5, 0xF
@@ -92,12 +104,35 @@ def program_filter() -> bytes:
         (_RETURN, 0, 0, deny),
     ]
     code += _if_call(_SETPRIORITY[column], itself)
+    for numbers, commands in _DENIED_COMMANDS.items():
+        body = [(_LOAD, 0, 0, _ARGS_AT + 8)]
+        body += [(_JEQ, len(commands) - place, 0, command) for place, command in enumerate(commands)]
+        code += _if_call(numbers[column], [*body, (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, deny)])
     for calls, answer in ((_IDLE, _ERRNO), (DENIED_CALLS, deny)):
         for each in calls.values():
             if (number := each[column]) is not None:
                 code += _if_call(number, [(_RETURN, 0, 0, answer)])
-    code.append((_RETURN, 0, 0, _ALLOW))
-    return b"".join(struct.pack("=HBBI", *line) for line in code)
+    return _packed(code)
+
+
+def protecting_filters() -> dict[str, bytes]:
+    """For each kind of machine, a filter for a process and its children that keeps their signals from the process `PROTECTED`,
+    from whole groups, and so from everything that they did not start."""
+    deny, found = (_RETURN, 0, 0, _ERRNO | errno.EPERM), {}
+    allow = (_RETURN, 0, 0, _ALLOW)
+    one = [(_LOAD, 0, 0, _ARGS_AT), (_JGE, 3, 0, 1 << 31), (_JEQ, 2, 0, 0), (_JEQ, 1, 0, PROTECTED), allow, deny]
+    thread = [(_LOAD, 0, 0, _ARGS_AT), (_JEQ, 3, 0, PROTECTED), (_LOAD, 0, 0, _ARGS_AT + 8), (_JEQ, 1, 0, PROTECTED)]
+    for machine, (column, _) in _MACHINES.items():
+        code = [(_LOAD, 0, 0, _NUMBER_AT), *_if_call(_PIDFD_SEND_SIGNAL[column], [deny])]
+        for calls, body in ((_KILL_ONE, one), (_KILL_THREAD, [*thread, allow, deny])):
+            for numbers in calls.values():
+                code += _if_call(numbers[column], body)
+        found[machine] = _packed(code)
+    return found
+
+
+def _packed(code: list[tuple[int, int, int, int]]) -> bytes:
+    return b"".join(struct.pack("=HBBI", *line) for line in (*code, (_RETURN, 0, 0, _ALLOW)))
 
 
 def _if_call(number: int, then: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:

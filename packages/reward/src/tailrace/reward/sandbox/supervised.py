@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any
 
 from tailrace.reward.errors import NoSandboxError
 from tailrace.reward.sandbox.protocol import DEFAULT_LIMITS, Limits, ProgramRun, RunVerdict
+from tailrace.reward.sandbox.scratch import remove
 from tailrace.reward.sandbox.supervisor import request
 
 _GRACE_S = 20.0  # for starting a supervisor, and for killing and clearing away what a program left
@@ -163,7 +163,8 @@ class _Supervisor:
         ):  # it died while a program ran, and could not end it
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._group, signal.SIGKILL)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # processes of the program may still be on their way out
+            remove(self._folder)
 
 
 def _failed(isolation: str, reason: str) -> ProgramRun:

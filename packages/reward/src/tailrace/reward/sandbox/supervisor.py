@@ -13,17 +13,18 @@ import contextlib
 import json
 import os
 import selectors
-import shutil
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tailrace.reward.sandbox.launch import Ended, Launcher, SandboxFailureError
-from tailrace.reward.sandbox.process_group import ProcessGroup, become_subreaper
+from tailrace.reward.sandbox.process_group import ProcessGroup, Usage, become_subreaper
 from tailrace.reward.sandbox.protocol import Limits
+from tailrace.reward.sandbox.scratch import empty, remove
 
 _POLL_S = 0.02
+_WORK_S = 0.02  # less CPU time than this is waiting; the kernel tells it in hundredths of a second
 _KILL_S = 10.0
 _READ_BYTES = 1 << 16
 _MIB = 1 << 20
@@ -88,11 +89,17 @@ class Supervisor:
                 header, stdout, stderr = self._run(program, scratch, stdin, limits)
             except (OSError, SandboxFailureError) as error:
                 header, stdout, stderr = _failure(f"{type(error).__name__}: {error}"), b"", b""
-            self._clear()
+            cleared = True
+            try:
+                empty(self._folder)
+            except OSError:
+                cleared = False  # what the program did is known all the same; the next one gets another supervisor
             if self._closed:
                 return
             header |= {"stdout": len(stdout), "stderr": len(stderr)}
             _write(self._replies, json.dumps(header).encode() + b"\n" + stdout + stderr)
+            if not cleared:
+                return
 
     def _run(self, program: Path, scratch: Path, stdin: bytes, limits: Limits) -> tuple[dict[str, Any], bytes, bytes]:
         pipes = [os.pipe() for _ in range(3)]
@@ -153,6 +160,7 @@ class Supervisor:
     ) -> tuple[str, float]:
         """Wait for the end of the program's first process; the limit that was met before, or "", and CPU seconds so far."""
         ends, looked, cpu_s = begun + limits.wall_s, begun, 0.0
+        worked, worked_s = begun, 0.0
         leader = os.pidfd_open(group.leader)
         try:
             with selectors.DefaultSelector() as selector:
@@ -183,25 +191,30 @@ class Supervisor:
                         return "wall", cpu_s
                     if now >= looked + _POLL_S:
                         looked = now
-                        limit, cpu_s = self._look(group, limits, scratch)
+                        limit, used = self._look(group, limits, scratch)
+                        cpu_s = used.cpu_s
                         if limit:
                             return limit, cpu_s
+                        if used.runs or cpu_s >= worked_s + _WORK_S:
+                            worked, worked_s = now, cpu_s
+                        elif limits.idle_s is not None and now - worked > limits.idle_s:
+                            return "idle", cpu_s
         finally:
             os.close(leader)
             os.close(stdin)
 
-    def _look(self, group: ProcessGroup, limits: Limits, scratch: Path) -> tuple[str, float]:
+    def _look(self, group: ProcessGroup, limits: Limits, scratch: Path) -> tuple[str, Usage]:
         used = group.usage(self._launcher.helpers(group))
         memory = limits.memory_mib * _MIB
         if used.cpu_s > limits.cpu_s:
-            return "cpu", used.cpu_s
+            return "cpu", used
         if used.processes > limits.processes or used.threads > limits.processes * _THREADS_PER_PROCESS:
-            return "processes", used.cpu_s
+            return "processes", used
         if used.memory_bytes > memory and group.shared_memory_bytes() > memory:
-            return "memory", used.cpu_s
+            return "memory", used
         if self._launcher.scratch_bytes(scratch, group) > limits.scratch_mib * _MIB:
-            return "scratch", used.cpu_s
-        return "", used.cpu_s
+            return "scratch", used
+        return "", used
 
     def _listen(self) -> None:
         part = os.read(self._control, _READ_BYTES)
@@ -209,29 +222,26 @@ class Supervisor:
         self._closed = not part
 
     def _request(self) -> tuple[bytes, bytes, Limits] | None:
-        while not self._closed:
-            line, found, rest = bytes(self._given).partition(b"\n")
-            if found:
-                asked = json.loads(line)
-                size, stdin = asked["program"], asked["stdin"]
-                if len(rest) >= size + stdin:
-                    self._given = bytearray(rest[size + stdin :])
-                    return rest[:size], rest[size : size + stdin], Limits(**asked["limits"])
+        end = sizes = 0
+        asked: dict[str, Any] = {}
+        while not asked or len(self._given) < sizes:
+            if not asked and (end := self._given.find(b"\n") + 1):
+                asked = json.loads(self._given[:end])
+                sizes = end + asked["program"] + asked["stdin"]
+                continue
+            if self._closed:
+                return None
             self._await_control()
-        return None
+        program = end + asked["program"]
+        found = bytes(self._given[end:program]), bytes(self._given[program:sizes]), Limits(**asked["limits"])
+        del self._given[:sizes]
+        return found
 
     def _await_control(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.select()  # it closes when the process that asks is gone
         self._listen()
-
-    def _clear(self) -> None:
-        for entry in self._folder.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
 
 
 def request(program: bytes, stdin: bytes, limits: Limits) -> bytes:
@@ -297,4 +307,4 @@ def main(launcher: Launcher, folder: Path) -> None:
     try:
         Supervisor(launcher, folder, control, replies).serve()
     finally:
-        shutil.rmtree(folder)
+        remove(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import secrets
@@ -24,6 +25,7 @@ class Bait:
     def __init__(self) -> None:
         self._word = secrets.token_hex(8)
         self._signals: list[int] = []
+        self._libc = ctypes.CDLL(None, use_errno=True)
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="tailrace-bait-")
@@ -32,6 +34,7 @@ class Bait:
         self._file = folder / "secret"
         self._file.write_text(self._word)
         self._file.chmod(0o666)
+        self._shared = self._libc.shmget(0, 4096, 0o1600)  # IPC_CREAT, for its owner
         self._tcp = socket.create_server(("127.0.0.1", 0))
         self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._udp.bind(("127.0.0.1", 0))
@@ -59,6 +62,7 @@ class Bait:
     ) -> None:
         signal.signal(signal.SIGTERM, self._handler)
         del os.environ["TAILRACE_BAIT"]
+        self._libc.shmctl(self._shared, 0, None)  # IPC_RMID
         for made in self._sockets:
             made.close()
         self._folder.cleanup()
@@ -73,6 +77,7 @@ class Bait:
             "tcp": self._tcp.getsockname()[1],
             "udp": self._udp.getsockname()[1],
             "pid": os.getpid(),
+            "shm": self._shared,
             "repository": str(Path(__file__).parent),
         }
 
@@ -97,7 +102,10 @@ class Bait:
             "scheduler": os.sched_getscheduler(0),
             "shared memory": sorted(name for name in os.listdir("/dev/shm") if "hostile" in name),  # noqa: PTH208, S108
             "SysV shared memory": [
-                line for line in Path("/proc/sysvipc/shm").read_text().splitlines() if " 4711 " in line
+                # key, id, permissions, and who is attached
+                line.split()[:2] + line.split()[6:7]
+                for line in Path("/proc/sysvipc/shm").read_text().splitlines()
+                if " 4711 " in line or line.split()[1] == str(self._shared)
             ],
             "the interpreter": (Path(sys.executable).stat().st_mtime_ns, Path(sys.executable).stat().st_nlink),
             "the library": (library.stat().st_mtime_ns, (library / "os.py").stat().st_mtime_ns),
