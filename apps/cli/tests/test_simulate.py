@@ -226,3 +226,35 @@ def test_progress_in_lines_now_and_then():
         "mine: 5 of 20 batches, 8 min 20 s simulated, 2,500 trajectories/s",
         "mine: 10 of 20 batches, 16 min 40 s simulated, 5,000 trajectories/s",
     ]
+
+
+def test_the_score_of_a_paper_is_the_last_word_and_of_all_papers_of_each(capsys):
+    assert main(["reproduce", "all", "--jobs", "1", "--only", "LAM-BCAST", "--only", "SF-COST-knee"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = [line for line in lines if "predictions scored" in line]
+    assert said == 2 * [
+        "laminar: predictions scored 0, statements right 0 of 0",
+        "staleflow: predictions scored 0, statements right 0 of 0",
+    ]
+    assert main(["reproduce", "all", "--only", "LAM-NO"]) == 2
+    assert "found the target 'LAM-NO', which no paper has" in capsys.readouterr().err
+
+
+def test_a_score_says_how_many_are_scored_the_median_the_worst_and_the_statements():
+    from tailrace.cli.reproduce import beside, score
+    from tailrace.fleetsim.reproduce import summarise
+    from tailrace.fleetsim.reproduce.records import record
+    from tailrace.laminar.paper import PAPER
+
+    known = {target.id: target for target in PAPER.targets()}
+    ours = {
+        "LAM-E2E-stream-avg": [1.768],
+        "LAM-REPACK-ovh": [15.52],
+        "LAM-E2E-verl-avg": [2.239],
+        "LAM-STALE-typ": [3.0],
+    }
+    summary = summarise([record(known[id_], values) for id_, values in ours.items()])
+    assert score("laminar", summary) == (
+        "laminar: predictions scored 2, median error 1078.8%, worst 2,149% (LAM-REPACK-ovh), statements right 1 of 1"
+    )
+    assert "1 more predictions that parameters were once chosen on stand apart" in next(beside(summary))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 
 import pytest
 
 from tailrace.contracts import PluginError
+from tailrace.fleetsim.errors import ReproductionError
 from tailrace.fleetsim.reproduce import reproduce
 from tailrace.fleetsim.reproduce.drawing import draw
 from tailrace.fleetsim.reproduce.records import OrderComparison, record, summarise
 from tailrace.fleetsim.reproduce.targets import Score, Target, TargetClass, Tolerance
+from tailrace.fleetsim.reproduce.targets import _target as _target_of
 
 
 def _target(id_: str, paper: tuple[float | bool, ...], unit: str = "x", **tolerance: float) -> Target:
@@ -20,10 +23,10 @@ def _target(id_: str, paper: tuple[float | bool, ...], unit: str = "x", **tolera
 
 
 def test_a_record_says_how_far_off_it_is() -> None:
-    one = record(_target("A", (2.0, 4.0), relative=0.2), [2.2, 5.0], fitted=())
+    one = record(_target("A", (2.0, 4.0), relative=0.2), [2.2, 5.0])
     assert one.errors == (pytest.approx(0.1), 0.25)
     assert one.relative_error == pytest.approx(0.175)
-    assert one.held_out
+    assert one.target.scored
     assert not one.within
     plain = one.plain()
     assert (plain["id"], plain["paper"], plain["ours"], plain["reason"]) == ("A", [2.0, 4.0], [2.2, 5.0], "a reason")
@@ -31,29 +34,53 @@ def test_a_record_says_how_far_off_it_is() -> None:
 
 
 def test_a_record_that_is_near_enough_has_no_reason_and_one_that_failed_has_its_own() -> None:
-    near = record(_target("A", (2.0,), relative=0.2), [2.1], fitted=("A",)).plain()
-    assert (near["ours"], near["held_out"], near["within"], near["reason"]) == (2.1, False, True, None)
-    failed = record(_target("A", (True,), unit="bool"), None, fitted=(), failed="it would hang").plain()
+    near = record(_target("A", (2.0,), relative=0.2), [2.1]).plain()
+    assert (near["ours"], near["scored"], near["within"], near["reason"]) == (2.1, True, True, None)
+    failed = record(_target("A", (True,), unit="bool"), None, failed="it would hang").plain()
     assert (failed["ours"], failed["relative_error"], failed["reason"]) == (None, 1.0, "it would hang")
 
 
-def test_the_median_is_of_held_out_ratios_alone() -> None:
-    records = [
-        record(_target("A", (1.0,), relative=0.2), [1.1], fitted=()),
-        record(_target("B", (1.0,), relative=0.2), [1.3], fitted=()),
-        record(_target("C", (1.0,), relative=0.2), [9.0], fitted=("C",)),
-        record(_target("D", (1.0,), unit="s", relative=0.2), [9.0], fitted=()),
-    ]
-    found = summarise(records, [OrderComparison("o", "one is faster", (("yes", True), ("no", False)))])
-    assert found.median_error == pytest.approx(0.2)
-    assert (found.ratios, found.within, found.targets, found.held_out_within, found.held_out) == (2, 1, 4, 1, 3)
+def test_orders_are_counted_apart() -> None:
+    found = summarise(
+        [record(_target("A", (1.0,), relative=0.2), [1.1])],
+        [OrderComparison("o", "one is faster", (("yes", True), ("no", False)))],
+    )
     assert (found.right, found.comparisons) == (1, 2)
+    assert (found.predictions.groups, found.predictions.statements) == (1, 0)
+
+
+def test_predictions_that_parameters_were_chosen_on_stand_apart() -> None:
+    records = [
+        record(_classed("A", (1.0,)), [1.3]),
+        record(_classed("B", (1.0,), was_fitted=True), [1.0]),
+        record(_classed("C", (1.0,), was_fitted=True), [1.1]),
+        record(_classed("D", (1.0,), "input"), [1.0]),
+        record(_classed("E", (1.0,), "identity"), [1.0]),
+        record(_classed("F", (1.0,), "fit"), [1.0]),
+    ]
+    found = summarise(records).predictions
+    assert (found.groups, found.apart, found.worst_id) == (1, 2, "A")
+    assert found.median == found.worst == pytest.approx(0.3)
+    assert found.median_with == pytest.approx(0.1)
+    assert [one.plain()["scored"] for one in records] == [True, False, False, False, False, False]
+    nothing = summarise(records[1:]).predictions
+    assert (nothing.groups, nothing.worst_id, math.isnan(nothing.median)) == (0, "", True)
+
+
+def test_a_target_without_a_class_is_refused() -> None:
+    entry = {"id": "A", "section": "1", "metric": "a number", "paper": 1.0, "unit": "x", "mode": "sim"}
+    for wrong in ({}, {"class": "guess"}):
+        with pytest.raises(
+            ReproductionError, match=r"target A: found class .*, expected one of prediction, fit, input"
+        ):
+            _target_of({**entry, **wrong})
+    assert _target_of({**entry, "class": "fit"}).kind is TargetClass.FIT
 
 
 def test_a_drawing_has_two_bars_for_each_number() -> None:
     records = [
-        record(_target("A", (1.0, 2.0), relative=0.2), [1.1, 2.0], fitted=()),
-        record(_target("B", (True,), unit="bool"), [True], fitted=()),
+        record(_target("A", (1.0, 2.0), relative=0.2), [1.1, 2.0]),
+        record(_target("B", (True,), unit="bool"), [True]),
     ]
     page = draw("laminar", records)
     assert page.count('id="charts"') == 1  # what is drawn is found by it
@@ -89,28 +116,26 @@ def _classed(id_: str, paper: tuple[float | bool, ...], kind: str = "prediction"
 
 def test_of_targets_with_classes_only_predictions_count_and_near_duplicates_once() -> None:
     records = [
-        record(_classed("A", (2.0,), without_effects=1.0), [2.2], fitted=()),
-        record(_classed("A2", (2.0,), leader="A", without_effects=1.0), [2.6], fitted=()),
-        record(_classed("B", (4.0,)), None, fitted=(), failed="not simulated"),
-        record(_classed("C", (1.0,), "fit"), [9.0], fitted=("C",)),
-        record(_classed("D", (1.0,), "out"), None, fitted=()),
-        record(_classed("E", (True,), score=Score.STATEMENT), [True], fitted=()),
-        record(_classed("F", (True,), score=Score.STATEMENT), None, fitted=()),
+        record(_classed("A", (2.0,), without_effects=1.0), [2.2]),
+        record(_classed("A2", (2.0,), leader="A", without_effects=1.0), [2.6]),
+        record(_classed("B", (4.0,)), None, failed="not simulated"),
+        record(_classed("C", (1.0,), "fit"), [9.0]),
+        record(_classed("D", (1.0,), "out"), None),
+        record(_classed("E", (True,), score=Score.STATEMENT), [True]),
+        record(_classed("F", (True,), score=Score.STATEMENT), None),
     ]
     found = summarise(records).predictions
-    assert found is not None
     assert (found.groups, found.compared, found.right, found.statements) == (2, 1, 1, 2)
     assert found.median == pytest.approx((0.2 + 1.0) / 2)  # the mean of A and A2, and what was not simulated
     assert found.without_effects == pytest.approx(0.5)
     assert found.compared_median == pytest.approx(0.2)
     assert (found.worst_id, found.worst, found.worst_value_id) == ("B", 1.0, "B")
     assert records[3].plain()["class"] == "fit"
-    assert summarise([record(_target("A", (1.0,), relative=0.2), [1.1], fitted=())]).predictions is None
 
 
 def test_each_value_may_have_a_range_and_is_off_by_its_distance_from_the_nearer_end() -> None:
     ranges = (Tolerance(between=(2.0, 4.0)), Tolerance(between=(0.0, 3.0)))
-    one = record(_classed("A", (2.0, 3.0), tolerances=ranges), [1.0, 6.0], fitted=())
+    one = record(_classed("A", (2.0, 3.0), tolerances=ranges), [1.0, 6.0])
     assert one.errors == (0.5, 1.0)
     assert [one.holds(0), one.holds(1)] == [False, False]
-    assert record(_classed("A", (2.0, 3.0), tolerances=ranges), [3.0, 0.0], fitted=()).within
+    assert record(_classed("A", (2.0, 3.0), tolerances=ranges), [3.0, 0.0]).within

@@ -1,4 +1,4 @@
-"""``tailrace reproduce``: a paper's printed numbers beside those of the simulator."""
+"""``tailrace reproduce``: the printed numbers of a paper, or of all, beside those of the simulator."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
@@ -18,14 +19,16 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.cli.panel import clock
-from tailrace.fleetsim.reproduce import PaperSummary, TargetRecord, reproduce, summarise
+from tailrace.contracts import plugins
+from tailrace.fleetsim.errors import ReproductionError
+from tailrace.fleetsim.reproduce import Paper, PaperSummary, TargetRecord, reproduce, summarise
 from tailrace.fleetsim.reproduce.drawing import draw
 from tailrace.fleetsim.reproduce.lab import LabProgress
-from tailrace.fleetsim.reproduce.paper import Reproduction
-from tailrace.fleetsim.reproduce.records import Predictions
+from tailrace.fleetsim.reproduce.paper import GROUP, Reproduction
 from tailrace.fleetsim.reproduce.targets import NOT_SIMULATED, Value
 
 LINE_EVERY_S = 5.0
+ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,30 +44,52 @@ class ReproduceOptions:
 
 
 def show_reproduction(options: ReproduceOptions) -> None:
-    """Simulate, print the table and write the files.
+    """Simulate, print the tables and write the files.
 
     Raises:
         TailraceError: the paper or a target does not exist.
     """
     jobs = options.jobs or os.cpu_count() or 1
+    papers = sorted(plugins.names(GROUP)) if options.paper == ALL else [options.paper]
+    only = _by_paper(papers, options.only)
     begun = time.monotonic()
-    with _shown(options.paper) as listener:
-        found = reproduce(options.paper, only=options.only, processes=jobs, quick=options.quick, listener=listener)
-    wall_s = time.monotonic() - begun
-    if options.json_file is not None:
-        options.json_file.write_text(json.dumps([record.plain() for record in found.records], indent=1) + "\n")
-    if options.page is not None:
-        options.page.write_text(draw(options.paper, found.records))
     console = Console() if sys.stdout.isatty() else Console(width=200)
-    show(found, console)
-    console.print(Text(f"{clock(wall_s)} on {jobs} processes", style="dim"))
+    found: dict[str, Reproduction] = {}
+    for paper in papers:
+        if options.only and not only[paper]:
+            continue
+        with _shown(paper) as listener:
+            found[paper] = reproduce(paper, only=only[paper], processes=jobs, quick=options.quick, listener=listener)
+        show(paper, found[paper], console)
+    records = [record for one in found.values() for record in one.records]
+    if options.json_file is not None:
+        options.json_file.write_text(json.dumps([record.plain() for record in records], indent=1) + "\n")
+    if options.page is not None:
+        options.page.write_text(draw(options.paper, records))
+    if len(found) > 1:
+        for paper, one in found.items():
+            console.print(Text(score(paper, summarise(one.records, one.compared)), style="bold"))
+    console.print(Text(f"{clock(time.monotonic() - begun)} on {jobs} processes", style="dim"))
     for path in (options.json_file, options.page):
         if path is not None:
             console.print(Text(f"written: {path}", style="dim"))
 
 
-def show(found: Reproduction, console: Console) -> None:
-    """Print the table, the orders and a summary."""
+def _by_paper(papers: Sequence[str], only: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The targets that were asked for, by paper. One that no paper has stays with the first, which complains."""
+    if len(papers) == 1:
+        return {papers[0]: tuple(only)}
+    known = {paper: {target.id for target in cast(Paper, plugins.load(GROUP, paper)).targets()} for paper in papers}
+    unknown = sorted(set(only) - set().union(*known.values()))
+    if unknown:
+        raise ReproductionError(
+            f"found the target {unknown[0]!r}, which no paper has, expected one that reproduce prints"
+        )
+    return {paper: tuple(id_ for id_ in only if id_ in ids) for paper, ids in known.items()}
+
+
+def show(paper: str, found: Reproduction, console: Console) -> None:
+    """Print a paper's table, its orders and its score."""
     console.print(table(found.records))
     misses = [record for record in found.records if not record.within and record.target.kind not in NOT_SIMULATED]
     for record in misses:
@@ -75,7 +100,12 @@ def show(found: Reproduction, console: Console) -> None:
         console.print(Text(f"{one.statement}: {right} of {len(one.comparisons)}"))
         for words in (words for words, holds in one.comparisons if not holds):
             console.print(Text(f"    not: {words}", style="yellow"))
-    console.print(Text(in_short(summarise(found.records, found.compared)), style="bold"))
+    for change in found.changes:
+        console.print(Text(f"changed on {change.date}: {change.what}", style="dim"))
+    summary = summarise(found.records, found.compared)
+    for line in beside(summary):
+        console.print(Text(line, style="dim"))
+    console.print(Text(score(paper, summary), style="bold"))
 
 
 def table(records: list[TargetRecord]) -> Table:
@@ -106,32 +136,36 @@ def table(records: list[TargetRecord]) -> Table:
 def _verdict(record: TargetRecord, index: int) -> Text:
     """Whether a value is within its tolerance, and what its target is used for."""
     kind, holds = record.target.kind, record.holds(index)
-    used = ("" if record.held_out else ", fitted") if kind is None else f", {kind}"
     if record.ours is None and kind in NOT_SIMULATED:
         return Text(str(kind), style="dim")
-    return Text(("within" if holds else "misses") + used, style="green" if holds else "yellow")
+    used = f"{kind}, once fitted" if record.target.was_fitted else str(kind)
+    return Text(f"{'within' if holds else 'misses'}, {used}", style="green" if holds else "yellow")
 
 
-def in_short(summary: PaperSummary) -> str:
-    """The summary, printed as the last line."""
-    parts = []
-    if summary.predictions is not None:
-        return _predicted(summary.predictions)
-    if summary.median_error is not None:
-        parts.append(f"median error of {summary.ratios} held-out ratios {summary.median_error:.1%}")
+def score(paper: str, summary: PaperSummary) -> str:
+    """The score of a paper, in one line."""
+    found = summary.predictions
+    errors = f"median error {found.median:.1%}, worst {found.worst:,.0%} ({found.worst_id}), " if found.groups else ""
+    return f"{paper}: predictions scored {found.groups}, {errors}statements right {found.right} of {found.statements}"
+
+
+def beside(summary: PaperSummary) -> Iterator[str]:
+    """What stands beside the score and is no part of it."""
+    found = summary.predictions
+    if found.apart:
+        yield (
+            f"{found.apart} more predictions that parameters were once chosen on stand apart; with them the median error is "
+            f"{found.median_with:.1%}"
+        )
+    if found.compared:
+        yield (
+            f"of the {found.compared} where that means something {found.compared_median:.1%}, without effects "
+            f"{found.without_effects:.1%}"
+        )
+    if found.groups:
+        yield f"worst single value of {found.worst_value_id} {found.worst_value:,.0%}"
     if summary.comparisons:
-        parts.append(f"orderings right {summary.right} of {summary.comparisons}")
-    parts.append(f"within tolerance {summary.within} of {summary.targets}")
-    parts.append(f"held out {summary.held_out_within} of {summary.held_out}")
-    return ", ".join(parts)
-
-
-def _predicted(found: Predictions) -> str:
-    return (
-        f"median error of {found.groups} predictions {found.median:.1%}; of the {found.compared} where that means something "
-        f"{found.compared_median:.1%}, without effects {found.without_effects:.1%}; worst {found.worst_id} {found.worst:.0%}, "
-        f"worst value of {found.worst_value_id} {found.worst_value:.0%}; statements right {found.right} of {found.statements}"
-    )
+        yield f"orders right {summary.right} of {summary.comparisons}"
 
 
 def _number(value: Value, unit: str) -> str:

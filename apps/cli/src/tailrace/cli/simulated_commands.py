@@ -148,7 +148,7 @@ def plan_command(
 @app.command("reproduce")
 def reproduce_command(
     paper: Annotated[
-        str, typer.Argument(metavar="PAPER", help="laminar, staleflow, rollpacker, streamrl or robustrl.")
+        str, typer.Argument(metavar="PAPER", help="laminar, staleflow, rollpacker, streamrl, robustrl, or all.")
     ],
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="ID", help="One target, such as LAM-BCAST. Repeatable.")

@@ -24,7 +24,7 @@ def draw(paper: str, records: Sequence[TargetRecord]) -> str:
     longest = [max(abs(at), abs(ours)) or 1.0 for *_, at, ours in values]
     data = [
         _bars("paper", "$muted", names, [at for *_, at, _ in values], longest),
-        _bars("ours (* fitted)", "$accent", names, [ours for *_, ours in values], longest),
+        _bars("ours (* not scored)", "$accent", names, [ours for *_, ours in values], longest),
     ]
     layout = {
         "xaxis": {"visible": False, "range": [0, 1.12]},
@@ -42,7 +42,7 @@ def draw(paper: str, records: Sequence[TargetRecord]) -> str:
 def _name(record: TargetRecord, index: int) -> str:
     target = record.target
     label = target.labels[index] if target.labels else "" if len(target.paper) == 1 else str(index + 1)
-    return f"{target.id} {label}".strip() + ("" if record.held_out else " *")
+    return f"{target.id} {label}".strip() + ("" if record.target.scored else " *")
 
 
 def _bars(name: str, color: str, rows: Sequence[str], values: Sequence[float], longest: Sequence[float]) -> Trace:

@@ -13,7 +13,7 @@ from tailrace.fleetsim.reproduce.measures import Measure, OrderStatement
 from tailrace.fleetsim.reproduce.parameters import Parameters
 from tailrace.fleetsim.reproduce.points import Point
 from tailrace.fleetsim.reproduce.records import OrderComparison, TargetRecord, record
-from tailrace.fleetsim.reproduce.targets import Ordering, Target, orderings, targets
+from tailrace.fleetsim.reproduce.targets import Change, Ordering, Target, changes, orderings, targets
 
 GROUP = "tailrace.paper"
 
@@ -58,13 +58,18 @@ class Paper:
         """Its statements on orders."""
         return orderings(self.package)
 
+    def changes(self) -> list[Change]:
+        """What was changed after its predictions were seen, oldest first."""
+        return changes(self.package)
+
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """A paper's table."""
+    """A paper's table, and what was changed after its predictions were seen."""
 
     records: list[TargetRecord]
     compared: list[OrderComparison]
+    changes: list[Change]
 
 
 def reproduce(
@@ -94,14 +99,14 @@ def reproduce(
     orders: Mapping[str, OrderStatement] = {} if only else paper.orders(quick=quick)
     lab = Lab(processes=processes, listener=listener)
     lab.simulate(_points(measures, chosen, orders))
-    fitted = paper.parameters.fitted_on
-    records = [_record(target, measures.get(target.id), lab, fitted) for target in chosen]
+    records = [_record(target, measures.get(target.id), lab) for target in chosen]
     compared = [
         OrderComparison(ordering.id, ordering.statement, _compare(orders[ordering.id], lab))
         for ordering in paper.orderings()
         if ordering.id in orders
     ]
-    return Reproduction(records, compared)
+    changes = [one for one in paper.changes() if not only or set(one.moves) & set(only)]
+    return Reproduction(records, compared, changes)
 
 
 def _chosen(known: Sequence[Target], only: Collection[str]) -> list[Target]:
@@ -122,16 +127,16 @@ def _points(
     return sorted(needed, key=lambda point: -point.weight)
 
 
-def _record(target: Target, measure: Measure | None, lab: Lab, fitted: Collection[str]) -> TargetRecord:
+def _record(target: Target, measure: Measure | None, lab: Lab) -> TargetRecord:
     if measure is None:
-        return record(target, None, fitted, failed=target.reason or "not simulated")
+        return record(target, None, failed=target.reason or "not simulated")
     try:
         ours = measure.of(lab)
     except TailraceError as error:
-        return record(target, None, fitted, failed=str(error))
+        return record(target, None, failed=str(error))
     if len(ours) != len(target.paper):
         raise ReproductionError(f"target {target.id}: found {len(ours)} values, expected {len(target.paper)}")
-    return record(target, ours, fitted)
+    return record(target, ours)
 
 
 def _compare(order: OrderStatement, lab: Lab) -> tuple[tuple[str, bool], ...]:

@@ -32,7 +32,7 @@ class Parameter:
 
 
 class Parameters:
-    """What was chosen for a paper, and on what. Every target that is not in `fitted_on` is held out.
+    """What was chosen for a paper, and on what.
 
     Args:
         package: the one that holds ``parameters.toml``.

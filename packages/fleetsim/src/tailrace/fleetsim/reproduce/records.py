@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,14 +18,12 @@ class TargetRecord:
     Args:
         ours: in the order of the target's values; None where it could not be measured.
         errors: relative error of each value.
-        held_out: whether no free parameter was chosen on it; of targets with classes, whether it is a prediction.
         failed: why it could not be measured.
     """
 
     target: Target
     ours: tuple[Value, ...] | None
     errors: tuple[float, ...]
-    held_out: bool
     failed: str | None = None
 
     @property
@@ -65,12 +63,12 @@ class TargetRecord:
             "paper": target.paper[0] if single else list(target.paper),
             "ours": ours[0] if ours is not None and single else ours,
             "relative_error": round(self.relative_error, 4),
-            "held_out": self.held_out,
-            "class": None if target.kind is None else target.kind.value,
+            "scored": target.scored,
+            "class": target.kind.value,
             "score": target.score.value,
             "with": target.leader,
+            "was_fitted": target.was_fitted,
             "unit": target.unit,
-            "ratio": target.is_ratio,
             "mode": target.mode,
             "section": target.section,
             "metric": target.metric,
@@ -82,13 +80,10 @@ class TargetRecord:
         }
 
 
-def record(
-    target: Target, ours: Sequence[Value] | None, fitted: Collection[str], failed: str | None = None
-) -> TargetRecord:
+def record(target: Target, ours: Sequence[Value] | None, failed: str | None = None) -> TargetRecord:
     """What was found for a target."""
     errors = () if ours is None else tuple(_errors(target, ours))
-    held_out = target.id not in fitted if target.kind is None else target.kind is TargetClass.PREDICTION
-    return TargetRecord(target, None if ours is None else tuple(ours), errors, held_out, failed)
+    return TargetRecord(target, None if ours is None else tuple(ours), errors, failed)
 
 
 def _errors(target: Target, ours: Sequence[Value]) -> Iterator[float]:
@@ -107,14 +102,16 @@ class OrderComparison:
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """The score of a paper whose targets were classed before anything was simulated.
+    """The score of a paper.
 
     Targets that are nearly the same measurement count once, with their mean error. What could not be measured has an error
-    of 1, or is wrong.
+    of 1, or is wrong. Those that parameters were once chosen on stand apart.
 
     Args:
-        median: of their errors.
+        median: of their errors; not a number if there are none.
         groups: how many errors those are.
+        apart: how many more stand apart.
+        median_with: of all of them together.
         without_effects: the median of a simulator without effects, over the groups where that means something.
         compared: how many those are.
         compared_median: ours over the same groups.
@@ -125,6 +122,8 @@ class Predictions:
 
     median: float
     groups: int
+    apart: int
+    median_with: float
     without_effects: float
     compared_median: float
     compared: int
@@ -141,23 +140,13 @@ class PaperSummary:
     """What the records of a paper say together.
 
     Args:
-        median_error: of held-out targets that are ratios; None if there are none.
-        ratios: how many those are.
-        within: targets within their tolerance, of `targets`.
-        held_out_within: of those held out, of `held_out`.
         right: comparisons that come out as the paper says, of `comparisons`.
-        predictions: what the predictions say together; None where a paper's targets have no classes.
+        predictions: the score.
     """
 
-    median_error: float | None
-    ratios: int
-    within: int
-    targets: int
-    held_out_within: int
-    held_out: int
     right: int
     comparisons: int
-    predictions: Predictions | None = None
+    predictions: Predictions
 
     def plain(self) -> dict[str, Any]:
         """As data."""
@@ -166,53 +155,52 @@ class PaperSummary:
 
 def summarise(records: Sequence[TargetRecord], compared: Sequence[OrderComparison] = ()) -> PaperSummary:
     """All records of a paper, or of several, in one line."""
-    held_out = [record for record in records if record.held_out]
-    ratios = [record.relative_error for record in held_out if record.target.is_ratio]
     single = [right for one in compared for _, right in one.comparisons]
     return PaperSummary(
-        median_error=statistics.median(ratios) if ratios else None,
-        ratios=len(ratios),
-        within=sum(record.within for record in records),
-        targets=len(records),
-        held_out_within=sum(record.within for record in held_out),
-        held_out=len(held_out),
         right=sum(single),
         comparisons=len(single),
         predictions=_predictions(records),
     )
 
 
-def _predictions(records: Sequence[TargetRecord]) -> Predictions | None:
-    scored = [record for record in records if record.target.kind is TargetClass.PREDICTION]
+def _predictions(records: Sequence[TargetRecord]) -> Predictions:
+    predicted = [record for record in records if record.target.kind is TargetClass.PREDICTION]
     groups: dict[str, list[TargetRecord]] = {}
-    for record in scored:
+    for record in predicted:
         if record.target.score is Score.ERROR:
             groups.setdefault(record.target.leader or record.target.id, []).append(record)
-    if not groups:
-        return None
-    errors = {id_: statistics.fmean(one.relative_error for one in group) for id_, group in groups.items()}
+    every = {id_: statistics.fmean(one.relative_error for one in group) for id_, group in groups.items()}
+    apart = {id_ for id_, group in groups.items() if any(one.target.was_fitted for one in group)}
+    errors = {id_: error for id_, error in every.items() if id_ not in apart}
     neutral = {
         id_: statistics.fmean(found)
-        for id_, group in groups.items()
-        if (found := [one.without_effects for one in group if one.without_effects is not None])
+        for id_ in errors
+        if (found := [one.without_effects for one in groups[id_] if one.without_effects is not None])
     }
-    worst = max(errors, key=lambda id_: errors[id_])
-    values = [(max(one.errors, default=1.0), one.target.id) for group in groups.values() for one in group]
-    worst_value, worst_value_id = max(values)
-    statements = [record for record in scored if record.target.score is Score.STATEMENT]
+    worst = max(errors, key=lambda id_: errors[id_], default="")
+    values = [(max(one.errors, default=1.0), one.target.id) for id_ in errors for one in groups[id_]]
+    worst_value, worst_value_id = max(values, default=(math.nan, ""))
+    statements = [record for record in predicted if record.target.score is Score.STATEMENT]
     return Predictions(
-        median=statistics.median(errors.values()),
+        median=_median(errors.values()),
         groups=len(errors),
-        without_effects=statistics.median(neutral.values()) if neutral else math.nan,
-        compared_median=statistics.median(errors[id_] for id_ in neutral) if neutral else math.nan,
+        apart=len(apart),
+        median_with=_median(every.values()),
+        without_effects=_median(neutral.values()),
+        compared_median=_median(errors[id_] for id_ in neutral),
         compared=len(neutral),
-        worst=errors[worst],
+        worst=errors.get(worst, math.nan),
         worst_id=worst,
         worst_value=worst_value,
         worst_value_id=worst_value_id,
         right=sum(record.within for record in statements),
         statements=len(statements),
     )
+
+
+def _median(errors: Iterable[float]) -> float:
+    found = list(errors)
+    return statistics.median(found) if found else math.nan
 
 
 def _short(value: Value) -> Value:

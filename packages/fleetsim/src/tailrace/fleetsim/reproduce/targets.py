@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from enum import StrEnum
 from importlib import resources
 from typing import Any
@@ -16,7 +17,7 @@ MODES = ("sim", "sim_shape", "analytic", "unit", "runtime", "input", "out")
 
 
 class TargetClass(StrEnum):
-    """What a target is used for. Where a paper's targets were classed before anything was simulated, only predictions count.
+    """What a target is used for. Only predictions count.
 
     `FIT`: free parameters may be chosen on it. `INPUT`: a constant that is put in. `IDENTITY`: holds by construction.
     `RUNTIME`: needs a real run. `OUT`: cannot be reproduced here.
@@ -101,12 +102,13 @@ class Target:
         unit: ``x``, ``ratio`` and ``fraction`` are ratios; others are not.
         mode: how it can be checked.
         reason: why ours misses it, where it does.
-        kind: its class; None where a paper's targets have none.
+        kind: its class.
         score: how it counts if it is a prediction.
         leader: the target that is nearly the same measurement; both have one class and count once, with their mean error.
         without_effects: what a simulator without effects says, every speed-up 1 and every gain 0; None where that means
             nothing.
         tolerances: one for each value, where the paper gives a range for each.
+        was_fitted: whether parameters were once chosen on it although it is a prediction: its error stands apart.
     """
 
     id: str
@@ -118,20 +120,21 @@ class Target:
     tolerance: Tolerance
     mode: str
     reason: str | None = None
-    kind: TargetClass | None = None
+    kind: TargetClass = TargetClass.PREDICTION
     score: Score = Score.ERROR
     leader: str | None = None
     without_effects: float | None = None
     tolerances: tuple[Tolerance, ...] = ()
+    was_fitted: bool = False
 
     def tolerance_of(self, index: int) -> Tolerance:
         """The tolerance of one of its values."""
         return self.tolerances[index] if self.tolerances else self.tolerance
 
     @property
-    def is_ratio(self) -> bool:
-        """Whether it says how things stand to each other, and so does not depend on absolute speeds."""
-        return self.unit in ("x", "ratio", "fraction")
+    def scored(self) -> bool:
+        """Whether it counts."""
+        return self.kind is TargetClass.PREDICTION and not self.was_fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,39 @@ class Ordering:
     id: str
     section: str
     statement: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of a class or a measure, or of the simulator's structure after a prediction that it moves was seen.
+
+    Args:
+        date: when it was made.
+        what: one sentence.
+        why: its ground, which is not that a prediction is missed.
+        moves: targets that it moves; empty for many.
+    """
+
+    date: date
+    what: str
+    why: str
+    moves: tuple[str, ...] = ()
+
+
+def changes(package: str) -> list[Change]:
+    """The changes of a paper's score since its targets were classed, oldest first: its table ``change``.
+
+    Raises:
+        ReproductionError: one has no date or no ground, or names no target.
+    """
+    table, found = _table(package), []
+    known = {entry["id"] for entry in table["target"]}
+    for entry in table.get("change", ()):
+        one = Change(entry.get("date"), entry.get("what", ""), entry.get("why", ""), tuple(entry.get("moves", ())))
+        if type(one.date) is not date or len(one.what) < 10 or len(one.why) < 10 or not known.issuperset(one.moves):
+            raise ReproductionError(f"change {entry!r:.200}: expected a date, what, why, and targets that it moves")
+        found.append(one)
+    return sorted(found, key=lambda one: one.date)
 
 
 def targets(package: str) -> list[Target]:
@@ -177,7 +213,9 @@ def _target(entry: Mapping[str, Any]) -> Target:
         )
     if "between" in given:
         given["between"] = tuple(given["between"])
-    kind = entry.get("class")
+    if entry.get("class") not in list(TargetClass):
+        classes = ", ".join(TargetClass)
+        raise ReproductionError(f"target {entry['id']}: found class {entry.get('class')!r}, expected one of {classes}")
     return Target(
         id=entry["id"],
         section=entry["section"],
@@ -188,9 +226,10 @@ def _target(entry: Mapping[str, Any]) -> Target:
         tolerance=Tolerance(**given),
         mode=entry["mode"],
         reason=entry.get("reason"),
-        kind=None if kind is None else TargetClass(kind),
+        kind=TargetClass(entry["class"]),
         score=Score(entry.get("score", "error")),
         leader=entry.get("with"),
         without_effects=entry.get("without_effects"),
         tolerances=tuple(Tolerance(between=(low, high)) for low, high in ranges),
+        was_fitted=entry.get("was_fitted", False),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 from tailrace.fleetsim.build import build_fleet
@@ -25,7 +26,7 @@ def check_paper(paper: Paper, configs: Path | None = None) -> int:
     targets, measures, orders = paper.targets(), paper.measures(quick=False), paper.orders(quick=False)
     ids = [target.id for target in targets]
     assert len(ids) == len(set(ids)), f"found targets twice: {sorted(ids)}"
-    silent = {target.id for target in targets if target.kind is not None and target.reason}  # a row that says why
+    silent = {target.id for target in targets if target.reason}  # a row that says why
     assert set(measures) <= set(ids), f"found measures of no target: {set(measures) - set(ids)}"
     assert set(ids) - set(measures) <= silent, f"not measured, with no reason: {set(ids) - set(measures) - silent}"
     assert {one.id for one in paper.orderings()} == set(orders), "statements on orders and what checks them differ"
@@ -35,6 +36,8 @@ def check_paper(paper: Paper, configs: Path | None = None) -> int:
             assert leader.kind is target.kind, f"{target.id} is {target.kind}, its leader {leader.kind}"
             assert leader.leader is None, f"{target.id} counts with {target.leader}, which follows another"
     _check_fit(paper)
+    for change in paper.changes():
+        assert change.date <= date.today(), f"found a change of {change.date}, which is to come"  # noqa: DTZ011
     for parameter in paper.parameters.known.values():
         assert len(parameter.source) >= 10, f"parameter {parameter.name} has no reason"
     for system in systems(paper.package):
@@ -52,12 +55,12 @@ def check_paper(paper: Paper, configs: Path | None = None) -> int:
 def _check_fit(paper: Paper) -> None:
     """A third at most of the targets that are fitted or predicted are fitted on; one that follows another counts with it."""
     targets, fitted = paper.targets(), set(paper.parameters.fitted_on)
-    assert fitted <= {target.id for target in targets}, "found targets fitted on, which are none of its targets"
-    counted = len(targets)
-    if all(target.kind is not None for target in targets):
-        leaders = [target for target in targets if target.leader is None]
-        said = {target.id for target in leaders if target.kind is TargetClass.FIT}
-        assert said == fitted, f"found {said} said to be fitted on, and {fitted} fitted on"
-        counted = len(said) + sum(target.kind is TargetClass.PREDICTION for target in leaders)
-    assert all(target.kind in (None, TargetClass.FIT) for target in targets if target.id in fitted)
-    assert 3 * len(fitted) <= counted, f"found {len(fitted)} of {counted} targets fitted on, expected a third at most"
+    leaders = [target for target in targets if target.leader is None]
+    said = {target.id for target in leaders if target.kind is TargetClass.FIT}
+    before = {target.id for target in targets if target.was_fitted}
+    assert before <= fitted, f"found {before - fitted} said to have been fitted on, which are not in fitted_on"
+    others = {target.id for target in targets if target.kind is TargetClass.PREDICTION} - before
+    assert not fitted & others, f"found predictions fitted on, which do not say so: {fitted & others}"
+    assert before or said == fitted, f"found {said} said to be fitted on, and {fitted} fitted on"
+    counted = len(said) + sum(target.kind is TargetClass.PREDICTION for target in leaders)
+    assert 3 * len(said) <= counted, f"found {len(said)} of {counted} targets to fit on, expected a third at most"
