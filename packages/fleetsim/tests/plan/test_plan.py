@@ -1,5 +1,7 @@
 """The search finds what is best among what fits, keeps the bound, and says why the rest was refused."""
 
+import re
+
 import pytest
 
 from tailrace.fleetsim.config import fleet_config
@@ -45,11 +47,47 @@ def test_many_simulations_are_the_same_in_processes_of_their_own():
     assert beside[1].tokens_per_s == simulate(config, seed=1).tokens_per_s
 
 
+@pytest.mark.parametrize("after", [3, 40])
+def test_an_interruption_returns_the_best_so_far_and_every_line_says_how_far_the_search_is(after):
+    """After three simulations only splits were tried; after forty the mixes are under way."""
+    lines = []
+
+    def said(text):
+        lines.append(text)
+        if len(lines) == after:
+            raise KeyboardInterrupt
+
+    search = plan(validate([("test", CONTENT)]), gpus=8, bound=1, processes=1, said=said)
+    assert (search.complete, search.simulations) == (False, after)
+    assert search.expected > search.simulations
+    assert all(option.staleness_max <= 1 for option in search.options)
+    found = [
+        re.fullmatch(r".*: \d+ of \d+; (\d+) of about (\d+) in all, about .+ left(; best so far .*)?", text)
+        for text in lines
+    ]
+    assert all(found), lines
+    assert [int(match[1]) for match in found] == list(range(1, after + 1))
+    assert all(int(match[2]) > int(match[1]) for match in found)
+    rates = [option.tokens_per_s for option in search.options]
+    assert rates == sorted(rates, reverse=True)
+    assert f"best so far {rates[0]:,.0f} tokens/s: " in lines[-1]
+
+
+def test_an_interruption_before_anything_was_met_is_one():
+    def said(text):
+        raise KeyboardInterrupt
+
+    content = merge(CONTENT, {"fleet": {"workload": {"response": [{"median": 500, "sigma": 0.9}]}}})
+    with pytest.raises(KeyboardInterrupt):
+        plan(validate([("test", content)]), gpus=8, bound=-1, processes=1, said=said)
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.deep
 def test_the_best_is_no_worse_than_any_of_the_last_rung_and_keeps_the_bound():
     search = plan(validate([("test", CONTENT)]), gpus=8, bound=1, processes=1)
     assert search.options
+    assert (search.complete, search.expected) == (True, search.simulations)
     assert all(option.staleness_max <= 1 for option in search.options)
     rates = [option.tokens_per_s for option in search.options]
     assert rates == sorted(rates, reverse=True)

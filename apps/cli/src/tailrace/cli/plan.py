@@ -19,6 +19,7 @@ from rich.text import Text
 from tailrace.cli.errors import CommandError
 from tailrace.cli.measured_plan import is_measured, plan_measured
 from tailrace.cli.prices import check_used, read_prices, with_prices
+from tailrace.cli.stopping import INTERRUPTED, interrupts
 from tailrace.fleetsim.config import fleet_config
 from tailrace.fleetsim.hardware import find_device
 from tailrace.fleetsim.plan import Option, Search, Split, devices_of, plan
@@ -42,8 +43,8 @@ class PlanOptions:
     json_file: Path | None = None
 
 
-def show_plan(options: PlanOptions) -> None:
-    """Search and print.
+def show_plan(options: PlanOptions) -> int:
+    """Search and print. Returns the exit status: that of an interruption has the best that was met.
 
     Raises:
         TailraceError: an option or the configuration is wrong.
@@ -53,13 +54,13 @@ def show_plan(options: PlanOptions) -> None:
     measured = configuration(options.target, settings=options.settings)
     if is_measured(measured):
         _show_measured(measured, options)
-        return
+        return 0
     prices = read_prices(options.prices)
     config = with_prices(configuration(options.target, settings=options.settings), prices)
     table = fleet_config(config.fleet)
     check_used(prices, {find_device(name).name for name in devices_of(table)})
     console = Console()
-    with console.status("splits") as status:
+    with interrupts(), console.status("splits") as status:
         search = plan(
             config,
             gpus=options.gpus,
@@ -71,11 +72,12 @@ def show_plan(options: PlanOptions) -> None:
     show(search, console)
     if options.out is not None:
         best = search.options[0]
-        found = f"{best.split}; {best.policies}"
+        found = f"{best.split}; {best.policies}{'' if search.complete else ' (the search was interrupted)'}"
         options.out.write_text(written(options.target, options.out, found, best.settings))
         console.print(Text(f"Written as a configuration: {options.out}"), soft_wrap=True)
     if options.json_file is not None:
         options.json_file.write_text(json.dumps(_plain(search), indent=1) + "\n")
+    return 0 if search.complete else INTERRUPTED
 
 
 def _show_measured(config: RunConfig, options: PlanOptions) -> None:
@@ -147,6 +149,10 @@ def _inline(value: Any) -> str:
 def show(search: Search, console: Console) -> None:
     """Print the best option, the table of the last rung, and the policies of each of its rows."""
     best = search.options[0]
+    if not search.complete:
+        how = ", of short simulations with one seed each" if best.seeds == 1 else ""
+        done = f"Interrupted after {search.simulations} of about {search.expected} simulations"
+        console.print(Text(f"{done}. The best so far{how}:", style="yellow"))
     for line in _answer(search, best):
         console.print(Text(line, style="bold"))
     console.print()
@@ -236,4 +242,5 @@ def _plain(search: Search) -> dict[str, Any]:
         "refused": search.refused,
         "bound": search.bound,
         "goal": search.goal,
+        "complete": search.complete,
     }

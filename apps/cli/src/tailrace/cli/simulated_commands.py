@@ -130,7 +130,7 @@ def plan_command(
     """Search splits of devices and mixes of policies in the simulator, under a bound on staleness."""
     from tailrace.cli.plan import PlanOptions, show_plan
 
-    show_plan(
+    status = show_plan(
         PlanOptions(
             target=target,
             gpus=gpus,
@@ -143,6 +143,7 @@ def plan_command(
             json_file=json_file,
         )
     )
+    raise typer.Exit(status)
 
 
 @app.command("reproduce")

@@ -7,6 +7,7 @@ seeds: successive halving. What a short simulation gets wrong is not found again
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from tailrace.fleetsim.prices import price_per_hour
 from tailrace.fleetsim.result import Result
 from tailrace.pipeline.config.loading import merge, validate
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.report.words import duration
 
 Objective = Literal["throughput", "cost"]
 KEEP_SPLITS, KEEP_MIXES, KEEP_LAST = 3, 8, 3
@@ -34,6 +36,10 @@ CHANGES = {
 ROUNDS = 2  # of changing one axis of the best found so far
 OWN = "the configuration's own"
 SHORT, LONGER = (5, 2), (9, 4)  # batches, and those of the warm-up
+SEEDS = 3  # of the last rung
+SPLITS, OWN_POLICIES, MIXES, AROUND = "splits", "own policies", "mixes", "splits around the best"
+OWN_AGAIN, CHANGED, THE_BEST = "own policies again", "one axis changed", "the best"
+SEVERAL = (SPLITS, OWN_POLICIES, CHANGED)  # parts of more than one rung
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,8 @@ class Search:
         refused: candidates that broke the bound or could not be, with the reason, in the order they were met.
         bound: the bound on staleness that was kept.
         goal: the training of every option's `finish_s`, in words.
+        expected: about how many simulations the whole search takes, as far as that is known.
+        complete: whether it came to its end; one that was interrupted has the best that it had met.
     """
 
     options: list[Option]
@@ -85,6 +93,43 @@ class Search:
     refused: list[tuple[str, str]]
     bound: int
     goal: str
+    expected: int = 0
+    complete: bool = True
+
+
+class _Ahead:
+    """How much work there still is, as far as it is known: simulations of each part of the search, and their batches."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._parts: dict[str, tuple[int, int]] = {}
+        self.done = self._batches_done = 0
+
+    def expect(self, name: str, simulations: int, size: tuple[int, int]) -> None:
+        """A later part of the search. One that is expected again is known better now."""
+        self._parts[name] = (simulations, simulations * size[0])
+
+    def begins(self, name: str, simulations: int, size: tuple[int, int], *, last: bool) -> None:
+        """So many simulations of a part begin, its last ones or not. All parts before it are over."""
+        for before in list(self._parts)[: list(self._parts).index(name)]:
+            del self._parts[before]
+        self.expect(name, simulations if last else max(simulations, self._parts[name][0]), size)
+
+    def simulated(self, name: str, size: tuple[int, int]) -> None:
+        """One more is done."""
+        self.done, self._batches_done = self.done + 1, self._batches_done + size[0]
+        self.expect(name, self._parts[name][0] - 1, size)
+
+    @property
+    def total(self) -> int:
+        """All simulations, those that are done included."""
+        return self.done + sum(simulations for simulations, _ in self._parts.values())
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that the rest takes, at the speed so far."""
+        batches = sum(batches for _, batches in self._parts.values())
+        return (time.monotonic() - self._began) * batches / max(1, self._batches_done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +155,8 @@ class _Planner:
     ) -> None:
         self.content = config.model_dump(exclude_unset=False)
         self.config, self.bound, self.objective, self.processes, self.said = config, bound, objective, processes, said
-        self.simulations = 0
+        self.ahead = _Ahead()
+        self.met: dict[tuple[int, int], list[Option]] = {}
         self.refused: dict[str, str] = {}
         table = fleet_config(config.fleet)
         self.goal = table.goal or Goal(steps=config.pipeline.steps)
@@ -134,6 +180,17 @@ class _Planner:
         found = [] if self.pools is not None or gpus is None else splits(table, gpus)
         self.divided = [split for split in found if not split.colocated]
         self.together = [split for split in found if split.colocated]
+        at_first = len(self.pools.best) if self.pools is not None else _most_simulated(self.divided)
+        for name, count, size in (
+            (SPLITS, at_first, SHORT),
+            (OWN_POLICIES, at_first, SHORT),
+            (MIXES, KEEP_SPLITS * sum(1 for _ in mixes(bound or 0)), SHORT),
+            (AROUND, 3 * KEEP_MIXES, LONGER),
+            (OWN_AGAIN, KEEP_SPLITS, LONGER),
+            (CHANGED, 2 * ROUNDS * (len(CHANGES) + 2), LONGER),
+            (THE_BEST, SEEDS * (KEEP_LAST + 1), LONGER),
+        ):
+            self.ahead.expect(name, count, size)
 
     def near(self, split: Split) -> Sequence[Split]:
         """A split and its neighbours."""
@@ -187,7 +244,7 @@ class _Planner:
         return sorted([*found, *self.rung(name, rest, SHORT, 1)], key=self.worth)
 
     def rung(self, name: str, candidates: Sequence[_Candidate], size: tuple[int, int], seeds: int) -> list[Option]:
-        """Simulate candidates; those that keep the bound, the best first."""
+        """Simulate candidates; those that keep the bound, the best first. They are among the `met` as soon as they are."""
         jobs, owners = [], []
         for candidate in candidates:
             config = self._configured(candidate, size)
@@ -195,27 +252,47 @@ class _Planner:
                 jobs += [(config, seed) for seed in range(seeds)]
                 owners += [candidate] * seeds
         found: dict[int, list[Result]] = {}
+        options: list[Option] = []
+        self.ahead.begins(name, len(jobs), size, last=name not in SEVERAL)
         for done, (place, result) in enumerate(simulate_many(jobs, processes=self.processes), start=1):
-            self.said(f"{name}: {done} of {len(jobs)} simulations")
+            self.ahead.simulated(name, size)
             if isinstance(result, TailraceError) or result.failure is not None:
                 self.refused[_name(owners[place])] = str(
                     result if isinstance(result, TailraceError) else result.failure
                 )
             else:
-                found.setdefault(id(owners[place]), []).append(result)
-        self.simulations += len(jobs)
-        options = []
-        for candidate in candidates:
-            results = found.get(id(candidate), [])
-            if len(results) < seeds:
-                continue
-            option = _option(candidate, results, self.goal)
-            if self.bound is not None and option.staleness_max > self.bound:
-                reason = f"staleness {option.staleness_max}, over the bound of {self.bound}"
-                self.refused[_name(candidate)] = reason
-            else:
-                options.append(option)
+                results = found.setdefault(id(owners[place]), [])
+                results.append(result)
+                if len(results) == seeds:
+                    options += self._kept(owners[place], results, size)
+            self.said(f"{name}: {done} of {len(jobs)}; {self._standing()}")
+        order = {(candidate.split, candidate.policies): place for place, candidate in enumerate(candidates)}
+        options.sort(key=lambda option: order[option.split, option.policies])  # not by which was simulated sooner
         return sorted(options, key=self.worth)
+
+    def _kept(self, candidate: _Candidate, results: list[Result], size: tuple[int, int]) -> list[Option]:
+        """What a candidate came to, if it keeps the bound."""
+        option = _option(candidate, results, self.goal)
+        if self.bound is not None and option.staleness_max > self.bound:
+            self.refused[_name(candidate)] = f"staleness {option.staleness_max}, over the bound of {self.bound}"
+            return []
+        self.met.setdefault(size, []).append(option)
+        return [option]
+
+    def _standing(self) -> str:
+        """How far the whole search is."""
+        ahead, best = self.ahead, next(iter(self.best_met()), None)
+        found = (
+            "" if best is None else f"; best so far {best.tokens_per_s:,.0f} tokens/s: {best.split}, {best.policies}"
+        )
+        return f"{ahead.done} of about {ahead.total} in all, about {duration(ahead.left_s)} left{found}"
+
+    def best_met(self) -> list[Option]:
+        """Candidates that kept the bound, the best first: of the longest simulations, and of those the most seeds."""
+        if not self.met:
+            return []
+        longest = self.met[max(self.met)]
+        return sorted(longest, key=lambda option: (-option.seeds, self.worth(option)))
 
     def _configured(self, candidate: _Candidate, size: tuple[int, int]) -> RunConfig | None:
         steps, warm_up = size
@@ -225,6 +302,19 @@ class _Planner:
         except TailraceError as error:
             self.refused[_name(candidate)] = str(error)
             return None
+
+    def result(self, options: list[Option], limit: int, *, complete: bool = True) -> Search:
+        """The search, which ends with these options."""
+        return Search(
+            options=options,
+            own=next((option for option in options if option.own), None),
+            simulations=self.ahead.done,
+            refused=list(self.refused.items()),
+            bound=limit,
+            goal=str(self.goal),
+            expected=self.ahead.done if complete else self.ahead.total,
+            complete=complete,
+        )
 
     def worth(self, option: Option) -> float:
         if self.objective == "cost" and option.cost_per_mtoken is not None:
@@ -250,48 +340,56 @@ def plan(
             or 4 if that has none (the most that Laminar observed).
         objective: the most trained tokens per second, or the least cost for each.
         processes: simulations at once.
-        said: hears how far the search is.
+        said: hears how far the search is: its part, simulations and time left of the whole, and the best so far.
+
+    Returns:
+        What was found. Ctrl-C ends the search, and what it had met by then is returned.
 
     Raises:
         FleetError: nothing is possible with these devices, or nothing keeps the bound.
+        KeyboardInterrupt: the search was interrupted before it had met anything.
     """
     limit = bound if bound is not None else int(config.pipeline.admission.options.get("bound") or 4)
     planner = _Planner(config, gpus, limit, objective, processes, said)
+    try:
+        final = _search(planner, limit)
+    except KeyboardInterrupt:
+        options = _several(planner.best_met(), KEEP_LAST + 1)
+        if not options:
+            raise
+        return planner.result(options, limit, complete=False)
+    if not final:
+        raise FleetError(
+            f"nothing works on {gpus or 'these'} GPUs with a staleness of at most {limit}: {_reasons(planner.refused)}"
+        )
+    return planner.result(final, limit)
+
+
+def _search(planner: _Planner, limit: int) -> list[Option]:
+    """The rungs of the search; the options of the last one, the best first."""
     known = {str(mix): mix for mix in mixes(limit)}
     reference = next(mix for mix in known.values() if mix.sync == "on-idle" and mix.relocation == "best-fit")
-    first = planner.explore("splits", reference)
-    own = planner.explore("own policies", None)
+    first = planner.explore(SPLITS, reference)
+    own = planner.explore(OWN_POLICIES, None)
     best = [option.split for option in first[:KEEP_SPLITS]]
     candidates = [
         planner.candidate(split, mix)
         for mix in known.values()
         for split in (planner.together if mix.guaranteed == 0 and planner.together else best)
     ]
-    mixed = planner.rung("mixes", candidates, SHORT, 1)
+    mixed = planner.rung(MIXES, candidates, SHORT, 1)
     kept = _several(mixed, KEEP_MIXES)
     around = [
         planner.candidate(split, known[option.policies]) for option in kept for split in planner.near(option.split)
     ]
-    refined = planner.rung("splits around the best", around, LONGER, 1)
-    own = planner.rung("own policies again", [planner.candidate(option.split, None) for option in own[:3]], LONGER, 1)
+    refined = planner.rung(AROUND, around, LONGER, 1)
+    own = planner.rung(OWN_AGAIN, [planner.candidate(option.split, None) for option in own[:3]], LONGER, 1)
     found = sorted([*refined, *own], key=planner.worth)
     for _ in range(ROUNDS):
         changed = [each for start in _several(found, 2) for each in planner.changed(start)]
-        found = sorted([*found, *planner.rung("one axis changed", changed, LONGER, 1)], key=planner.worth)
+        found = sorted([*found, *planner.rung(CHANGED, changed, LONGER, 1)], key=planner.worth)
     last = [_Candidate(each.split, each.policies, each.settings) for each in [*_several(found, KEEP_LAST), *own[:1]]]
-    final = planner.rung("the best", list({(each.split, each.policies): each for each in last}.values()), LONGER, 3)
-    if not final:
-        raise FleetError(
-            f"nothing works on {gpus or 'these'} GPUs with a staleness of at most {limit}: {_reasons(planner.refused)}"
-        )
-    return Search(
-        options=final,
-        own=next((option for option in final if option.own), None),
-        simulations=planner.simulations,
-        refused=list(planner.refused.items()),
-        bound=limit,
-        goal=str(planner.goal),
-    )
+    return planner.rung(THE_BEST, list({(each.split, each.policies): each for each in last}.values()), LONGER, SEEDS)
 
 
 def _layered(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
@@ -339,6 +437,14 @@ def _few(known: Sequence[Split], parallel: int) -> list[Split]:
     same = sorted((split for split in known if split.tensor_parallel == parallel), key=lambda each: each.trainer)
     last = len(same) - 1
     return [same[round(share * last)] for share in (0.25, 0.5, 0.75)]
+
+
+def _most_simulated(known: Sequence[Split]) -> int:
+    """Most splits that one mix is simulated at, see `_over_splits`."""
+    parallels = {split.tensor_parallel for split in known}
+    few = {parallel: set(_few(known, parallel)) for parallel in parallels}
+    rest = [sum(split.tensor_parallel == parallel for split in known) - len(few[parallel]) for parallel in parallels]
+    return sum(map(len, few.values())) + max(rest, default=0)
 
 
 def _near(split: Split, known: Sequence[Split]) -> list[Split]:
