@@ -1,6 +1,7 @@
 """Figures under one definition, words for them, and advice that fits."""
 
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,8 +9,9 @@ import pytest
 
 from tailrace.contracts import plugins
 from tailrace.fleetsim import outcome
-from tailrace.fleetsim.advice import advice
+from tailrace.fleetsim.advice import advice, findings
 from tailrace.fleetsim.errors import FleetsimError
+from tailrace.fleetsim.run import simulate
 from tailrace.fleetsim.watch import watch
 from tailrace.pipeline.run.figures import Batch
 from tailrace.report.figures.comparison import comparison, ratios, unique
@@ -137,7 +139,7 @@ def growing(watched, *lags):
 
 
 def advised(watched, **changes):
-    return " ".join(advice(replace(watched, **changes)))
+    return " ".join(findings(replace(watched, **changes)))
 
 
 def test_what_is_off_is_said(laminar):
@@ -146,22 +148,61 @@ def test_what_is_off_is_said(laminar):
     assert "Only 2 batches" in advised(laminar, figures=replace(laminar.figures, batches=2))
     assert "The run gave up: too hot" in advised(laminar, result=replace(laminar.result, failure="too hot"))
     assert "no end" in advised(laminar, result=replace(laminar.result, lost_trajectories=3))
-    assert "KV cache overflows" in advised(laminar, result=replace(laminar.result, preemptions=10_000))
     assert "on prefill" in advised(laminar, result=replace(laminar.result, prefill_share=0.4))
     slower = batches(0.0, 5.0, 10.0, 20.0, 40.0, 60.0, 80.0)
     assert "Not in steady state" in advised(laminar, folds=Folds(laminar.folds, slower))
 
 
-def test_a_trainer_with_too_many_devices_is_told_of():
+def remedies(watched, rates):
+    """What is advised if each tried change has such a rate, relative to what is; and the changes."""
+    tried = []
+
+    def simulated(configs, seed):
+        assert seed == watched.seed
+        tried.extend(configs)
+        return [watched.result.tokens_per_s * rate for rate, _ in zip(rates, configs, strict=False)]
+
+    return " ".join(advice(watched, simulated)), tried
+
+
+def test_a_change_is_advised_only_if_it_gains(laminar):
+    full = replace(laminar, result=replace(laminar.result, preemptions=10_000))
+    lost, tried = remedies(full, [0.99, 0.8])
+    assert [config.pipeline.prompts_per_replica for config in tried] == [4, 6]
+    assert "KV cache" not in lost
+    gained, _ = remedies(full, [1.05, 1.2])
+    rate = laminar.result.tokens_per_s * 1.2
+    assert f"Simulated too: pipeline.prompts_per_replica=6 trains on {rate:,.0f} tokens/s, 20.0 % more." in gained
+    assert remedies(laminar, []) == (" ".join(findings(laminar)), [])
+
+
+def test_what_is_advised_is_so_when_it_is_simulated():
+    """A trainer with far more devices than it can use, beside replicas that the longest responses hold up."""
     many = watch(configured(SYNCHRONOUS, trainer={"gpus": 32}))
-    found = " ".join(advice(many))
-    assert "The trainer waits for" in found
-    assert "fewer devices" in found
+    told = [text for text in advice(many) if text.startswith("The trainer waits for")]
+    assert len(told) == 1
+    said = re.search(
+        r"Simulated too: fleet.trainer.gpus=(\d+) trains on (.*) tokens/s, with (\d+) devices fewer", told[0]
+    )
+    assert int(said[1]) + int(said[3]) == 32
+    again = simulate(configured(SYNCHRONOUS, trainer={"gpus": int(said[1])}), seed=many.seed)
+    assert f"{again.tokens_per_s:,.0f}" == said[2]
+    assert again.tokens_per_s >= 0.99 * many.result.tokens_per_s
+
+
+def test_devices_that_wait_are_no_fault_where_fewer_are_slower(laminar):
+    """Every change that was tried loses a little, or is not faster and saves nothing."""
+    idle = replace(laminar.figures, roles=[replace(used, idle=0.5) for used in laminar.figures.roles])
+    waiting = replace(laminar, figures=idle)
+    lost, tried = remedies(waiting, [0.98] * 12)
+    assert tried
+    assert "waits for" not in lost
+    assert "are idle" not in lost
 
 
 def test_a_run_of_few_steps_is_said_to_end_too_soon():
     short = watch(configured(LAMINAR, steps=3, steady=False))
-    assert "The end of the run weighs" in " ".join(advice(short))
+    assert "The end of the run weighs" in " ".join(findings(short))
 
 
 def test_the_table_compares_with_the_first(laminar, synchronous):

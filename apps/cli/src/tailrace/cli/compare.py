@@ -19,7 +19,7 @@ from tailrace.cli.progress import shown
 from tailrace.cli.simulate import FAILED, INTERRUPTED, devices_of, name_of, new_directory
 from tailrace.contracts import TailraceError, plugins
 from tailrace.fleetsim import run_directory
-from tailrace.fleetsim.advice import advice
+from tailrace.fleetsim.advice import findings
 from tailrace.fleetsim.watch import watch
 from tailrace.pipeline.config.loading import parse_setting, validate
 from tailrace.pipeline.config.models import RunConfig
@@ -197,7 +197,7 @@ def _simulate(system: _Simulated) -> Compared:
             watched = watch(system.config, name=system.name, seed=system.seed, keep_events=False, listener=listener)
     except TailraceError as error:
         raise CommandError(f"{system.name}: {error}") from error
-    return Compared(watched.figures, watched.folds, advice(watched))
+    return Compared(watched.figures, watched.folds, findings(watched))
 
 
 def _plain(systems: Sequence[Compared]) -> dict[str, object]:

@@ -18,13 +18,13 @@ from tailrace.cli.prices import check_used, read_prices, with_prices
 from tailrace.cli.progress import shown
 from tailrace.contracts import TailraceError
 from tailrace.fleetsim import run_directory
-from tailrace.fleetsim.advice import advice
 from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.errors import StalledError
 from tailrace.fleetsim.outcome import answer, rows
 from tailrace.fleetsim.watch import Watched
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
+from tailrace.pipeline.run.directory import read_json
 
 INTERRUPTED, FAILED = 130, 1
 SIMULATIONS = Path("simulations")
@@ -68,7 +68,8 @@ def simulate(options: SimulateOptions) -> int:
     except TailraceError as error:
         raise CommandError(f"{options.target}: {error}") from error
     if options.as_json:
-        print(json.dumps({**run_directory.plain(watched), "files": {key: str(path) for key, path in written.items()}}))
+        found = read_json(written["result"])
+        print(json.dumps({**found, "files": {key: str(path) for key, path in written.items()}}))
     else:
         show(watched, written)
     return FAILED if watched.result.failure is not None else 0
@@ -100,7 +101,7 @@ def show(watched: Watched, written: dict[str, Path], console: Console | None = N
     console.print(table)
     for note in watched.figures.notes:
         console.print(Text(f"\n{note}", style="dim"))
-    for warning in advice(watched):
+    for warning in read_json(written["result"])["warnings"]:
         console.print(Text(f"\n{warning}", style="yellow"))
     console.print()
     for name in ("report", "result"):

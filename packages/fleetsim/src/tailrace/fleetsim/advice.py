@@ -1,13 +1,27 @@
-"""Problems of a simulated pipeline, with advice. One sentence each, the worst first."""
+"""Problems of a simulated pipeline, with advice. One sentence each, the worst first.
+
+What would change the configuration is simulated before it is said: devices that wait and a KV cache that overflows may well be
+what the most throughput costs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace.contracts import TailraceError
+from tailrace.fleetsim.config import fleet_config
+from tailrace.fleetsim.many import simulate_many
+from tailrace.fleetsim.plan.search import layered
+from tailrace.fleetsim.plan.space import Split, splits
 from tailrace.fleetsim.watch import Watched
+from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.run.figures import Batch, mean
 from tailrace.report.fold.causes import ADMITTED
 from tailrace.report.fold.timeline import Doing
-from tailrace.report.words import percent
+from tailrace.report.words import many, percent
 
 IDLE = 0.4  # of a role's time
 DRAIN = 0.05
@@ -17,10 +31,46 @@ PUBLISHING = 0.1
 GROWTH = 1.25
 FEWEST_BATCHES = 3
 SETTLED = 0.2
+GAIN, NO_LOSS = 0.02, 0.01
+LESS = (0.75, 0.5)
+
+Rates = Callable[[Sequence[RunConfig], int], Sequence[float]]
+"""Trained tokens per second of each configuration, simulated with a seed; 0 for one that cannot be."""
 
 
-def advice(watched: Watched) -> list[str]:
-    """The sentences; empty if nothing is off."""
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A layer of a configuration, and how many devices it does without."""
+
+    layer: Mapping[str, Any]
+    saves: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """What may cost throughput or devices, and the changes that may mend it.
+
+    Args:
+        seen: what is seen, as the begin of a sentence.
+    """
+
+    seen: str
+    changes: Sequence[Change]
+
+
+def advice(watched: Watched, rates: Rates | None = None) -> list[str]:
+    """The sentences; empty if nothing is off. Changes of the configuration are told only if simulating them gains.
+
+    Ctrl-C ends these simulations, and what they found by then is told.
+
+    Args:
+        rates: simulates the changes; by default in parallel processes.
+    """
+    return [*findings(watched), *_remedies(watched, list(_suspects(watched)), rates or _simulated)]
+
+
+def findings(watched: Watched) -> list[str]:
+    """The sentences that need no further simulation."""
     result, figures = watched.result, watched.figures
     measured = watched.folds.batches.trained[watched.fleet.warm_up :]
     found = []
@@ -38,12 +88,11 @@ def advice(watched: Watched) -> list[str]:
         found.append(f"Scripted faults did not strike: {', '.join(missed)}.")
     found += _growing(measured)
     found += _unsettled(measured)
-    found += _idle(watched)
-    trajectories = max(1, result.trajectories)
-    if result.preemptions > PREEMPTED * trajectories:
+    drained = _drained(watched)
+    if drained > DRAIN:
         found.append(
-            f"The KV cache overflows: {result.preemptions:,} preemptions for {trajectories:,} trajectories. Lower "
-            "pipeline.prompts_per_replica or fleet.rollout.max_running, or give a replica more devices."
+            f"The end of the run weighs {percent(drained)} of the replicas' time, when every prompt is admitted: raise "
+            "pipeline.steps, or leave it out (fleet.steady=true)."
         )
     if result.prefill_share > PREFILL:
         found.append(
@@ -77,24 +126,28 @@ def _unsettled(batches: list[Batch]) -> list[str]:
     return [f"Not in steady state: {change}. Raise pipeline.steps, and fleet.warm_up with it."]
 
 
-def _idle(watched: Watched) -> list[str]:
-    found, figures = [], watched.figures
-    trainer, replicas = figures.role(TRAINER), figures.role(REPLICA)
-    drained = sum(share for cause, _, share in replicas.bubbles if cause == ADMITTED) if replicas else 0.0
-    if drained > DRAIN:
-        found.append(
-            f"The end of the run weighs {percent(drained)} of the replicas' time, when every prompt is admitted: raise "
-            "pipeline.steps, or leave it out (fleet.steady=true)."
-        )
-    splits = bool(figures.gpus) and watched.config.fleet.get("placement") != "colocated" and drained <= IDLE
-    if trainer is not None and trainer.idle > IDLE and splits:
-        found.append(
-            f"The trainer waits for {percent(trainer.idle)} of its time: give it fewer devices, or the rollout more."
-        )
-    if replicas is not None and replicas.idle - drained > IDLE and splits:
-        found.append(
-            f"Replicas are idle for {percent(replicas.idle - drained)} of their time: give the rollout fewer devices, or the "
-            "trainer more, or let them run further ahead."
+def _drained(watched: Watched) -> float:
+    """Share of the replicas' time in which every prompt of the run is admitted."""
+    replicas = watched.figures.role(REPLICA)
+    return sum(share for cause, _, share in replicas.bubbles if cause == ADMITTED) if replicas else 0.0
+
+
+def _suspects(watched: Watched) -> Iterator[Suspect]:
+    result, figures, config = watched.result, watched.figures, watched.config
+    trainer, replicas, drained = figures.role(TRAINER), figures.role(REPLICA), _drained(watched)
+    apart = bool(figures.gpus) and config.fleet.get("placement") != "colocated" and drained <= IDLE
+    if trainer is not None and trainer.idle > IDLE and apart:
+        fewer = _other_splits(watched, lambda now, split: split.trainer < now.trainer, 1 - trainer.idle)
+        yield Suspect(f"The trainer waits for {percent(trainer.idle)} of its time", fewer)
+    if replicas is not None and replicas.idle - drained > IDLE and apart:
+        waits = replicas.idle - drained
+        fewer = _other_splits(watched, lambda now, split: split.rollout < now.rollout, 1 - waits)
+        yield Suspect(f"Replicas are idle for {percent(waits)} of their time", fewer)
+    trajectories = max(1, result.trajectories)
+    if result.preemptions > PREEMPTED * trajectories:
+        yield Suspect(
+            f"The KV cache overflows: {result.preemptions:,} preemptions for {trajectories:,} trajectories",
+            _less(config),
         )
     spans, (begin_s, end_s) = watched.folds.timeline.spans, figures.measured_s
     handing_s = sum(
@@ -103,10 +156,102 @@ def _idle(watched: Watched) -> list[str]:
         if span.role == TRAINER and span.doing is Doing.PUBLISHING
     )
     if end_s > begin_s and handing_s / (end_s - begin_s) > PUBLISHING:
-        found.append(
-            f"The trainer hands weights over for {percent(handing_s / (end_s - begin_s))} of its time: relays "
-            'instead of a global synchronisation (fleet.weights="relays") take it off its path.'
+        yield Suspect(
+            f"The trainer hands weights over for {percent(handing_s / (end_s - begin_s))} of its time",
+            [Change({"fleet": {"weights": "relays"}})],
         )
+
+
+def _less(config: RunConfig) -> list[Change]:
+    """Less work at once for a replica."""
+    prompts = sorted({max(1, round(share * config.pipeline.prompts_per_replica)) for share in LESS})
+    found = [
+        Change({"pipeline": {"prompts_per_replica": count}})
+        for count in prompts
+        if count < config.pipeline.prompts_per_replica
+    ]
+    rollout = config.fleet.get("rollout")
+    most = rollout.get("max_running") if isinstance(rollout, Mapping) else None
+    if most is not None:
+        found += [Change({"fleet": {"rollout": {"max_running": max(1, round(share * most))}}}) for share in LESS]
+    return found
+
+
+def _other_splits(watched: Watched, wanted: Callable[[Split, Split], bool], busy: float) -> list[Change]:
+    """Fewer devices for the side that waits: the next number, what would just be busy, and one between.
+
+    Each is tried twice: the other side gets the rest, in replicas of the same size, or nobody does.
+
+    Args:
+        wanted: says of the split now and another whether the other has fewer devices on the side that waits.
+        busy: share of its time that this side works.
+    """
+    table = fleet_config(watched.config.fleet)
+    if table.model is None or len(table.rollout) > 1 or table.trainer.gpus is None or table.rollout[0].gpus is None:
+        return []
+    now = Split(table.trainer.gpus, table.rollout[0].gpus, watched.fleet.pools[0].tp)
+    found = [
+        split
+        for split in splits(table, now.trainer + now.rollout)
+        if not split.colocated and split.tensor_parallel == now.tensor_parallel and wanted(now, split)
+    ]
+    found.sort(key=lambda split: abs(split.trainer - now.trainer))
+    if not found:
+        return []
+    trains = found[0].trainer < now.trainer
+    sizes = [split.trainer if trains else split.rollout for split in found]  # ever fewer
+    aim = busy * (now.trainer if trains else now.rollout)
+    enough = max((at for at, size in enumerate(sizes) if size >= aim), default=0)
+    side, had = ("trainer", now.trainer) if trains else ("rollout", now.rollout)
+    changes = []
+    for at in sorted({0, enough // 2, enough}):
+        both = {"trainer": {"gpus": found[at].trainer}, "rollout": {"gpus": found[at].rollout}}
+        changes += [Change({"fleet": both}), Change({"fleet": {side: both[side]}}, had - sizes[at])]
+    return changes
+
+
+def _remedies(watched: Watched, suspects: Sequence[Suspect], rates: Rates) -> Iterator[str]:
+    """A sentence for each suspect that a change of the configuration mends, with the best such change."""
+    tried: list[tuple[Suspect, Change, RunConfig]] = []
+    for suspect in suspects:
+        for change in suspect.changes:
+            try:
+                tried.append((suspect, change, layered(watched.config, change.layer)))
+            except TailraceError:  # a change that cannot be is none
+                continue
+    found = rates([config for *_, config in tried], watched.seed) if tried else ()
+    now = watched.result.tokens_per_s
+    for suspect in suspects:
+        own = [(rate, change) for (of, change, _), rate in zip(tried, found, strict=True) if of is suspect]
+        faster = [(rate, change) for rate, change in own if rate > (1 + GAIN) * now]
+        spared = [(rate, change) for rate, change in own if change.saves and rate >= (1 - NO_LOSS) * now]
+        if faster:
+            rate, change = max(faster, key=lambda one: one[0])
+        elif spared:
+            rate, change = max(spared, key=lambda one: one[1].saves)
+        else:
+            continue
+        more = f", {percent(rate / now - 1)} more" if faster and now else ""
+        fewer = f", with {many(change.saves, 'device')} fewer" if change.saves else ""
+        yield f"{suspect.seen}. Simulated too: {_said(change.layer)} trains on {rate:,.0f} tokens/s{more}{fewer}."
+
+
+def _said(change: Mapping[str, Any], above: str = "") -> str:
+    """A layer as on the command line."""
+    parts = [
+        _said(value, f"{above}{key}.") if isinstance(value, Mapping) else f"{above}{key}={value}"
+        for key, value in change.items()
+    ]
+    return " and ".join(parts)
+
+
+def _simulated(configs: Sequence[RunConfig], seed: int) -> list[float]:
+    found = [0.0] * len(configs)
+    try:
+        for place, result in simulate_many([(config, seed) for config in configs]):
+            found[place] = 0.0 if isinstance(result, TailraceError) or result.failure else result.tokens_per_s
+    except KeyboardInterrupt:  # what is found by now is told
+        return found
     return found
 
 

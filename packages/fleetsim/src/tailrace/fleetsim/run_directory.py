@@ -45,7 +45,7 @@ def check_new(root: Path) -> None:
 
 
 def plain(watched: Watched) -> dict[str, Any]:
-    """The results as plain data, without the event log."""
+    """The results as plain data, without the event log. What may be better is simulated for it, see `advice`."""
     result, detection = watched.result, watched.folds.detection.figures()
     return {
         "format": FORMAT,

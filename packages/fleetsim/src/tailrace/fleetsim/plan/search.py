@@ -298,7 +298,7 @@ class _Planner:
         steps, warm_up = size
         shorter = {"pipeline": {"steps": steps}, "fleet": {"warm_up": warm_up}}
         try:
-            return _layered(self.config, merge(dict(candidate.settings), shorter))
+            return layered(self.config, merge(dict(candidate.settings), shorter))
         except TailraceError as error:
             self.refused[_name(candidate)] = str(error)
             return None
@@ -392,7 +392,12 @@ def _search(planner: _Planner, limit: int) -> list[Option]:
     return planner.rung(THE_BEST, list({(each.split, each.policies): each for each in last}.values()), LONGER, SEEDS)
 
 
-def _layered(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+def layered(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """A configuration with a layer of settings over it.
+
+    Raises:
+        ConfigError: what comes of it is wrong.
+    """
     content = {**config.model_dump(mode="python", exclude_defaults=True), "app": config.app}
     for axis, choice in list(content.get("pipeline", {}).items()):
         if hasattr(getattr(config.pipeline, axis), "options"):
