@@ -14,6 +14,7 @@ from tailrace.rollout.testing.tiny_model import greedy, save_tiny_model
 
 
 class TestVLLMEngine(EngineContract):
+    options = {"gpu_memory_utilization": 0.2}  # on a GPU a test builds a second engine beside the first
     seeds = True
     tells_preemptions = True
 
@@ -25,7 +26,7 @@ class TestVLLMEngine(EngineContract):
 def test_engines_of_one_process_step_in_their_own_threads(tmp_path):
     # vLLM's forward pass has a global variable: replicas that are threads of one process ended it with a damaged heap.
     models = [save_tiny_model(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
-    options = {"dtype": "float32", "max_num_seqs": 16, "block_tokens": 32, "threads": 1}
+    options = {"dtype": "float32", "max_num_seqs": 16, "block_tokens": 32, "threads": 1, "gpu_memory_utilization": 0.2}
     engines = [build_engine("vllm", str(tmp_path / "1"), options) for _ in models]
     engines[1].load_weights(models[1].named_parameters())
     prompts = [tuple(range(3, 3 + length)) for length in (1, 5, 20, 90)]

@@ -36,6 +36,8 @@ class EngineOptions:
         threads: threads for one operator on CPU; None leaves torch's setting.
         seed: seed of sampling.
         tensor_parallel_size: devices that the model spans, on CPU cores (vLLM only).
+        apart: run the model in a worker process even on one device (vLLM only). An engine that shares its process with a
+            trainer needs it, since vLLM ends the process's torch groups with itself; replicas of the local host have it.
 
     Raises:
         OptionError: a value is out of range.
@@ -54,6 +56,7 @@ class EngineOptions:
     threads: int | None = None
     seed: int = 0
     tensor_parallel_size: int = 1
+    apart: bool = False
 
     def __post_init__(self) -> None:
         _choice("device", self.device, ("auto", "cpu", "cuda"))

@@ -86,7 +86,7 @@ class VLLMEngine:
                 kv_cache_bytes = shape.cpu_kv_bytes(options, dtype, block_tokens, max_num_seqs)
                 if workers > 1:
                     bind_workers(workers)
-            self._here = workers == 1 and _OWN_FORWARD.acquire(blocking=False)
+            self._here = workers == 1 and not options.apart and _OWN_FORWARD.acquire(blocking=False)
             here = self._here
             try:
                 args = EngineArgs(

@@ -208,6 +208,8 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     """
     engine = selected_engine(config)
     device = {} if config.executor.device == "auto" else {"device": config.executor.device}
+    # Members of the local host share a process, and vLLM ends the process's torch groups with itself.
+    apart = {"apart": True} if engine == "vllm" and config.executor.name == "local" else {}
     trainer = trainer_config(config)
     modes, transfer = prepared.modes(), _transfer(config)
     rollout, stops = config.rollout, stop_tokens(prepared.model)
@@ -239,7 +241,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     replica_arguments = {
         "engine": engine,
         "model": prepared.model.absolute(),
-        "options": {**device, "seed": config.seed, **config.rollout.options},
+        "options": {**device, **apart, "seed": config.seed, **config.rollout.options},
         "sampling": sampling,
         "checkpoints": checkpoints,
         "transfer": transfer,
