@@ -1,6 +1,7 @@
 """The vLLM engine keeps the engine contract, alone in its process and beside another."""
 
 import threading
+from typing import ClassVar
 
 import pytest
 
@@ -14,7 +15,7 @@ from tailrace.rollout.testing.tiny_model import greedy, save_tiny_model
 
 
 class TestVLLMEngine(EngineContract):
-    options = {"gpu_memory_utilization": 0.2}  # on a GPU a test builds a second engine beside the first
+    options: ClassVar = {"gpu_memory_utilization": 0.2}  # on a GPU a test builds a second engine beside the first
     seeds = True
     tells_preemptions = True
 
