@@ -4,10 +4,12 @@ import asyncio
 import http.client
 import json
 import os
+import select
 import signal
 import socket
 import stat
-from contextlib import asynccontextmanager
+import time
+from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
 import pytest
@@ -21,7 +23,7 @@ from safetensors.torch import save
 from tailrace.rollout import StreamGenerationService
 from tailrace.rollout.errors import ServeError
 from tailrace.rollout.service.replica_thread import in_thread
-from tailrace.rollout.serving import Limits, listen, serve
+from tailrace.rollout.serving import Limits, app, listen, serve, server
 from tailrace.rollout.testing import TensorFakeEngine, fake_token, fake_weights, save_fake_model
 
 DEADLINE_S = 60.0
@@ -166,6 +168,13 @@ def test_a_reader_that_reads_slowly_stops_generation(tmp_path):
     asyncio.run(scenario())
 
 
+def weights(v):
+    """A safetensors body one of whose values is `v`."""
+    found = fake_weights(1)
+    found["v"][1, 2] = v
+    return save(found)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
@@ -182,6 +191,23 @@ def test_a_reader_that_reads_slowly_stops_generation(tmp_path):
         ("/v1/generate", {"prompts": [[*range(64)]]}, 400, ["RequestError", "64 tokens", "context of 64"]),
         ("/v1/generate", {"prompts": [[1, 100_000]]}, 400, ["RequestError", "100000", "99999"]),
         ("/v1/generate", {"prompts": ["text"]}, 400, ["RequestError", "tokenizer.json"]),
+        (
+            "/v1/generate",
+            {"prompts": ["half \ud83d"]},
+            400,
+            ["RequestError", "prompt 0", "half of a character at place 5"],
+        ),
+        ("/v1/generate", {"\ud83d": 1}, 400, ["RequestError", "unknown field"]),
+        ("/v1/generate", b"\xff\xfe{}", 400, ["RequestError", "not JSON"]),
+        ("/v1/generate", b'{"prompts": [[1]], "samples": ' + b"9" * 900 + b"}", 400, ["RequestError", "'samples'"]),
+        ("/v1/generate", b"[" * 999, 400, ["RequestError", "not JSON"]),
+        ("/v1/generate", {"prompts": [[1.5]]}, 400, ["RequestError", "prompt 0"]),
+        ("/v1/generate", {"prompts": [[True]]}, 400, ["RequestError", "prompt 0"]),
+        ("/v1/generate", {"prompts": [[]]}, 400, ["RequestError", "prompt 0 is empty"]),
+        ("/v1/generate", {"prompts": [None]}, 400, ["RequestError", "prompt 0"]),
+        ("/v1/generate", b'{"prompts": [[1]], "max_tokens": NaN}', 400, ["RequestError", "'max_tokens'", "nan"]),
+        ("/v1/generate", {"prompts": [[1]], "max_tokens": 1 << 63}, 400, ["RequestError", "'max_tokens'"]),
+        ("/v1/generate", {"prompts": [[1]], "at_least_version": -1}, 400, ["RequestError", "'at_least_version'"]),
         ("/v1/generate", {"request": "gone"}, 404, ["UnknownRequestError", "'gone'"]),
         ("/v1/generate", {"prompts": [[1]], "at_least_version": 9}, 408, ["VersionTimeoutError", "version 9"]),
         ("/v1/generate", {"prompts": [[1]], "samples": 101}, 413, ["LimitError", "101 samples", "100"]),
@@ -191,6 +217,9 @@ def test_a_reader_that_reads_slowly_stops_generation(tmp_path):
         ("/v1/update?version=3", save(fake_weights(1))[:-4], 409, ["UpdateRefusedError", "safetensors"]),
         ("/v1/update?version=3", b"", 409, ["UpdateRefusedError", "safetensors"]),
         ("/v1/update?version=3", save({"w": fake_weights(1)["w"]}), 409, ["UpdateRefusedError", "partial", "'v'"]),
+        ("/v1/update?version=3", weights(v=float("nan")), 409, ["UpdateRefusedError", "NaN or infinity in 'v'"]),
+        ("/v1/update?version=3", weights(v=float("-inf")), 409, ["UpdateRefusedError", "NaN or infinity in 'v'"]),
+        ("/v1/update?version=-3", b"", 400, ["RequestError", "'-3'"]),
         ("/v1/update?version=3", b"x" * 5000, 413, ["LimitError", "4000"]),
         ("/v1/update", {"relay": "", "version": 3}, 400, ["RequestError", "'relay'"]),
         ("/v1/update", {"relay": "127.0.0.1:9"}, 400, ["RequestError", "'version'"]),
@@ -277,6 +306,71 @@ def test_a_client_cannot_have_a_relay_of_its_choice_dialled(tmp_path, monkeypatc
                 assert address in line["error"]
             with pytest.raises(BlockingIOError):
                 listener.accept()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "relay",
+    ["nonsense", "127.0.0.1:99999", "127.0.0.1:-1", "127.0.0.1:", "::::", "half \ud83d:1", "x" * 500, "[::1:5", "\0:1"],
+)
+def test_a_wrong_address_of_a_relay_is_one_line(tmp_path, monkeypatch, relay):
+    monkeypatch.setenv("TAILRACE_RELAY_TOKEN", pytest.importorskip("tailrace.paramserver").new_token())
+
+    async def scenario():
+        async with served(tmp_path) as client:
+            status, [line] = await client.call("POST", "/v1/update", {"relay": relay, "version": 5})
+            assert 400 <= status < 500
+            assert "\n" not in line["error"]
+            assert client.service.version == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /v1/gen", b"GET /v1/status HTTP/1.1\r\nHost: x\r\nX-Slow: "])
+@pytest.mark.parametrize("after_one", [False, True])
+def test_headers_that_do_not_come_end_the_connection(tmp_path, monkeypatch, begun, after_one):
+    monkeypatch.setattr(server, "HEADERS_S", 0.3)
+
+    def drip(client):
+        with socket.create_connection((client.url.hostname, client.url.port), timeout=DEADLINE_S) as connection:
+            if after_one:
+                connection.sendall(
+                    f"GET /v1/status HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.token}\r\n\r\n".encode()
+                )
+                assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            with suppress(ConnectionError):
+                connection.sendall(begun)
+                while True:  # a byte now and then is no whole request
+                    connection.sendall(b"x" if begun else b"")
+                    time.sleep(0.02)
+                    if select.select([connection], [], [], 0)[0] and not connection.recv(1 << 16):
+                        return
+
+    async def scenario():
+        async with served(tmp_path) as client:
+            running = asyncio.create_task(client.call("POST", "/v1/generate", {"prompts": [[1]], "samples": 99}))
+            await asyncio.wait_for(asyncio.to_thread(drip, client), DEADLINE_S)
+            assert (await client.call("GET", "/v1/status"))[0] == 200
+            assert len((await running)[1]) == 99
+
+    asyncio.run(scenario())
+
+
+def test_a_body_that_stands_still_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(app, "BODY_S", 0.2)
+
+    def stall(client):
+        with socket.create_connection((client.url.hostname, client.url.port), timeout=DEADLINE_S) as connection:
+            head = f"POST /v1/generate HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.token}\r\n"
+            connection.sendall(f"{head}Content-Length: 50\r\n\r\n".encode() + b'{"prompts"')
+            return connection.recv(1 << 16)
+
+    async def scenario():
+        async with served(tmp_path) as client:
+            answer = await asyncio.to_thread(stall, client)
+            assert answer.startswith(b"HTTP/1.1 400")
+            assert (await client.call("GET", "/v1/status"))[0] == 200
 
     asyncio.run(scenario())
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+import math
+from collections.abc import Container, Sequence
+from numbers import Integral
+from typing import TypeGuard
 
 from tailrace.contracts import FinishReason, Request, Sampling
 from tailrace.rollout.errors import RequestError
+
+_LEAST_TEMPERATURE = 1e-6  # below it scores overflow, and a batch's probabilities are no numbers
+_MOST_TOKENS = 2**31
+_SEEDS = 2**63
 
 
 def finished_with(tokens: tuple[int, ...], sampling: Sampling) -> FinishReason | None:
@@ -28,11 +35,20 @@ def tokens_left(request: Request, max_model_len: int) -> int:
     )
 
 
-def check_request(request: Request, in_flight: Container[str], max_model_len: int) -> None:
-    """Refuse a request that no engine can carry out.
+def check_request(
+    request: Request, in_flight: Container[str], max_model_len: int, vocabulary: int | None = None
+) -> None:
+    """Refuse a request that no engine can carry out: many an engine dies of one, with all that it generates.
+
+    Args:
+        request: the request.
+        in_flight: ids that the engine has.
+        max_model_len: most tokens of a prompt and its response.
+        vocabulary: tokens that the model knows; None: any.
 
     Raises:
-        RequestError: the id is in flight, or the prompt is empty or fills the model's context.
+        RequestError: the id is in flight, the prompt is empty or fills the model's context, a token is none that the model
+            knows, or a sampling parameter is out of its range.
     """
     if request.id in in_flight:
         raise RequestError(f"request {request.id!r} is in flight already; ids must be unique until they finish")
@@ -43,3 +59,44 @@ def check_request(request: Request, in_flight: Container[str], max_model_len: in
             f"request {request.id!r} has a prompt of {len(request.prompt)} tokens, expected fewer than "
             f"max_model_len={max_model_len}"
         )
+    for kind, tokens in (("prompt", request.prompt), ("kept tokens", request.kept)):
+        wrong = unknown_token(tokens, vocabulary)
+        if wrong is not None:
+            known = "a whole number of at least 0" if vocabulary is None else f"0 to {vocabulary - 1}"
+            raise RequestError(f"request {request.id!r} has the token {wrong[0]!r:.40} in its {kind}, expected {known}")
+    try:
+        check_sampling(request.sampling)
+    except RequestError as error:
+        raise RequestError(f"request {request.id!r}: {error}") from error
+
+
+def unknown_token(tokens: Sequence[object], vocabulary: int | None) -> tuple[object] | None:
+    """The first token that no model with so many tokens knows, alone; None if there is none."""
+    for token in tokens:
+        if not _is_whole(token) or not 0 <= token < (_MOST_TOKENS if vocabulary is None else vocabulary):
+            return (token,)
+    return None
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Check that an engine can draw with these parameters.
+
+    Raises:
+        RequestError: one is out of its range.
+    """
+    temperature, seed = sampling.temperature, sampling.seed
+    numeric = isinstance(temperature, int | float) and type(temperature) is not bool
+    if not numeric or not (temperature == 0 or _LEAST_TEMPERATURE <= temperature < math.inf):
+        raise RequestError(
+            f"found temperature={temperature!r}, expected 0 for greedy decoding, or a number of at least {_LEAST_TEMPERATURE}"
+        )
+    if not _is_whole(sampling.max_tokens) or sampling.max_tokens < 1:
+        raise RequestError(f"found max_tokens={sampling.max_tokens!r}, expected a whole number of at least 1")
+    if not all(map(_is_whole, sampling.stop_token_ids)):
+        raise RequestError(f"found stop_token_ids={sampling.stop_token_ids!r:.60}, expected whole numbers")
+    if seed is not None and not (_is_whole(seed) and -_SEEDS <= seed < _SEEDS):
+        raise RequestError(f"found seed={seed!r:.60}, expected a whole number of 64 bits")
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -97,6 +97,7 @@ class TransformersEngine:
             raise ModelLoadError(f"transformers cannot load {model_path}: {type(error).__name__}: {error}") from error
         self._model.eval().requires_grad_(False)
         self._names_expected = parameter_names(model_path)
+        self._vocabulary = int(self._model.get_input_embeddings().num_embeddings)
         self._options = options
         self._max_model_len = min(options.max_model_len or shape.max_len, shape.max_len)
         self._block_tokens = options.block_tokens or _BLOCK_TOKENS
@@ -114,11 +115,11 @@ class TransformersEngine:
         """Queue requests.
 
         Raises:
-            RequestError: an id is in flight, a prompt is empty or too long, or transformers refuses a request.
+            RequestError: see `check_request`, or transformers refuses a request.
             EngineDiedError: the manager has stopped.
         """
         for request in requests:
-            check_request(request, self._generations, self._max_model_len)
+            check_request(request, self._generations, self._max_model_len, self._vocabulary)
             sampling = request.sampling
             finish = finished_with(request.kept, sampling)
             left = tokens_left(request, self._max_model_len)

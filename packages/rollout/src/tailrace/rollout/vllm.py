@@ -127,6 +127,7 @@ class VLLMEngine:
         self._client = self._llm.engine_core
         self._scheduler = self._client.engine_core.scheduler
         self._max_model_len = int(config.model_config.max_model_len)
+        self._vocabulary = int(config.model_config.get_vocab_size())
         self._serial = 0
         self._names: dict[str, str] = {}  # request id -> id inside vLLM, new for each submission
         self._requests: dict[str, str] = {}  # id inside vLLM -> request id
@@ -143,10 +144,10 @@ class VLLMEngine:
         """Queue requests.
 
         Raises:
-            RequestError: an id is in flight, a prompt is empty or too long, or vLLM refuses a request.
+            RequestError: see `check_request`, or vLLM refuses a request.
         """
         for request in requests:
-            check_request(request, self._names, self._max_model_len)
+            check_request(request, self._names, self._max_model_len, self._vocabulary)
             finish = finished_with(request.kept, request.sampling)
             left = tokens_left(request, self._max_model_len)
             if finish is not None or left < 1:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import extra
 from tailrace.rollout.errors import RequestError
+from tailrace.rollout.resumption import unknown_token
 
 Prompt = str | Sequence[int]
 
@@ -23,7 +24,7 @@ class PromptReader:
 
     def __init__(self, model: Path, context: int, vocabulary: int | None = None) -> None:
         self._path, self._context = model / "tokenizer.json", context
-        self._known = range(vocabulary or 0)  # empty: any
+        self._vocabulary = vocabulary
         self._tokenizer: Any = None
 
     def encode(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
@@ -33,8 +34,12 @@ class PromptReader:
             RequestError: one is empty, fills the context, has a token that the model does not know, or is text and the model
                 has no tokenizer.
         """
+        if isinstance(prompts, str):
+            raise RequestError("found one text, expected a list of prompts")
         encoded = []
         for index, prompt in enumerate(prompts):
+            if not isinstance(prompt, Iterable):
+                raise RequestError(f"prompt {index}: found {type(prompt).__name__}, expected text or token ids")
             tokens = self._encode(index, prompt) if isinstance(prompt, str) else tuple(prompt)
             if not tokens:
                 raise RequestError(f"prompt {index} is empty, expected at least one token")
@@ -42,9 +47,10 @@ class PromptReader:
                 raise RequestError(
                     f"prompt {index} has {len(tokens)} tokens, expected fewer than the context of {self._context}"
                 )
-            unknown = [token for token in (min(tokens), max(tokens)) if token not in self._known]
-            if self._known and unknown:
-                raise RequestError(f"prompt {index} has the token {unknown[0]}, expected 0 to {self._known[-1]}")
+            unknown = unknown_token(tokens, self._vocabulary)
+            if unknown is not None:
+                expected = "whole numbers" if self._vocabulary is None else f"0 to {self._vocabulary - 1}"
+                raise RequestError(f"prompt {index} has the token {unknown[0]!r:.40}, expected {expected}")
             encoded.append(tokens)
         return encoded
 
@@ -60,6 +66,12 @@ class PromptReader:
         ]
 
     def _encode(self, index: int, prompt: str) -> tuple[int, ...]:
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"prompt {index} has half of a character at place {error.start} ({prompt[error.start]!a}), expected text"
+            ) from error
         return tuple(self._load(index).encode(prompt, add_special_tokens=False).ids)
 
     def _load(self, index: int) -> Any:

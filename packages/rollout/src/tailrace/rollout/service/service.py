@@ -29,6 +29,7 @@ from tailrace.rollout.errors import (
     VersionTimeoutError,
 )
 from tailrace.rollout.options import CacheShape
+from tailrace.rollout.resumption import check_sampling
 from tailrace.rollout.service.book import Book
 from tailrace.rollout.service.handle import ReplicaSetup, StartReplica
 from tailrace.rollout.service.own_directory import OwnDirectory
@@ -98,7 +99,13 @@ class StreamGenerationService:
         self._context = min(options.get("max_model_len") or longest, longest)
         self._reader = PromptReader(self._model, self._context, vocabulary(str(model)))
         self._ranking = Ranking(ranker, self._reader, rank_timeout_s)
-        self._sampling = Sampling(temperature, max_tokens or self._context, end_tokens(str(model)))
+        self._sampling = Sampling(
+            temperature, self._context if max_tokens is None else max_tokens, end_tokens(str(model))
+        )
+        try:
+            check_sampling(self._sampling)
+        except RequestError as error:
+            raise OptionError(str(error)) from error
         running = int(options.get("max_num_seqs") or _MAX_NUM_SEQS)
         self._slots = running + max(1, running // _AHEAD)
         self._window = ahead or 2 * self._slots * replicas
@@ -246,13 +253,14 @@ class StreamGenerationService:
 
         Raises: as `generate`.
         """
-        if samples < 1 or (max_tokens is not None and max_tokens < 1):
-            raise RequestError(f"found samples={samples}, max_tokens={max_tokens}, expected at least 1")
+        sampling = replace(self._sampling, max_tokens=self._sampling.max_tokens if max_tokens is None else max_tokens)
+        check_sampling(sampling)
+        if type(samples) is not int or samples < 1:
+            raise RequestError(f"found samples={samples!r}, expected a whole number of at least 1")
         encoded = self._reader.encode(prompts)
         await self.start()
         await self._reach(at_least_version, version_timeout_s)
         order = await self._ranking.order(prompts)
-        sampling = replace(self._sampling, max_tokens=max_tokens or self._sampling.max_tokens)
         had = set(have)
         orders = [
             Order(self._id(), index, sample, encoded[index], sampling)

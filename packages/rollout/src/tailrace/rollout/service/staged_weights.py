@@ -62,7 +62,7 @@ class StagedWeights:
             version: its number.
 
         Raises:
-            UpdateRefusedError: it is not the whole model.
+            UpdateRefusedError: it is not the whole model, or has a value that is no finite number.
         """
         with extra("tailrace-rollout", "transformers"):
             from safetensors.torch import save_file
@@ -79,7 +79,7 @@ class StagedWeights:
         """Check the file at `incoming` and keep it as this version. One that is refused is deleted.
 
         Raises:
-            UpdateRefusedError: it is damaged or not the whole model.
+            UpdateRefusedError: it is damaged or not the whole model, or has a value that is no finite number.
         """
         path = self.incoming(version)
         try:
@@ -88,6 +88,7 @@ class StagedWeights:
             except (OSError, ValueError) as error:
                 raise UpdateRefusedError(f"version {version} is no complete safetensors file: {error}") from error
             self._check(found, version)
+            self._check_values(path, version)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -131,6 +132,15 @@ class StagedWeights:
                 raise UpdateRefusedError(
                     f"version {version} has {name!r} of shape {list(found[name])}, expected {list(shape)}"
                 )
+
+    def _check_values(self, path: Path, version: int) -> None:
+        """A model with NaN in it generates nothing any more, and says so of no sample."""
+        import torch
+
+        for name, tensor in self._tensors([path]):
+            values = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # nothing is defined of single bytes
+            if tensor.is_floating_point() and not torch.isfinite(values).all():
+                raise UpdateRefusedError(f"version {version} has NaN or infinity in {name!r}, expected finite numbers")
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:

@@ -5,6 +5,7 @@ A refusal is one line, ``{"error": ..., "type": ...}``, with a status of 4xx; on
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import os
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 RELAY_TOKEN = "TAILRACE_RELAY_TOKEN"  # noqa: S105 - the name of a variable, the same as for a relay
+BODY_S = 60.0
+"""Seconds for which a body may bring nothing."""
 _RELAY_S = 60.0
 _STATUS: dict[type[TailraceError], int] = {
     UnknownRequestError: 404,
@@ -133,7 +136,7 @@ async def _chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
     size = int(told) if told.isdecimal() else 0
     if size <= limit:
         size = 0
-        async for chunk in request.stream():
+        async for chunk in _received(request):
             size += len(chunk)
             if size > limit:
                 break
@@ -141,6 +144,20 @@ async def _chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
         else:
             return
     raise LimitError(f"found a body of {size} bytes or more, expected at most {limit}")
+
+
+async def _received(request: Request) -> AsyncIterator[bytes]:
+    """The body as it comes, with a deadline for each part of it."""
+    parts = aiter(request.stream())
+    while True:
+        try:
+            async with asyncio.timeout(BODY_S):
+                part = await anext(parts)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise RequestError(f"found no more of the body for {BODY_S:g} s, expected its end") from error
+        yield part
 
 
 async def _update_from_body(service: StreamGenerationService, request: Request, version: int, limit: int) -> None:
@@ -184,7 +201,8 @@ def _shown(sample: Sample) -> dict[str, Any]:
 
 
 def _said(error: TailraceError) -> dict[str, str]:
-    return {"error": " ".join(str(error).split()), "type": type(error).__name__}
+    text = " ".join(str(error).split()).encode(errors="backslashreplace").decode()  # it may quote what has no encoding
+    return {"error": text, "type": type(error).__name__}
 
 
 def _line(content: dict[str, Any]) -> bytes:

@@ -18,6 +18,8 @@ from tailrace.rollout.service import StreamGenerationService
 from tailrace.rollout.serving.app import build_app
 from tailrace.rollout.serving.limits import Limits
 
+HEADERS_S = 10.0
+"""Seconds within which the headers of a request must have come."""
 _CLOSE_S = 3
 _LOOK_S = 0.05
 
@@ -60,6 +62,35 @@ async def serve(
     """
     with extra("tailrace-rollout", "serve"):
         import uvicorn
+        from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type] # one of two, by what is installed
+        """Closes a connection whose headers do not come: uvicorn would wait for them without end."""
+
+        late: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self.late = self.loop.call_later(HEADERS_S, transport.close)
+
+        def data_received(self, data: bytes) -> None:
+            before = self.cycle
+            super().data_received(data)
+            if self.cycle is not before:
+                self.in_time()
+            elif self.late is None and self.cycle is not None and self.cycle.response_complete:
+                self.late = self.loop.call_later(
+                    HEADERS_S, self.transport.close
+                )  # those of the connection's next request
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.in_time()
+            super().connection_lost(exc)
+
+        def in_time(self) -> None:
+            if self.late is not None:
+                self.late.cancel()
+                self.late = None
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -69,7 +100,15 @@ async def serve(
     token, token_file = secrets.token_urlsafe(32), service.weights.directory / "token"
     app = build_app(service, token, limits, relays)
     server = Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_CLOSE_S)
+        uvicorn.Config(
+            app,
+            http=Protocol,
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_CLOSE_S,
+        )
     )
     with listener, _at_signals(server) as stopped:
         try:

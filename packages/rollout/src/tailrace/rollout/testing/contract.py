@@ -269,6 +269,25 @@ class EngineContract:
             engine.submit([Request("twice", (1,), Sampling())])
         with pytest.raises(ValueError, match="max_model_len"):
             engine.submit([Request("long", (1,) * 512, Sampling())])
+        nan, inf = float("nan"), float("inf")
+        tokens: list[Any] = [VOCABULARY, -1, 2**31, 2**70, 1.5, "1", None, True]
+        wrong: list[Request] = [
+            *(Request("r", (1, token, 2), Sampling()) for token in tokens),
+            Request("r", (1,), Sampling(), kept=(2, VOCABULARY)),
+            *(Request("r", (1,), Sampling(temperature=one)) for one in (-1.0, nan, inf, 1e-40, "1", None)),  # type: ignore[arg-type]
+            *(Request("r", (1,), Sampling(max_tokens=most)) for most in (0, -3, 1.5, None)),  # type: ignore[arg-type]
+            Request("r", (1,), Sampling(stop_token_ids=("x",))),  # type: ignore[arg-type]
+            *(Request("r", (1,), Sampling(seed=seed)) for seed in (2**63, -(2**70), 0.5)),  # type: ignore[arg-type]
+        ]
+        for request in wrong:
+            with pytest.raises(ValueError, match="'r'"):
+                engine.submit([request])
+        with pytest.raises(ValueError, match=str(VOCABULARY)):
+            generate(engine, [Request("first", (1,), Sampling()), Request("r", (VOCABULARY,), Sampling())], _TIMEOUT_S)
+        # nothing of them is left: their ids are free, and what was in flight goes on
+        last = Sampling(temperature=0, max_tokens=2**62, stop_token_ids=(-1, 2**40), seed=2**63 - 1)
+        found = generate(engine, [Request(id_, (1,) * 510, last) for id_ in ("r", "first")], _TIMEOUT_S)
+        assert {len(response.tokens) for response in found.values()} == {2}
         engine.abort(["twice"])
         assert engine.step() == []
         assert (engine.stats().running, engine.stats().waiting) == (0, 0)
