@@ -321,6 +321,26 @@ def test_what_a_killed_process_had_archived_is_archived_once(tmp_path):
     assert [json.loads(line)["trajectory"] for line in archive.read_text().splitlines()] == ["a", "b", "c"]
 
 
+def test_an_export_has_what_is_trimmed_meanwhile(tmp_path, monkeypatch):
+    archive, line, trims = tmp_path / "trained.jsonl", TrajectoryStore._line, []
+    with TrajectoryStore(tmp_path / "store") as store:
+        finish(store, "a", "b")
+        store.consume(["a", "b"], 1)
+
+        def first_trimmed(self, row):
+            if not trims:
+                trims.append(threading.Thread(target=store.trim, args=(1, archive)))
+                trims[0].start()
+                trims[0].join(0.3)  # it waits for the export
+            return line(self, row)
+
+        monkeypatch.setattr(TrajectoryStore, "_line", first_trimmed)
+        assert store.export_jsonl(archive) == 2
+        trims[0].join()
+        assert store.audit()["consumed"] == 2
+    assert [json.loads(text)["trajectory"] for text in archive.read_text().splitlines()] == ["a", "b"]
+
+
 def test_the_store_stays_bounded(tmp_path):
     """500 steps of 8 trajectories and an evaluation now and then: the file grows no more once the first were trimmed."""
     path, archive, sizes = tmp_path / "store", tmp_path / "trained.jsonl", []

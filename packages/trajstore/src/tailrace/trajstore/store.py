@@ -356,18 +356,18 @@ class TrajectoryStore:
         """
         target = Path(path)
         unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
-        with self._database.locked():
+        with self._database.locked():  # all the while: a `trim` would forget rows that are yet to be written
             archived, rows = self._ledger.archived_bytes, self.consumed()
-        try:
-            if archived and target.exists():
-                shutil.copyfile(target, unfinished)
-            with unfinished.open("ab") as file:
-                file.truncate(archived if file.tell() else 0)
-                file.seek(0, os.SEEK_END)
-                file.writelines(self._line(row) for row in rows)
-            unfinished.replace(target)
-        finally:
-            unfinished.unlink(missing_ok=True)
+            try:
+                if archived and target.exists():
+                    shutil.copyfile(target, unfinished)
+                with unfinished.open("ab") as file:
+                    file.truncate(archived if file.tell() else 0)
+                    file.seek(0, os.SEEK_END)
+                    file.writelines(self._line(row) for row in rows)
+                unfinished.replace(target)
+            finally:
+                unfinished.unlink(missing_ok=True)
         return len(rows)
 
     def _line(self, row: ConsumedTrajectory) -> bytes:
