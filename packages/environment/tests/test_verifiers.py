@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.environment import EnvironmentPool, RaisedError, SetupError, examine_environment
+from tailrace.environment import EnvironmentPool, RaisedError, SetupError, examine_environment, verifiers
 
 PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
 TEMPLATE = (
@@ -169,3 +169,43 @@ def test_a_renderer_that_encodes_what_was_sampled_again_fails_by_name(theirs):
                 await pool.step(session, [*apart, tokenizer.token_to_id("<|im_end|>")])
 
     asyncio.run(test())
+
+
+def test_an_endpoint_reads_no_body_of_a_session_that_it_does_not_know():
+    """The endpoint alone, of which verifiers is no part: a peer on loopback announces a large body and sends little of it."""
+    web = pytest.importorskip("aiohttp.web")
+    house = object.__new__(verifiers.House)
+    house.talks = {"known": verifiers.Talk()}
+
+    async def scenario():
+        app = web.Application(client_max_size=1 << 26)
+        app.router.add_post("/inference/v1/generate", house._generate)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port = runner.addresses[0][1]
+
+        async def asked(session):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            lines = (
+                "POST /inference/v1/generate HTTP/1.1",
+                "Host: x",
+                f"X-Session-ID: {session}",
+                "Content-Length: 60000000",
+            )
+            writer.write("\r\n".join([*lines, "", ""]).encode() + b"[" * 1000)
+            await writer.drain()
+            try:
+                return await asyncio.wait_for(reader.readline(), 1.0 if session == "known" else 30.0)
+            finally:
+                writer.close()
+
+        try:
+            for session in ("", "unknown", "known2"):
+                assert b" 404 " in await asked(session)
+            with pytest.raises(TimeoutError):
+                await asked("known")  # its body is waited for
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(scenario())

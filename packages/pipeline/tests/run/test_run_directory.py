@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -138,3 +139,37 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
     write_json(path, {"step": 2})
     assert json.loads(path.read_text()) == {"step": 2}
     assert [p.name for p in tmp_path.iterdir()] == ["status.json"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize(
+    ("config", "umask", "mode"),
+    [
+        ({}, 0o022, 0o700),
+        ({"private": True}, 0o000, 0o700),
+        ({"private": False}, 0o022, 0o755),
+        ({"private": False}, 0o027, 0o750),
+    ],
+)
+def test_prompts_and_responses_are_read_by_this_user_alone_unless_told_otherwise(tmp_path, there, config, umask, mode):
+    root = tmp_path / "runs" / "one"
+    before = os.umask(umask)
+    try:
+        if there:
+            root.mkdir(parents=True)
+        RunDirectory.create(root, config)
+        assert stat.S_IMODE(root.stat().st_mode) == mode
+        assert stat.S_IMODE(root.parent.stat().st_mode) == 0o777 & ~umask
+    finally:
+        os.umask(before)
+
+
+def test_a_directory_that_cannot_be_made_private_is_refused(tmp_path, monkeypatch):
+    def refuse(path, mode):
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(RunDirectoryError, match=r"cannot be made private.*--set private=false"):
+        RunDirectory.create(tmp_path / "run", {})
+    assert list(tmp_path.iterdir()) == []
+    assert RunDirectory.create(tmp_path / "run", {"private": False}).root.is_dir()

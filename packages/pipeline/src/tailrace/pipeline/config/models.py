@@ -369,6 +369,8 @@ class RunConfig(_Strict):
     """laminar, staleflow or another plugin of tailrace.app"""
     seed: int = 0
     """of prompts, sampling and the small model"""
+    private: bool = True
+    """no other user may read a new run's directory, which holds prompts and responses; false: your umask says who may"""
     task: TaskConfig = TaskConfig()
     model: ModelConfig = ModelConfig()
     warm_start: WarmStartTable = WarmStartTable()

@@ -19,6 +19,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -62,7 +63,7 @@ class RunDirectory:
     def create(
         cls, root: Path, config: Mapping[str, Any], *, simulated: Mapping[str, Any] | None = None
     ) -> RunDirectory:
-        """Create and lock the directory of a new run. If this raises, no file of it is left.
+        """Create and lock the directory of a new run, private or not. If this raises, no file of it is left.
 
         Args:
             root: the directory.
@@ -79,6 +80,8 @@ class RunDirectory:
         new = [path for path in (root, *root.parents) if not path.exists()]
         try:
             _make(root)
+            if config.get("private", True):
+                _make_private(root)
             directory.lock()
         except BaseException:
             _remove_empty(new)
@@ -310,6 +313,15 @@ def _make(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritten(path, error) from error
+
+
+def _make_private(path: Path) -> None:
+    try:
+        path.chmod(stat.S_IRWXU)
+    except OSError as error:  # somebody else's, or a file system without modes
+        raise RunDirectoryError(
+            f"{path}: cannot be made private ({error.strerror}); choose another --run-dir, or --set private=false"
+        ) from error
 
 
 def _remove_empty(directories: Sequence[Path]) -> None:
