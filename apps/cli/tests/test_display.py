@@ -126,6 +126,15 @@ def test_a_replica_that_contradicts_the_controller_is_said_in_red():
     assert "contradict" not in line(training(), wall_s=1.0)
 
 
+def test_a_member_that_is_given_up_is_shown_as_long_as_the_run_goes_on():
+    status = training(given_up=[{"role": "replica", "id": "r1", "machine": "m0", "reason": "its device is gone"}])
+    said = "replica r1 is given up on m0, and others do its work: its device is gone"
+    assert said in line(status, wall_s=1.0)
+    assert said in " ".join(text(panel(status, wall_s=1.0)).split())
+    status.rest()
+    assert said not in line(status, wall_s=1.0)
+
+
 def test_a_warm_start_shows_its_progress():
     status = RunStatus(phase="warm start", detail="step 40 of 800, loss 1.250", app="laminar", left_s=95.0)
     shown = text(panel(status, wall_s=5.0))

@@ -128,6 +128,34 @@ def test_isolate_gives_a_machine_up_whose_members_keep_failing():
     assert Isolate().on_down(failure(machine="m1", machine_failures=500)) is RESTART
 
 
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_isolate_replaces_the_machine_of_a_fault_that_persists_once_and_then_gives_up(role, limit):
+    policy = Isolate(max_restarts=limit, trainer_restarts=limit, data_restarts=limit)
+    movable = role in ("replica", "relay", "trainer", "environment")
+    last = EVICT if role != "trainer" and role != "data" else FAIL
+    actions, moved = [], 0
+    for count in range(1, 2 * limit + 4):
+        where = {"stood": f"m{bool(moved):d}", "elsewhere": 2, "moved": moved}
+        actions.append(policy.on_down(failure(role, count, 3, **where)))
+        if actions[-1] in (EVICT, FAIL):
+            break
+        if actions[-1] is EVICT_MACHINE:
+            moved = count
+    first = [RESTART] * limit
+    assert actions == ([*first, EVICT_MACHINE, *first, last] if movable else [*first, last])
+
+
+def test_isolate_moves_nobody_where_there_is_no_room_and_the_member_alone_from_the_machine_of_the_store():
+    exhausted = {"failures": 4, "others": 1, "stood": "m0"}
+    assert Isolate().on_down(failure(**exhausted, elsewhere=0)) is EVICT
+    assert Isolate().on_down(failure(**exhausted | {"others": 0})) is FAIL
+    assert Isolate().on_down(failure(**exhausted | {"others": 0}, elsewhere=1)) is EVICT_MACHINE
+    assert Isolate().on_down(failure(**exhausted, elsewhere=1, beside_store=True)) is RecoveryAction.REPLACE
+    lost = Failure("replica", "0", Cause.MACHINE, failures=4, others=1, machine="m0", stood="m0", elsewhere=1)
+    assert Isolate().on_down(lost) is EVICT, "the machine is gone already, and the member failed before it was"
+
+
 def test_restart_task_starts_over_whatever_fails_until_it_has_done_so_too_often():
     policy = RestartTask(max_task_restarts=2)
     for role in ROLES:

@@ -6,11 +6,23 @@ import random
 from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tailrace.contracts import Cycle, MeasuredRecall, Progress, ReplicaView, TrajectoryView, Unstarted, Why
+from tailrace.contracts import (
+    Cycle,
+    MeasuredLengths,
+    MeasuredRecall,
+    Progress,
+    ReplicaView,
+    TrajectoryView,
+    Unstarted,
+    Why,
+)
 from tailrace.repack import LeastLoaded, LoadError, SkewAware
 from tailrace.repack.decoding import Decoding, fill
 from tailrace.repack.testing import SlotAdmission, check_routing_policy, random_cycle
+from tailrace.repack.testing.streamrl_reference import split_slowly
 
 # A step takes 10 ms and 0.4 ms for each trajectory; the KV cache costs nothing.
 COST = {"k1": 0.0, "k2": 0.0, "k3": 4e-4, "k4": 0.01}
@@ -317,3 +329,88 @@ def test_the_tail_runs_where_one_decodes_fastest_and_the_others_get_as_much_as_t
 def test_costs_of_a_pool_that_cannot_be_are_refused(costs, message):
     with pytest.raises(LoadError, match=message):
         SkewAware(**COST, pool_costs=costs)
+
+
+# ---- one batch on idle replicas, as Algorithm 2 has it ---------------------------------------------------------------
+
+
+@st.composite
+def batches(draw):
+    predicted = draw(st.lists(st.integers(1, 30_000), min_size=4, max_size=40, unique=True))
+    p50 = draw(st.integers(1, 20_000))
+    measured = MeasuredLengths(float(p50), float(draw(st.integers(p50, 32_000))), 999)
+    options = {
+        "k1": draw(st.sampled_from([0.0, 1e-7, 2e-6])),
+        "k2": 0.0,
+        "k3": draw(st.sampled_from([0.0, 4e-4, 2e-3])),
+        "k4": draw(st.sampled_from([0.005, 0.02])),
+        "alpha": draw(st.sampled_from([0.05, 0.2, 0.5])),
+        "objective": draw(st.sampled_from(["max", "sum"])),
+    }
+    slots, tokens = draw(st.sampled_from([40, 64])), draw(st.sampled_from([0, 60_000, 400_000]))
+    return predicted, measured, options, draw(st.integers(2, 8)), slots, tokens
+
+
+@settings(max_examples=300, deadline=None)
+@given(batches())
+def test_one_batch_is_split_as_algorithm_2_tried_slowly_splits_it(case):
+    """P50 and P90 of what has finished, and a step of each class at the length of its own."""
+    predicted, measured, options, replicas, slots, tokens = case
+    tail = math.ceil(round(options["alpha"] * len(predicted), 9))
+    if not 0 < tail < len(predicted):
+        return
+    idle = [replica(f"r{number}", capacity=slots, kv_capacity_tokens=tokens) for number in range(replicas)]
+    batch = dataclasses.replace(cycle(idle, predicted), lengths=measured)
+    placed = SkewAware(**options).route(batch)
+
+    def step_s(length):
+        return lambda size: options["k1"] * size * length + options["k3"] * size + options["k4"]
+
+    _, split = split_slowly(
+        predicted,
+        replicas,
+        step_latency_s=step_s(measured.p90),
+        regular_step_latency_s=step_s(measured.p50),
+        max_batch=lambda length: max(1, min(slots, int(tokens // length))) if tokens else slots,
+        p50=measured.p50,
+        p90=measured.p90,
+        alpha=options["alpha"],
+        objective=options["objective"],
+    )
+    assert len(placed) == len(predicted)
+    longest = sorted(range(len(predicted)), key=lambda at: -predicted[at])[:tail]
+    apart = {each.replica for each in placed if each.reason.why is Why.LONG_TAIL}
+    assert {each.trajectory for each in placed if each.reason.why is Why.LONG_TAIL} == {f"{at}.0" for at in longest}
+    # The tail is fewer than its replicas where even one each leaves some without: those stand apart all the same.
+    assert len(apart) == min(split, tail)
+    others = {each.replica for each in placed if each.reason.why is Why.REGULAR}
+    assert not apart & others
+    assert len(others) == min(replicas - split, len(predicted) - tail)
+
+
+def test_p50_and_p90_are_those_of_what_finished_and_not_of_predictions():
+    """Predictions are all near 1,000; responses became 100 and 9,000 tokens: the tail gets more replicas."""
+    predicted = [1000 + at for at in range(40)]
+    idle = [replica(f"r{number}", capacity=20) for number in range(6)]
+
+    def tails(lengths):
+        batch = dataclasses.replace(cycle(idle, predicted), lengths=lengths)
+        return len({each.replica for each in POLICY.route(batch) if each.reason.why is Why.LONG_TAIL})
+
+    assert tails(None) < tails(MeasuredLengths(100.0, 9_000.0, 500))
+
+
+def test_the_sum_is_another_objective_than_the_larger():
+    found = set()
+    for seed in range(200):
+        draw = random.Random(seed)
+        predicted = [draw.randint(1, 20_000) for _ in range(24)]
+        idle = [replica(f"r{number}", capacity=draw.choice([24, 24, 32])) for number in range(5)]
+        splits = [
+            len({each.replica for each in policy.route(cycle(idle, predicted)) if each.reason.why is Why.LONG_TAIL})
+            for policy in (POLICY, dataclasses.replace(POLICY, objective="sum"))
+        ]
+        found.add(splits[0] == splits[1])
+    assert found == {True, False}
+    with pytest.raises(LoadError, match="found objective='mean', expected one of max, sum"):
+        dataclasses.replace(POLICY, objective="mean")

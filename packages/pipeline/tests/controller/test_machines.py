@@ -35,7 +35,7 @@ def test_a_machine_that_is_given_up_takes_its_members_along():
     assert moved(given) == {
         ("replica", "r0"): (("m0",), why),
         ("scorer", "0"): (("m0",), why),
-        ("relay", "0"): (("m0",), c.Reason(c.Why.FAILED, numbers={"failures": 1, "allowed": 3, "window_s": 600.0})),
+        ("relay", "0"): (("m0",), c.Reason(c.Why.FAILED, numbers={"failures": 1, "allowed": 3})),
     }
     machines = run.controller.members.machines
     assert {name: machine.healthy for name, machine in machines.items()} == {"m0": False, "m1": True}
@@ -191,3 +191,86 @@ def test_a_machine_that_does_not_pass_is_given_up_with_all_members_there():
     assert set(moved(given)) == {("replica", "r0"), ("relay", "0"), ("scorer", "0")}
     assert {avoid for avoid, _ in moved(given).values()} == {("m0",)}
     assert not run.controller.members.machines["m0"].healthy
+
+
+# ---- a fault that persists ------------------------------------------------------------------------------------------
+
+
+class Obeying(Scripted):
+    """Members come up on the machine that their place names."""
+
+    def answers(self, command):
+        if isinstance(command, c.Start | c.Restart) and command.place.machine:
+            self.machines[command.role, command.id] = command.place.machine
+        return super().answers(command)
+
+
+def persisting(run, room):
+    """r0 goes down again and again. Returns the machine and the count of each restart, and what came of the last time."""
+    seen = []
+    for _ in range(9):
+        event = c.Down("replica", "r0", "its device is gone", c.Cause.BROKE, room=room)
+        given = run.go(event, leave=(c.Step, c.Route))
+        mine = [one for one in of(c.Restart, given) if (one.role, one.id) == ("replica", "r0")]
+        if not mine:
+            return seen, given
+        seen += [(one.place.machine, one.reason.numbers["failures"]) for one in mine]
+        assert all(one.place.machine not in one.place.avoid for one in mine)
+    raise AssertionError(f"no end: {seen}")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_fault_that_persists_has_its_machine_evicted_and_a_replacement_elsewhere(named):
+    names = ("m0", "m1", "m2") if named else ()
+    run = Obeying(spec(machines=names, recovery=policy("recovery", "isolate", max_restarts=2)), relays=3)
+    run.machines = {("replica", "r0"): "m0", ("relay", "0"): "m0", ("trainer", "0"): "m1"}
+    run.go(c.Tick(), leave=(c.Step, c.Route))
+    first = run.controller.members.get("replica", "r0").machine
+    others = {(one.role, one.id) for one in run.controller.members.states.values() if one.machine == first}
+    assert ("replica", "r0") in others
+    assert len(others) > 1
+    seen, given = persisting(run, None if named else ("m2", "m1"))
+    second = seen[2][0]
+    assert second not in ("", first)
+    assert seen == [(first, 1), (first, 2), (second, 3), (second, 1), (second, 2)], (
+        "in place, elsewhere, and counted anew"
+    )
+    assert not run.controller.members.machines[first].healthy
+    left = {(one.role, one.id) for one in of(c.Restart, run.given) if first in one.place.avoid}
+    assert left >= others, "they left it, too"
+    (stop,) = of(c.Stop, given)
+    assert (stop.id, stop.reason.numbers["left"]) == ("r0", 1), "given up on a second machine too, and the log has it"
+    assert run.view.given_up == [{"role": "replica", "id": "r0", "machine": second, "reason": "its device is gone"}]
+    assert run.view.failure is None
+
+
+def test_work_on_the_new_machine_forgives_and_a_later_fault_may_move_it_again():
+    run = Obeying(spec(machines=("m0", "m1", "m2", "m3"), recovery=policy("recovery", "isolate", max_restarts=0)))
+    run.go(c.Tick(), leave=(c.Step, c.Route))
+    stood = [run.machines["replica", "r0"]]
+    for _ in range(2):
+        run.down("replica", "r0", leave=(c.Step, c.Route))
+        stood.append(run.machines["replica", "r0"])
+        run.go(c.Finished("r0", "7.7", 3), leave=(c.Step, c.Route))
+    assert len({*stood}) == 3
+    assert run.view.failure is None
+
+
+def test_without_room_elsewhere_nobody_moves_and_the_machine_stays():
+    run = Scripted(spec(recovery=policy("recovery", "isolate", max_restarts=1)), relays=2)
+    run.machines = {**PLACES, ("relay", "1"): "m1"}
+    run.go(c.Tick(), leave=(c.Step, c.Route))
+    seen, given = persisting(run, ())
+    assert seen == [("m0", 1)]
+    assert of(c.Stop, given)
+    assert run.controller.members.machines["m0"].healthy
+
+
+def test_the_machine_of_the_store_is_not_given_up_for_a_replica():
+    run = Obeying(spec(recovery=policy("recovery", "isolate", max_restarts=0)), relays=2)
+    run.machines = {**PLACES, ("relay", "1"): "m1"}  # the store stands on m1
+    run.go(c.Tick(), leave=(c.Step, c.Route))
+    given = run.go(c.Down("replica", "r1", "gone", c.Cause.DIED, room=("m2",)), leave=(c.Step, c.Route))
+    (one,) = of(c.Restart, given)
+    assert (one.id, one.place.machine, one.place.avoid) == ("r1", "m2", ("m1",))
+    assert run.controller.members.machines["m1"].healthy

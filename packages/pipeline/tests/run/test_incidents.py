@@ -136,3 +136,27 @@ def test_a_replica_that_comes_or_leaves_says_why():
         "replica r2 is added: generation of an iteration took 91.2 s, training 50.0 s",
         "replica r1 is removed: generation of an iteration took 12.0 s, training 50.0 s",
     ]
+
+
+def test_a_fleet_never_shrinks_without_a_line():
+    incidents = Incidents()
+    gone = c.Down("replica", "r1", "its device is gone", c.Cause.BROKE)
+    numbers = {"failures": 4.0, "allowed": 3.0}
+    moved = c.Restart(1, "replica", "r1", reason=c.Reason(c.Why.FAILED, numbers=numbers))
+    assert incidents.lines(1.0, [gone], [moved]) == [
+        "replica r1 broke: its device is gone; it failed 4 times in a row there, so it starts on another machine"
+    ]
+    for left, does in ((2.0, "2 replicas are left to do its work"), (1.0, "1 replica is left to do its work")):
+        stop = c.Stop(2, "replica", "r1", reason=c.Reason(c.Why.FAILED, numbers={**numbers, "left": left}))
+        assert incidents.lines(2.0, [gone], [stop]) == [
+            f"replica r1 broke: its device is gone; it is given up after 4 failures in a row, and {does}"
+        ]
+    still = c.Reason(c.Why.STILL, numbers={"still_s": 31.4, "limit_s": 30.0, **numbers, "left": 1.0})
+    (said,) = incidents.lines(3.0, [], [c.Stop(3, "replica", "r2", reason=still)])
+    assert said.startswith(
+        "replica r2 stood still for 31 s with work in flight; it is given up after 4 failures in a row, "
+    )
+    assert said.endswith("1 replica is left to do its work")
+    planned = c.Stop(4, "replica", "r3", reason=c.Reason(c.Why.PLANNED))
+    assert incidents.lines(4.0, [], [planned]) == ["replica r3 is removed, as provisioning planned"]
+    assert incidents.lines(5.0, [], [planned]) == []  # told again, as the task restarts

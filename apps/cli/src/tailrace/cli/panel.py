@@ -36,7 +36,7 @@ def panel(status: RunStatus, *, wall_s: float) -> RenderableType:
         if status.environments:
             parts += [Text(), _environments(status)]
     starving = [Text(status.warning, style="yellow")] if status.warning else []
-    warned = [*contradictions(status), *_down(status), *starving, *long_waits(status)]
+    warned = [*contradictions(status), *given_up(status), *_down(status), *starving, *long_waits(status)]
     if warned:
         parts += [Text(), *warned]
     return Group(*parts)
@@ -52,7 +52,7 @@ def line(status: RunStatus, *, wall_s: float) -> str:
         parts += [f"{name} {value}" for name, value in _measured(status) if value != "none yet"]
     if status.left_s is not None:
         parts.append(f"{clock(status.left_s)} left")
-    parts += [text.plain for text in (*contradictions(status), *long_waits(status))]
+    parts += [text.plain for text in (*contradictions(status), *given_up(status), *long_waits(status))]
     return ", ".join(parts)
 
 
@@ -76,6 +76,17 @@ def contradictions(status: RunStatus) -> list[Text]:
     return [
         Text(f"{many} of replicas contradict the controller: they run something else than it believes", style="red")
     ]
+
+
+def given_up(status: RunStatus) -> list[Text]:
+    """A line for each member that is not restarted any more."""
+    if status.over:
+        return []
+    lines = []
+    for gone in status.given_up:
+        where = f" on {gone['machine']}" if gone["machine"] else ""
+        lines.append(f"{gone['role']} {gone['id']} is given up{where}, and others do its work: {gone['reason']}")
+    return [Text(line, style="yellow") for line in lines]
 
 
 def _down(status: RunStatus) -> list[Text]:

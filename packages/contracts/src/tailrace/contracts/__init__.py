@@ -86,7 +86,7 @@ from tailrace.contracts.policies import (
     TrainingPolicy,
 )
 from tailrace.contracts.reasons import CHOSEN, SUSPICIONS, Reason, Why
-from tailrace.contracts.recall import MeasuredRecall
+from tailrace.contracts.recall import MeasuredLengths, MeasuredRecall
 from tailrace.contracts.recovery import (
     BatchView,
     Failure,
@@ -194,6 +194,7 @@ __all__ = [
     "LendReplica",
     "LendsDevices",
     "MachineView",
+    "MeasuredLengths",
     "MeasuredRecall",
     "MemberView",
     "MissingExtraError",

@@ -207,6 +207,8 @@ class Down:
     Args:
         reason: one line for people to read.
         machine: for the cause `MACHINE`, the machine; otherwise empty.
+        room: other machines that have room for all members of the run that stand on its machine; None if the host does not
+            know.
     """
 
     role: str
@@ -214,6 +216,7 @@ class Down:
     reason: str
     cause: Cause = Cause.DIED
     machine: str = ""
+    room: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

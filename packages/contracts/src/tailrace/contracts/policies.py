@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from tailrace.contracts.recall import MeasuredRecall
+from tailrace.contracts.recall import MeasuredLengths, MeasuredRecall
 from tailrace.contracts.recovery import Failure, FleetAction, FleetView, RecoveryAction
 from tailrace.contracts.views import (
     Candidate,
@@ -171,6 +171,7 @@ class Cycle:
         routings: routing decisions of earlier cycles: one for each group that started and each trajectory that resumed.
         turn: number of earlier cycles. A policy that bounds its work per cycle uses it to continue with other replicas.
         recall: how well predicted lengths found the longest of late; None if too little has ended to say.
+        lengths: how long responses were of late, in a run whose lengths are predicted; None before a batch was trained on.
     """
 
     replicas: Sequence[ReplicaView]
@@ -181,6 +182,7 @@ class Cycle:
     routings: int = 0
     turn: int = 0
     recall: MeasuredRecall | None = None
+    lengths: MeasuredLengths | None = None
 
 
 class BatchingSource(Protocol):

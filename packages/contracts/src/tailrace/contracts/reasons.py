@@ -61,13 +61,15 @@ class Why(StrEnum):
         iteration, and `saved_s`, by which generation is predicted to become faster.
     TRAINING_SLOWER: training takes longer than generation, so a replica is removed; `generation_s`, `training_s`, and
         `cost_s`, by which generation is predicted to become slower.
-    FAILED: a member failed; `failures` in a row, of which the policy allows `allowed`, if it says so.
+    FAILED: a member failed; `failures` in a row, of which the policy allows `allowed`, if it says so. More than those means
+        that it starts on another machine, or is given up: then `left` members of its role are left to do its work.
     DAMAGED: its checkpoint cannot be used, so an older one is tried; `version` of the damaged one.
-    STILL: a member stands still with work in flight; `still_s`, `limit_s`; a command also has `failures`, `allowed`.
-    SILENT: a member does not answer; `silent_s`, `limit_s`; a command also has `failures`, `allowed`.
-    MACHINE_SILENT: machine `who` does not answer; `silent_s`, `limit_s`; a command also has `failures`, `allowed`.
+    STILL: a member stands still with work in flight; `still_s`, `limit_s`; a command also has `failures`, `allowed` and `left`
+        as above.
+    SILENT: a member does not answer; `silent_s`, `limit_s`; a command also has `failures`, `allowed`, `left`.
+    MACHINE_SILENT: machine `who` does not answer; `silent_s`, `limit_s`; a command also has `failures`, `allowed`, `left`.
     HYBRID: replica `who`, which stands on the trainer's devices, is down, so the fault is the trainer's; a command also has
-        `failures`, `allowed`.
+        `failures`, `allowed`, `left`.
     TASK_RESTART: the whole task starts anew because of `who`, a role and an id; `task_restarts` in a row without a step.
     MACHINE: its machine is no longer used; `who`.
     STANDBY: its machine goes to the trainer, `who`, which lost its own.

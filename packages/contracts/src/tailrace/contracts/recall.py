@@ -1,4 +1,4 @@
-"""How well predicted lengths have found the longest responses of late."""
+"""How long responses were of late, and how well predicted lengths have found the longest of them."""
 
 from __future__ import annotations
 
@@ -23,3 +23,18 @@ class MeasuredRecall:
     def by_chance(self) -> bool:
         """Whether the predictions may as well have been drawn at random."""
         return self.recall <= self.chance
+
+
+@record
+class MeasuredLengths:
+    """How long the responses were that ended last, whatever was predicted for them.
+
+    Args:
+        p50: median of their generated tokens.
+        p90: the ninetieth percentile.
+        trajectories: of how many.
+    """
+
+    p50: float
+    p90: float
+    trajectories: int

@@ -169,6 +169,10 @@ class Failure:
         others: members of the role that are not down.
         hybrid: whether it is a replica on devices of the trainer.
         standbys: replicas whose machine the trainer could take now; 0 unless it is the trainer that lost its machine.
+        stood: the machine where it stood last, or was told to start; empty if unknown.
+        moved: failures among `failures` after which it was given another machine; 0 if it was given none since it last worked.
+        elsewhere: other machines on which what stands on its machine could start; 0 if its machine is unknown.
+        beside_store: whether the data role stands on its machine, which is then not given up for a member's sake.
         reason: one line for people to read.
     """
 
@@ -190,6 +194,10 @@ class Failure:
     task_restarts: int = 0
     hybrid: bool = False
     standbys: int = 0
+    stood: str = ""
+    moved: int = 0
+    elsewhere: int = 0
+    beside_store: bool = False
 
 
 class RecoveryAction(StrEnum):
@@ -197,7 +205,7 @@ class RecoveryAction(StrEnum):
 
     RESTART: a fresh member takes its place.
     RESTART_TRAINER: a fresh member takes its place, and the fault is one of the trainer too: for a hybrid alone.
-    REPLACE: a fresh member takes its place, on another machine if there is one.
+    REPLACE: a fresh member takes its place, on another machine if there is one. Its machine stays in use.
     EVICT: it is not restarted, and others do its work, or nobody does a ranker's.
     EVICT_MACHINE: its machine is no longer used; all members there are replaced elsewhere.
     STANDBY: the trainer's machine is no longer used, as with EVICT_MACHINE, and the trainer takes that of a replica. What the

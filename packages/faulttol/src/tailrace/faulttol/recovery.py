@@ -15,6 +15,7 @@ from tailrace.faulttol.workflow import restarts_task
 
 ROLES = ("replica", "relay", "scorer", "trainer", "data", "ranker", "environment")
 _REPLACEABLE = ("replica", "relay", "scorer", "ranker", "environment")
+_MOVABLE = ("replica", "relay", "trainer", "environment")  # the others stand beside the controller, on whatever machine
 TRAINER, REPLICA = "trainer", "replica"
 DISPENSABLE = ("ranker",)  # nothing waits for it
 
@@ -23,21 +24,24 @@ DISPENSABLE = ("ranker",)  # nothing waits for it
 class Isolate:
     """Contain a failure in its role (Laminar, sections 3.3 and 4.3). Plugin ``isolate``.
 
-    While one member is down, the others continue. A replica, relay, scorer, ranker or environment is restarted. If it fails
-    again and again without doing work in between, it is evicted and others do its work; nobody has to do a ranker's. The
-    trainer is restarted from its last durable checkpoint, the data role with its store. A member that cannot be replaced, or
-    one of an unknown role, fails the run.
+    While one member is down, the others continue. A replica, relay, scorer, ranker or environment is restarted, the trainer
+    from its last durable checkpoint, the data role with its store. If a replica, relay, environment or trainer fails again and
+    again without doing work in between, and another machine has room, its machine is evicted and a replacement starts
+    elsewhere, with as many restarts as before. If there is no room, or the fault comes again there too, the member is evicted
+    and others do its work; nobody has to do a ranker's. A member that cannot be replaced, or one of an unknown role, fails the
+    run.
 
     Args:
-        max_restarts: restarts of a replica, relay, scorer, ranker or environment without work in between. After that it is
-            evicted, or the run fails if it is the last of its role, but for a ranker. The paper tries one.
+        max_restarts: restarts in place of a replica, relay, scorer, ranker or environment without work in between. After that
+            its machine is replaced, or it is evicted, or the run fails if it is the last of its role, but for a ranker. The
+            paper tries one.
         trainer_restarts: restarts of the trainer without work in between, before the run fails.
         data_restarts: restarts of the data role without work in between, before the run fails.
         window_s: seconds after which a failure no longer counts for its machine (`machine_failures`). One of a member counts
             until it has done its work.
         machine_failures: failures on one machine in the window after which the machine is no longer used; 0 for never. A
-            member without restarts left does not condemn its machine, since the fault is then in the member. A machine
-            that does not pass its checks is not used in any case.
+            member that has used up its restarts on a second machine too does not condemn that one, since the fault is then in
+            the member. A machine that does not pass its checks is not used in any case, and one that holds the store always.
 
     Raises:
         RecoveryError: a limit is out of its range.
@@ -53,9 +57,11 @@ class Isolate:
         _check_limits(self)
 
     def on_down(self, failure: Failure) -> RecoveryAction:
-        """Restart the member while it has restarts left; then evict it if others do its work or nobody needs it, else fail."""
-        limit = self.allowed(failure.role)
-        if failure.failures > limit:
+        """Restart the member in place while it has restarts left, then elsewhere; then evict it, or fail the run."""
+        if failure.failures - failure.moved > self.allowed(failure.role):
+            persists = failure.role in _MOVABLE and failure.cause is not Cause.MACHINE and not failure.moved
+            if persists and failure.elsewhere:
+                return RecoveryAction.REPLACE if failure.beside_store else RecoveryAction.EVICT_MACHINE
             goes_on = failure.role in DISPENSABLE or (failure.role in _REPLACEABLE and failure.others > 0)
             return RecoveryAction.EVICT if goes_on else RecoveryAction.FAIL
         if failure.machine and (

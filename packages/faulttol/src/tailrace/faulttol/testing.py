@@ -21,6 +21,7 @@ from tailrace.faulttol.recovery import DISPENSABLE, ROLES
 from tailrace.faulttol.workflow import Troubles
 
 _GIVES_UP = (RecoveryAction.EVICT, RecoveryAction.FAIL)
+_MOVES = (RecoveryAction.REPLACE, RecoveryAction.EVICT_MACHINE)
 _RESTARTS_ALL = (RecoveryAction.RESTART_TASK, RecoveryAction.START_OVER)
 _CAUSES = tuple(cause for cause in Cause if cause is not Cause.STOPPED)  # a stopped member is no failure
 
@@ -68,6 +69,9 @@ def _failures(most: int) -> Iterator[Failure]:
         yield seen
         yield replace(seen, first_iteration=True, starting=True, phase="generating" if role == "replica" else "idle")
         yield replace(seen, machine="m0", machine_failures=2 * count)
+        for elsewhere, beside in itertools.product((0, 1), (False, True)):
+            yield replace(seen, stood="m0", elsewhere=elsewhere, beside_store=beside)
+        yield replace(seen, stood="m1", elsewhere=2, moved=max(0, count - 1))
         if role == "replica":
             yield replace(seen, hybrid=True)
         if role == "trainer" and cause is Cause.MACHINE:
@@ -86,7 +90,9 @@ def _action(policy: RecoveryPolicy, failure: Failure) -> RecoveryAction:
     if action is RecoveryAction.RESTART_TRAINER:
         assert failure.hybrid, f"the trainer restarts for a member that does not stand on its devices: {failure}"
     if action is RecoveryAction.EVICT_MACHINE:
-        assert failure.machine, f"its machine is evicted, although it is unknown: {failure}"
+        assert failure.machine or failure.stood, f"its machine is evicted, although it is unknown: {failure}"
+        held = failure.beside_store and failure.cause is not Cause.MACHINE and not failure.machine_failures
+        assert not held, f"the machine of the store is evicted for the fault of a member: {failure}"
     if action is RecoveryAction.STANDBY:
         assert failure.machine, f"a replica stands in, although the lost machine is unknown: {failure}"
         assert failure.standbys > 0, f"a replica stands in, although none can: {failure}"
@@ -106,8 +112,8 @@ _MACHINES: tuple[Callable[[int], tuple[str, int]], ...] = (
 def _check_that_it_gives_up(
     policy: RecoveryPolicy, role: str, where: Callable[[int], tuple[str, int]], failures: int
 ) -> None:
-    for cause, starting, others in itertools.product(_CAUSES, (False, True), (0, 2)):
-        troubles, since = Troubles(first_iteration=False), 0
+    for cause, starting, others, elsewhere in itertools.product(_CAUSES, (False, True), (0, 2), (0, 3)):
+        troubles, since, moved = Troubles(first_iteration=False), 0, 0
         for number in range(1, failures + 1):
             machine, there = where(number)
             trouble, since = troubles.failed(role, f"{role}-0", 7, starting=starting), since + 1
@@ -125,13 +131,18 @@ def _check_that_it_gives_up(
                 step_failures=trouble.step_failures,
                 failed_starts=trouble.failed_starts,
                 task_restarts=trouble.task_restarts,
+                stood=machine,
+                moved=moved,
+                elsewhere=elsewhere if machine else 0,
             )
             action = _action(policy, failure)
+            if action in _MOVES and cause is not Cause.MACHINE and not moved:
+                moved = since
             if action in _GIVES_UP:
                 break
             if action in _RESTARTS_ALL:
                 troubles.task_restarted()
-                since = 0
+                since = moved = 0
         else:
             raise AssertionError(f"{action} for the {failures}th failure in a row without work in between: {failure}")
         if not others and role not in DISPENSABLE:

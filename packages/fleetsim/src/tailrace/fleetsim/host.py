@@ -341,6 +341,10 @@ class VirtualHost:
         others = [name for name in self.machines if name not in place.avoid]
         return place.machine if place.machine in self.machines else (others or self.machines)[0]
 
+    def room(self, machine: str) -> tuple[str, ...]:
+        """The other machines that live: a simulated one has room for whatever starts there."""
+        return tuple(name for name in self.machines if name != machine)
+
     def strike_machine(self, name: str | None) -> str | None:
         """End all members of a machine; the last one lives on."""
         struck = next((machine for machine in self.machines if name in (None, machine)), None)

@@ -130,7 +130,7 @@ def _among_equals(
     classes: tuple[_Class, _Class], lengths: Sequence[float], replicas: int, kind: Decoding, objective: Objective
 ) -> Dispatch:
     tail, regular = classes
-    latency_s, split, times = best_split(kind, tail.share, regular.share, replicas, objective)
+    latency_s, split, times = best_split((kind, kind), tail.share, regular.share, replicas, objective)
     queues = [
         queue
         for members, count in ((tail, split), (regular, replicas - split))

@@ -11,6 +11,8 @@ the paper leaves a choice:
 * a whole batch goes longest first; of a pool that never empties the shortest would wait for ever. So prompts are taken a batch
   at a time, in order of arrival, and longest first within it;
 * what no length is predicted for is none of the longest, and as long as the median of the others;
+* P50 and P90 are of the lengths that responses had of late, as in the paper; until a batch was trained on, of the predictions;
+* a step of each class is that of a batch of its own length: the paper profiles it by the size of the batch alone;
 * lengths that equal the limit between the classes are none of the longest. So predictions that are all alike give no tail;
 * a replica has to do what is left on average of what it holds, E[L - t | L > t], where quantiles are predicted; the class of a
   trajectory is that of its whole length;
@@ -32,6 +34,7 @@ from typing import Annotated
 from tailrace.contracts import (
     CHOSEN,
     Cycle,
+    MeasuredLengths,
     MeasuredRecall,
     Placement,
     Reason,
@@ -41,6 +44,7 @@ from tailrace.contracts import (
     Tried,
     Unstarted,
     Why,
+    expected_one_of,
 )
 from tailrace.repack.costed import Costed
 from tailrace.repack.decoding import Decoding
@@ -48,7 +52,17 @@ from tailrace.repack.errors import LoadError
 from tailrace.repack.profiles import PoolCost, models_of, paces, profiles
 from tailrace.repack.rooms import Entry, Loads
 from tailrace.repack.routing import LeastLoaded, by_group, queues, serving
-from tailrace.repack.splits import Share, best_split, split_times, splits, tail_count
+from tailrace.repack.splits import (
+    OBJECTIVES,
+    Kinds,
+    Objective,
+    Share,
+    best_split,
+    combined,
+    split_times,
+    splits,
+    tail_count,
+)
 from tailrace.repack.unequal import UnequalSplit
 
 _UNPREDICTED = Reason(Why.UNPREDICTED)
@@ -67,6 +81,7 @@ class SkewAware(Costed):
         hysteresis: share by which another split must be faster than the one that stands, at least 0.
         split_recall: measured recall of the longest 20 % from which the tail runs apart, 0 to 1. Below it all replicas take
             the longest first. A recall that is not measured yet counts as one that is high enough.
+        objective: what is least of the times of both classes: ``"max"``, since they run at once, or ``"sum"``, as in the paper.
         pool_costs: name and k1 to k4 of each pool of replicas that has coefficients of its own.
 
     Raises:
@@ -76,6 +91,7 @@ class SkewAware(Costed):
     alpha: Annotated[float, Tried((0.05, 0.2, 0.5))] = 0.2
     hysteresis: Annotated[float, Tried((0.0, 0.1, 1.0))] = 0.1
     split_recall: float = 0.65
+    objective: Annotated[Objective, Tried(OBJECTIVES)] = "max"
     pool_costs: tuple[PoolCost, ...] = ()
 
     def __post_init__(self) -> None:
@@ -84,6 +100,8 @@ class SkewAware(Costed):
             raise LoadError(f"found alpha={self.alpha!r}, expected a share of 0 to 1")
         if not 0 <= self.split_recall <= 1:
             raise LoadError(f"found split_recall={self.split_recall!r}, expected a share of 0 to 1")
+        if self.objective not in OBJECTIVES:
+            raise LoadError(f"found objective={self.objective!r}, {expected_one_of(str(self.objective), OBJECTIVES)}")
         if not (self.hysteresis >= 0 and math.isfinite(self.hysteresis)):
             raise LoadError(f"found hysteresis={self.hysteresis!r}, expected a finite share of at least 0")
         models_of(self.pool_costs)
@@ -105,7 +123,7 @@ class SkewAware(Costed):
             return [Placement(each.trajectory, each.replica, unknown) for each in LeastLoaded().route(cycle)]
         apart = cycle.recall is None or cycle.recall.recall >= self.split_recall
         wanted = tail_count(len(rolling), self.alpha) if apart else 0
-        part = self._part(replicas, running, known, len(rolling), wanted)
+        part = self._part(replicas, running, known, len(rolling), wanted, cycle.lengths)
         return _place(cycle, part, resumed, sorted(fresh, key=part.turn))
 
     def _part(
@@ -115,6 +133,7 @@ class SkewAware(Costed):
         known: Sequence[float],
         count: int,
         wanted: int,
+        lengths: MeasuredLengths | None,
     ) -> _Part:
         """Which lengths are the tail, and which replicas run it.
 
@@ -123,46 +142,55 @@ class SkewAware(Costed):
             known: all predictions of what waits and runs, longest first.
             count: trajectories that wait and run, predicted or not.
             wanted: how many of them are to be the tail.
+            lengths: of what has finished of late.
         """
         median = known[len(known) // 2]
         limit = known[wanted] if wanted < len(known) else 0.0
         tail = bisect_left(known, -limit, key=lambda length: -length)
         work = [[_left(view, median) for view in held] for held in running]
-        kinds = profiles(replicas, median, self.model, models_of(self.pool_costs))
+        pools = models_of(self.pool_costs)
+        kinds = profiles(replicas, median, self.model, pools)
         cost = paces(kinds, median)
         left = [pace * sum(tokens) for pace, tokens in zip(cost, work, strict=True)]
         if not tail or len(replicas) == 1:
             return _Part(math.inf, median, (), range(len(replicas)), replicas, left, cost)
-        of_tail, of_regular = Share(tail, known[len(known) // 10], known[0]), Share(count - tail, median)
+        p50, p90 = (median, known[len(known) // 10]) if lengths is None else (lengths.p50, lengths.p90)
+        of_tail, of_regular = Share(tail, p90, known[0]), Share(count - tail, p50)
+        tails, regulars = (profiles(replicas, length, self.model, pools) for length in (p90, p50))
         shares = [_tail_share(held, limit, tokens) for held, tokens in zip(running, work, strict=True)]
         standing = sum([share > 0.5 for share in shares])
         if standing not in splits(of_tail, of_regular, len(replicas)):
             standing = 0  # none stands
         if len(set(kinds)) == 1:
-            for_tail = _largest(shares, self._among_equals(kinds, of_tail, of_regular, standing))
+            pair = tails[0], regulars[0]
+            for_tail = _largest(shares, self._among_equals(pair, of_tail, of_regular, len(replicas), standing))
         else:
             # Who holds most of the tail comes first, then who decodes one fastest, then who has least room.
             first = [(-shares[at], kind.step_s(1), kind.largest(median), at) for at, kind in enumerate(kinds)]
             order = [at for *_, at in sorted(first)]
-            ordered = [kinds[index] for index in order]
-            for_tail = set(order[: self._among_unequal(ordered, of_tail, of_regular, standing)])
+            both = [tails[index] for index in order], [regulars[index] for index in order]
+            for_tail = set(order[: self._among_unequal(both, of_tail, of_regular, standing)])
         others = sorted(set(range(len(replicas))) - for_tail)
         return _Part(limit, median, sorted(for_tail), others, replicas, left, cost)
 
-    def _among_equals(self, kinds: Sequence[Decoding], tail: Share, regular: Share, standing: int) -> int:
+    def _among_equals(self, kinds: Kinds, tail: Share, regular: Share, replicas: int, standing: int) -> int:
         """How many replicas run the tail: as many as do (0: none stands), unless another split is clearly faster."""
-        best_s, split, _ = best_split(kinds[0], tail, regular, len(kinds))
-        if standing and max(split_times(kinds[0], tail, regular, len(kinds), standing)) <= best_s * (
-            1 + self.hysteresis
-        ):
-            return standing
+        best_s, split, _ = best_split(kinds, tail, regular, replicas, self.objective)
+        if standing:
+            times = split_times(kinds, tail, regular, replicas, standing)
+            if combined(times, self.objective) <= best_s * (1 + self.hysteresis):
+                return standing
         return split
 
-    def _among_unequal(self, kinds: Sequence[Decoding], tail: Share, regular: Share, standing: int) -> int:
+    def _among_unequal(
+        self, kinds: tuple[Sequence[Decoding], Sequence[Decoding]], tail: Share, regular: Share, standing: int
+    ) -> int:
         """The same for unequal replicas, of which the first ones run the tail."""
-        plan = UnequalSplit(kinds, [0.0] * len(kinds), tail, regular)  # what they hold is part of the classes
-        best = plan.best()
-        if standing and plan.seconds(standing) <= plan.seconds(best) * (1 + self.hysteresis):
+        of_tail, of_regular = kinds  # what they hold is part of the classes
+        plan = UnequalSplit(of_tail, [0.0] * len(of_tail), tail, regular, of_regular)
+        best = plan.best(self.objective)
+        slowest = plan.seconds(best, self.objective) * (1 + self.hysteresis)
+        if standing and plan.seconds(standing, self.objective) <= slowest:
             return standing
         return best
 

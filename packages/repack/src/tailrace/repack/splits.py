@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,25 +38,33 @@ def splits(tail: Share, regular: Share, replicas: int) -> range:
     return range(1, replicas + (0 if regular.count else 1)) if tail.count else range(1)
 
 
-def split_times(kind: Decoding, tail: Share, regular: Share, replicas: int, split: int) -> tuple[float, float]:
+Kinds = tuple[Decoding, Decoding]
+"""The profile of a replica with trajectories as long as the tail's, and with those of the others."""
+
+
+def combined(times: tuple[float, float], objective: Objective) -> float:
+    """The value of the objective for the times of both classes."""
+    return max(times) if objective == "max" else sum(times)
+
+
+def split_times(kinds: Kinds, tail: Share, regular: Share, replicas: int, split: int) -> tuple[float, float]:
     """Seconds for the tail on `split` replicas, and for the others on the rest; 0 for a class without trajectories."""
 
-    def time_s(share: Share, count: int) -> float:
+    def time_s(kind: Decoding, share: Share, count: int) -> float:
         return kind.time_s(-(-share.count // count), share.length, share.longest) if share.count else 0.0
 
-    return time_s(tail, split), time_s(regular, replicas - split)
+    return time_s(kinds[0], tail, split), time_s(kinds[1], regular, replicas - split)
 
 
 def best_split(
-    kind: Decoding, tail: Share, regular: Share, replicas: int, objective: Objective = "max"
+    kinds: Kinds, tail: Share, regular: Share, replicas: int, objective: Objective = "max"
 ) -> tuple[float, int, tuple[float, float]]:
     """The least value of the objective, the tail's replicas and both times. Of equally fast splits, the smallest.
 
     All splits are tried: no more than a figure for each, whatever the number of trajectories.
     """
-    combined: Callable[[tuple[float, float]], float] = max if objective == "max" else sum
     return min(
-        (combined(times), split, times)
+        (combined(times, objective), split, times)
         for split in splits(tail, regular, replicas)
-        for times in (split_times(kind, tail, regular, replicas, split),)
+        for times in (split_times(kinds, tail, regular, replicas, split),)
     )

@@ -27,13 +27,13 @@ NUMBERS: dict[Why, frozenset[str]] = {
     Why.ALLOCATED: frozenset({"replicas", "devices", "generation_s", "training_s"}),
     Why.GENERATION_SLOWER: frozenset({"generation_s", "training_s", "saved_s"}),
     Why.TRAINING_SLOWER: frozenset({"generation_s", "training_s", "cost_s"}),
-    Why.FAILED: frozenset({"failures", "allowed"}),
+    Why.FAILED: frozenset({"failures", "allowed", "left"}),
     Why.DAMAGED: frozenset({"version"}),
-    Why.STILL: frozenset({"still_s", "limit_s", "failures", "allowed"}),
-    Why.SILENT: frozenset({"silent_s", "limit_s", "failures", "allowed"}),
+    Why.STILL: frozenset({"still_s", "limit_s", "failures", "allowed", "left"}),
+    Why.SILENT: frozenset({"silent_s", "limit_s", "failures", "allowed", "left"}),
     Why.TASK_RESTART: frozenset({"task_restarts"}),
-    Why.MACHINE_SILENT: frozenset({"silent_s", "limit_s", "failures", "allowed"}),
-    Why.HYBRID: frozenset({"failures", "allowed"}),
+    Why.MACHINE_SILENT: frozenset({"silent_s", "limit_s", "failures", "allowed", "left"}),
+    Why.HYBRID: frozenset({"failures", "allowed", "left"}),
 }
 """The numbers of each kind of reason that has any. `CHOSEN` has them only if the policy computes a gain."""
 
@@ -57,12 +57,12 @@ _COUNTED = frozenset({"gain", "least"})
 _MAY_BE_MISSING = {
     Why.REGULAR: frozenset({"limit"}),  # nothing is longer
     Why.DRY: frozenset({"predicted"}),  # nothing is predicted
-    Why.FAILED: frozenset({"allowed"}),  # a recovery policy need not say it
+    Why.FAILED: frozenset({"allowed", "left"}),  # a recovery policy need not say it; whoever is given up has the other
     # the controller adds these to the policy's
-    Why.STILL: frozenset({"failures", "allowed"}),
-    Why.SILENT: frozenset({"failures", "allowed"}),
-    Why.MACHINE_SILENT: frozenset({"silent_s", "limit_s", "failures", "allowed"}),
-    Why.HYBRID: frozenset({"failures", "allowed"}),
+    Why.STILL: frozenset({"failures", "allowed", "left"}),
+    Why.SILENT: frozenset({"failures", "allowed", "left"}),
+    Why.MACHINE_SILENT: frozenset({"silent_s", "limit_s", "failures", "allowed", "left"}),
+    Why.HYBRID: frozenset({"failures", "allowed", "left"}),
 }
 
 

@@ -160,6 +160,7 @@ class Coordinator:
             routings=self.routings,
             turn=self.cycles,
             recall=self._ledger.predictions.record.recall,
+            lengths=self._ledger.predictions.record.measured,
         )
 
     def _part(self, views: list[c.ReplicaView]) -> tuple[list[c.ReplicaView], c.Pool]:

@@ -2,7 +2,8 @@
 
 Failures are counted per member since it last did its work. So a member that works in between is restarted again and again; one
 that fails again before it achieved anything has the same failure, whatever time lies between. Steps that the trainer makes
-again after a fall-back are nothing achieved: it fails in the same step until that one is done.
+again after a fall-back are nothing achieved: it fails in the same step until that one is done. On another machine, which a
+policy gives it because its fault persists, a member begins to count anew.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from tailrace import contracts as c
 from tailrace.faulttol import Troubles
 from tailrace.pipeline.controller.losses import Losses
-from tailrace.pipeline.controller.members import DATA, RANKER, TRAINER, Members, MemberState
+from tailrace.pipeline.controller.members import DATA, RANKER, REPLICA, TRAINER, Members, MemberState
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plugin_faults import answered
 from tailrace.pipeline.controller.standby import Standbys
@@ -57,6 +58,8 @@ class Failures:
         self.task_restarts = 0
         self.task: tuple[bool, MemberState, c.Reason] | None = None
         """A restart of the whole task that is due: whether it starts over, who caused it, and why."""
+        self.given_up: list[dict[str, str]] = []
+        """Members that are not restarted any more: role, id, machine and reason of each."""
         self._causes: list[str] = []  # of restarts of the task since a batch was last trained on
 
     def went_down(self, event: c.Down, now: float, reason: c.Reason | None = None) -> None:
@@ -89,7 +92,7 @@ class Failures:
         )
         self._losses.lost(member)
         member.health = c.Health.DOWN
-        numbers = {"failures": float(failure.failures)}
+        numbers = {"failures": float(failure.failures - failure.moved)}
         if isinstance(self._policy, c.AllowsRestarts):
             numbers["allowed"] = self._policy.allowed(event.role)
         why, who, own = (c.Why.FAILED, "", {}) if reason is None else (reason.why, reason.who, reason.numbers)
@@ -100,7 +103,7 @@ class Failures:
             if self.task is not None:
                 return  # all restart, it with them
             action = _ACTIONS.RESTART
-        self._act(member, action, failure, reason, now)
+        self._act(member, action, failure, reason, now, event.room)
 
     def _trainer_too(self, member: MemberState, failure: c.Failure, now: float) -> None:
         """A hybrid's fault is one of the trainer, unless that is down already (RobustRL, section 4)."""
@@ -150,22 +153,35 @@ class Failures:
             trainer.trained(step)
 
     def _act(
-        self, member: MemberState, action: c.RecoveryAction, failure: c.Failure, reason: c.Reason, now: float
+        self,
+        member: MemberState,
+        action: c.RecoveryAction,
+        failure: c.Failure,
+        reason: c.Reason,
+        now: float,
+        room: tuple[str, ...] | None = None,
     ) -> None:
-        if action is _ACTIONS.RESTART or action is _ACTIONS.REPLACE:
-            elsewhere = (failure.machine,) if action is _ACTIONS.REPLACE and failure.machine else ()
-            self._restart(member, reason, avoid=elsewhere)
-        elif action is _ACTIONS.EVICT_MACHINE and failure.machine:
+        if action is _ACTIONS.RESTART:
+            self._restart(member, reason, machine=self._in_place(member))
+        elif action is _ACTIONS.REPLACE:
+            self._moves(member, failure)
+            avoid = (failure.stood,) if failure.stood else ()
+            self._restart(member, reason, avoid=avoid, machine=self._with_room(failure, room))
+        elif action is _ACTIONS.EVICT_MACHINE and failure.stood:
+            self._moves(member, failure)
             self._evict_machine(member, failure, now)
-            self._restart(member, reason)
+            self._restart(member, reason, machine=self._with_room(failure, room))
         elif action is _ACTIONS.STANDBY and failure.standbys:
             replica = self._standbys.for_one_on(failure.machine)[0].member
             member.stands = replica.machine  # hybrids follow it there
             self._evict_machine(member, failure, now)
             self._stand_in(member, replica, reason)
         elif action is _ACTIONS.EVICT and (failure.others or member.role == RANKER):  # nothing waits for a ranker
-            if reason.why in c.SUSPICIONS:  # its process still lives
-                self._outbox.send(c.Stop, role=member.role, id=member.id, reason=reason)
+            numbers = {**reason.numbers, "left": float(failure.others)}
+            told = c.Reason(reason.why, reason.who, numbers)  # of a suspect the process still lives
+            self._outbox.send(c.Stop, role=member.role, id=member.id, reason=told)
+            row = {"role": member.role, "id": member.id, "machine": failure.stood, "reason": failure.reason}
+            self.given_up.append(row)
             del self._members.states[member.role, member.id]
         elif action is _ACTIONS.RESTART_TASK or action is _ACTIONS.START_OVER:
             if failure.cause is c.Cause.MACHINE and failure.machine:
@@ -180,16 +196,31 @@ class Failures:
                 f"it without work in between){before}"
             )
         else:
-            where = f"on {failure.machine}" if failure.machine else "on an unknown machine"
+            where = f"on {failure.stood}" if failure.stood else "on an unknown machine"
             expected = (
                 f"a RecoveryAction that fits: {member.role} {member.id} {where} is down ({failure.reason}), and "
                 f"{failure.others or 'no'} others do its work"
             )
             raise answered("recovery", self._policy, "on_down", action, expected)
 
+    def _in_place(self, member: MemberState) -> str:
+        """The machine on which a replica is started again: its own, unless that is given up. Others stand by placement."""
+        usable = member.role == REPLICA and not member.hybrid and member.stands not in self._members.given_up
+        return member.stands if usable else ""
+
+    def _moves(self, member: MemberState, failure: c.Failure) -> None:
+        """Note that a member is given another machine since it failed again and again, and not since its machine is gone."""
+        if failure.cause is not c.Cause.MACHINE and not member.moved:
+            member.moved = failure.failures
+
+    def _with_room(self, failure: c.Failure, room: tuple[str, ...] | None) -> str:
+        """The machine for a member that moves: the first with room, if the host knows; else the host or placement chooses."""
+        found = [] if room is None or self._members.named else self._members.elsewhere(failure.stood, room)
+        return found[0] if found else ""
+
     def _evict_machine(self, member: MemberState, failure: c.Failure, now: float) -> None:
         """Restart the other members of a machine elsewhere. What becomes of the trainer is for the policy to say."""
-        machine = failure.machine
+        machine = failure.stood
         for other in self._members.give_up(machine):
             if other is member or other.machine != machine:
                 continue  # it is elsewhere by now, since the trainer was asked about
@@ -230,6 +261,8 @@ class Failures:
             restarts[member.role] = restarts.get(member.role, 0) + 1
         version = {TRAINER: self._trainer.checkpoint, DATA: self.resumes_at}.get(member.role)
         member.avoids = tuple(dict.fromkeys((*member.avoids, *avoid)))
+        if member.stands in member.avoids and not self._members.named:
+            member.stands = ""
         place = dataclasses.replace(
             self._members.place(member, machine), check=self._checks and reason.why is not c.Why.LOST_IN_CRASH
         )

@@ -26,14 +26,15 @@ class MemberState:
     """One member. `avoids` are machines that it may not use.
 
     `failures` are its failures since it last did its work, however long ago: of each the batches that were trained on before.
+    `moved` says how many of them had come when it was given another machine for them.
 
     `moved_s` is when it last showed progress or came up, `heard_s` when it last answered if it is silent now, both in seconds
     on the run's clock.
 
     A replica spans `tp` devices; `own_tp` is the same number if it is not that of its pool at the run's start. `site` is empty
     at the trainer's site, `pool` for members that are no replicas of a pool; `index` counts the relays of a site. `stands` is
-    the machine where it was last told to start, if the run's machines have names. A `hybrid` is a replica on devices of the
-    trainer.
+    the machine where it was last told to start, if the run's machines have names or it is to start where it was, and `stood`
+    where it was last known to be. A `hybrid` is a replica on devices of the trainer.
     """
 
     role: str
@@ -47,6 +48,7 @@ class MemberState:
     moved_s: float = 0.0
     heard_s: float | None = None
     failures: list[int] = field(default_factory=list)
+    moved: int = 0
     avoids: tuple[str, ...] = ()
     tp: int = 1
     own_tp: int | None = None
@@ -54,19 +56,23 @@ class MemberState:
     pool: str = ""
     index: int | None = None
     stands: str = ""
+    stood: str = ""
     hybrid: bool = False
 
     def worked(self) -> None:
         """Note that it did its work, so that its next failure is the first in a row."""
         if self.failures:
             self.failures.clear()
+            self.moved = 0
 
     def trained(self, step: int) -> None:
         """Note that a trainer made a step, with `step` batches before it.
 
         That makes up for failures in it and in those before. To come to a step again from an older checkpoint achieves nothing.
         """
-        self.failures = [at for at in self.failures if at > step]
+        left = [at for at in self.failures if at > step]
+        self.moved = max(0, self.moved - (len(self.failures) - len(left)))
+        self.failures = left
 
     def view(self, in_flight: int) -> MemberView:
         """The member's view for policies."""
@@ -149,6 +155,7 @@ class Members:
         if state.health is not Health.STOPPING and state.health is not Health.RESIZING:
             state.health = _UP
         state.machine, state.address = event.machine, event.address
+        state.stood = event.machine or state.stood
         if state.stands and event.machine:
             state.stands = event.machine
         state.slowest_s, state.moved_s = 0.0, now
@@ -205,6 +212,7 @@ class Members:
         self.failed = [entry for entry in self.failed if now - entry[0] < window_s]
         machine = event.machine or state.machine
         self.failed.append((now, state.role, machine))
+        stood = machine or state.stands or state.stood
         return Failure(
             role=state.role,
             member=state.id,
@@ -224,11 +232,28 @@ class Members:
             task_restarts=trouble.task_restarts,
             hybrid=state.hybrid,
             standbys=standbys,
+            stood=stood,
+            moved=state.moved,
+            elsewhere=len(self.elsewhere(stood, event.room)),
+            beside_store=any(data.machine == stood for data in self.of(DATA)),
         )
+
+    def elsewhere(self, machine: str, room: tuple[str, ...] | None) -> list[str]:
+        """The machines on which what stands on a machine could start; none if the machine is unknown.
+
+        Args:
+            machine: the machine.
+            room: those with room for it, as the host says; None: every machine that is known.
+        """
+        known = [*self.named, *(name for name in self.machines if name not in self.named)] if room is None else room
+        gone = {machine, *self.given_up}
+        return [name for name in known if name not in gone] if machine else []
 
     def give_up(self, machine: str) -> list[MemberState]:
         """Mark a machine as no longer used. Returns the members that run there."""
         self.machines[machine] = MachineView(machine, healthy=False)
+        for state in self.states.values():
+            state.stands = "" if state.stands == machine and not self.named else state.stands
         return [state for state in self.states.values() if state.machine == machine]
 
     @property
@@ -261,6 +286,8 @@ class Members:
 
     def starts_anew(self, state: MemberState) -> None:
         """Mark a member as starting: a fresh process takes its place, on machines that are not given up."""
+        if not self.named and state.role == REPLICA and state.stood not in self.given_up:
+            state.stands = state.machine or state.stands  # it is restarted in place
         state.health, state.machine, state.address = Health.STARTING, "", ""
         self._forget_signs(state)
         state.avoids = self.given_up
@@ -279,6 +306,7 @@ class Members:
         self.failed.clear()
         for state in list(self.states.values()):
             state.failures.clear()
+            state.moved = 0
             if state.health is Health.STOPPING:
                 self.leaves(state)
             else:

@@ -6,10 +6,11 @@ A prediction counts as it stood when its group started: whatever a ranker says l
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tailrace.contracts import MeasuredRecall
+from tailrace.contracts import MeasuredLengths, MeasuredRecall
 from tailrace.pipeline.controller.states import GroupState
 from tailrace.ranker import recall
 
@@ -17,6 +18,7 @@ SHARE = 0.2
 """Of trajectories that are the longest: the tail of StreamRL, section 5.3."""
 _WINDOW, _EVERY = 128, 16  # groups that count, and after how many more they are measured again
 _LEAST = 32  # groups that say anything
+_LENGTHS = 4096  # trajectories whose lengths count
 _ERRORS = 2.0  # standard errors that are still chance
 
 
@@ -72,6 +74,15 @@ def measured_recall(outcomes: Sequence[Outcome]) -> MeasuredRecall | None:
     return MeasuredRecall(found, SHARE + _ERRORS * (1 - SHARE) / math.sqrt(len(outcomes) - 1), len(outcomes))
 
 
+def measured_lengths(lengths: Iterable[int]) -> MeasuredLengths | None:
+    """The median and the ninetieth percentile: of n lengths the least that so many are not above; None if there are none."""
+    ordered = sorted(max(1, length) for length in lengths)
+    if not ordered:
+        return None
+    p50, p90 = (ordered[-(-len(ordered) * share // 100) - 1] for share in (50, 90))
+    return MeasuredLengths(float(p50), float(p90), len(ordered))
+
+
 @dataclass(slots=True)
 class PredictionRecord:
     """Predictions and lengths of a run.
@@ -81,24 +92,31 @@ class PredictionRecord:
         ended: how many did.
         recall: measured on `recent`, every 16 groups; None until there are 32.
         trained: all groups that were trained on, by the version that they made.
+        lengths: generated tokens of the last trajectories of groups that ended, trained on or not.
+        measured: their distribution, measured at each step. What ends first is short, so there is none before a batch is whole.
     """
 
     recent: list[Outcome] = field(default_factory=list)
     ended: int = 0
     recall: MeasuredRecall | None = None
     trained: dict[int, list[Outcome]] = field(default_factory=dict)
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_LENGTHS))
+    measured: MeasuredLengths | None = None
 
     def completed(self, group: GroupState) -> None:
         """All trajectories of a group have ended."""
+        outcome = Outcome.of(group)
+        self.lengths.extend(outcome.lengths)
         if group.predicted is None:
             return
-        self.recent = [*self.recent[1 - _WINDOW :], Outcome.of(group)]
+        self.recent = [*self.recent[1 - _WINDOW :], outcome]
         self.ended += 1
         if self.ended % _EVERY == 0:
             self.recall = measured_recall(self.recent)
 
     def stepped(self, version: int, groups: Iterable[GroupState]) -> None:
         """These groups were trained on and made a version."""
+        self.measured = measured_lengths(self.lengths)
         self.trained[version] = [Outcome.of(group) for group in groups]
 
     def fell_back(self, version: int) -> None:

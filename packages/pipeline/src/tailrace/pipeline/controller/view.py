@@ -305,6 +305,11 @@ class RunView:
         return [{"role": m.role, "id": m.id, "health": str(m.health)} for m in states if m.health is not c.Health.UP]
 
     @property
+    def given_up(self) -> list[dict[str, str]]:
+        """Members that are not restarted any more, while others do their work: role, id, machine and reason."""
+        return list(self._parts.failures.given_up)
+
+    @property
     def task_restarts(self) -> int:
         """Number of restarts of the whole task."""
         return self._parts.failures.task_restarts

@@ -17,7 +17,7 @@ from tailrace.pipeline.executor.answers import Answers
 from tailrace.pipeline.executor.deployment import DATA, REPLICA, TRAINER, Deployment, rank_id
 from tailrace.pipeline.executor.roster import Key, Listed, Roster
 from tailrace.pipeline.executor.running import Running
-from tailrace.pipeline.executor.seam import Answer, Host, Member, MemberDeadError, RoleSpec
+from tailrace.pipeline.executor.seam import Answer, Host, KnowsRoom, Member, MemberDeadError, RoleSpec
 from tailrace.pipeline.executor.waits import Waits, error_of, together
 
 
@@ -283,10 +283,14 @@ class Membership:
 
     def _down(self, running: Running, reason: str, cause: c.Cause) -> None:
         """Report a member as gone, once; later reports about it are ignored."""
+        stood = running.member.machine
+        room = (
+            self._host.room(stood) if isinstance(self._host, KnowsRoom) and stood else None
+        )  # what it had counts, too
         if self._end(running):
             first_line = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
-            machine = running.member.machine if cause is c.Cause.MACHINE else ""
-            self._tell(c.Down(running.role, running.leader, first_line, cause, machine))
+            machine = stood if cause is c.Cause.MACHINE else ""
+            self._tell(c.Down(running.role, running.leader, first_line, cause, machine, room))
 
     def _end(self, running: Running) -> bool:
         """End a member, for a trainer with all its ranks. Returns whether it was running."""

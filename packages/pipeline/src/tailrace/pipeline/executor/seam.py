@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tailrace.contracts import Cause, Place
 from tailrace.faulttol import FaultKind
@@ -196,6 +196,19 @@ class Host(Protocol):
 
     def close(self) -> None:
         """End all members that still run."""
+        ...
+
+
+@runtime_checkable
+class KnowsRoom(Protocol):
+    """A host of several machines that knows what they have room for."""
+
+    def room(self, machine: str) -> tuple[str, ...] | None:
+        """The other machines that have room, together, for all members of the run that stand on a machine.
+
+        Returns:
+            Their names, those with most room first; empty if they have none; None if that is not known.
+        """
         ...
 
 

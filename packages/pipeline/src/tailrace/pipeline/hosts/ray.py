@@ -24,7 +24,7 @@ from tailrace.pipeline.hosts.ray_caller import RayCaller
 from tailrace.pipeline.hosts.ray_cluster import RayCluster
 from tailrace.pipeline.hosts.ray_machines import RayMachine
 from tailrace.pipeline.hosts.ray_options import check_own, environment, options, own_cluster
-from tailrace.pipeline.hosts.ray_sites import labelled_sites, labels_of, machines_at
+from tailrace.pipeline.hosts.ray_sites import Needs, labelled_sites, labels_of, machines_at, room_elsewhere
 from tailrace.pipeline.hosts.real_time import OwnProcess, RealTime
 from tailrace.pipeline.hosts.signals import own_signals
 
@@ -64,6 +64,11 @@ class RayMember:
         self._killed = False
         self._where = _translated(self._actor.where.remote(), self._dead)
         self._where.add_done_callback(self._remember)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was not ended by the run."""
+        return not self._killed
 
     @property
     def pid(self) -> int | None:
@@ -182,6 +187,7 @@ class RayHost(OwnProcess):
         self._machines = {} if cluster is None else {machine.node: machine for machine in cluster.own_machines}
         self._newest: dict[tuple[str, str], int] = {}
         self._prepared: dict[tuple[str, str], Any] = {}
+        self._needs: dict[tuple[str, str], tuple[RayMember, Needs | None]] = {}  # None: another controller started it
         try:
             with own_signals():
                 context = ray.init(**arguments)
@@ -239,7 +245,9 @@ class RayHost(OwnProcess):
         if actor is None:
             actor = self._start(options, spec.nice)
         actor.build.remote(spec.factory, dict(spec.arguments))
-        return self._member(f"{role}-{id_}-{incarnation}", actor, place.machine)
+        member = self._member(f"{role}-{id_}-{incarnation}", actor, place.machine)
+        self._needs[role, id_] = member, (spec.cpus, spec.gpus)
+        return member
 
     def find(self, role: str, id_: str, incarnation: int, spec: RoleSpec | None = None) -> RayMember | None:
         """A handle of a member that another controller of this run has started; None if it does not live.
@@ -252,7 +260,9 @@ class RayHost(OwnProcess):
         self._newest[role, id_] = incarnation
         if spec is not None:
             actor.build.remote(spec.factory, dict(spec.arguments))
-        return self._member(f"{role}-{id_}-{incarnation}", actor)
+        member = self._member(f"{role}-{id_}-{incarnation}", actor)
+        self._needs[role, id_] = member, None if spec is None else (spec.cpus, spec.gpus)
+        return member
 
     def _member(self, name: str, actor: Any, place: str = "") -> RayMember:
         logs = None if self._session is None else self._session / "logs"
@@ -263,10 +273,10 @@ class RayHost(OwnProcess):
         options |= {"num_cpus": spec.cpus, "num_gpus": spec.gpus, "max_concurrency": _THREADS_PER_MEMBER}
         if self._machines:
             options |= self._on_own(place)
-        elif place.index is not None or place.avoid:
-            options |= self._placed(place, incarnation)
-        elif selector := labels_of(place.site, spec.device, self.sites()):
-            options["label_selector"] = selector
+        elif place.machine or place.index is not None or place.avoid:
+            options |= self._placed(place, incarnation) or self._anywhere(spec, place)
+        else:
+            options |= self._anywhere(spec, place)
         if spec.environment:
             options["runtime_env"] = {"env_vars": dict(spec.environment)}
         return options
@@ -274,9 +284,18 @@ class RayHost(OwnProcess):
     def _start(self, options: dict[str, Any], nice: int) -> Any:
         return self._actors.start(RoleActor, options, nice, self._unclaimed_s)
 
+    def _anywhere(self, spec: RoleSpec, place: Place) -> dict[str, Any]:
+        selector = labels_of(place.site, spec.device, self.sites())
+        return {"label_selector": selector} if selector else {}
+
     def _placed(self, place: Place, incarnation: int) -> dict[str, Any]:
+        """On the machine that the place names, if it lives; else on one of those that it does not rule out, if it must."""
         alive = sorted(machines_at(place.site, self._ray.nodes()))
         fit = [node for node in alive if node not in place.avoid] or alive
+        if place.machine in fit:
+            return _affinity(place.machine, soft=True)
+        if place.index is None and not place.avoid:
+            return {}
         index = incarnation if place.index is None else place.index
         return _affinity(fit[index % len(fit)], soft=True)
 
@@ -288,6 +307,19 @@ class RayHost(OwnProcess):
             others = [node for name, node in alive.items() if name not in place.avoid]
             at = alive.get(place.machine, next(iter((*others, *alive.values())), at))
         return _affinity(at, soft=False)
+
+    def room(self, machine: str) -> tuple[str, ...] | None:
+        """The other machines that have room, together, for all members of the run that stand on one; None if unknown."""
+        nodes = {own.name: node for node, own in self._machines.items()}
+        standing: dict[str, list[Needs]] = {}
+        for member, needs in self._needs.values():
+            if member.alive:
+                if needs is None:
+                    return None
+                standing.setdefault(nodes.get(member.machine, member.machine), []).append(needs)
+        rows = [row for row in self._ray.nodes() if not self._machines or row["NodeID"] in self._machines]
+        found = room_elsewhere(nodes.get(machine, machine), rows, standing)
+        return tuple(self._machines[node].name if node in self._machines else node for node in found)
 
     def strike_machine(self, name: str | None) -> str | None:
         """Kill one of the run's own machines; the last one lives on."""

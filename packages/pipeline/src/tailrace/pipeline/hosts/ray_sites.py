@@ -14,6 +14,8 @@ SITE = "tailrace-site"
 _DEVICE = "ray.io/accelerator-type"
 Machine = Mapping[str, Any]
 """A row of `ray.nodes()`."""
+Needs = tuple[float, float]
+"""CPUs and GPUs of a member."""
 
 
 def labelled_sites(machines: Iterable[Machine]) -> dict[str, int]:
@@ -40,6 +42,41 @@ def labels_of(site: str, device: str, sites: Mapping[str, int]) -> dict[str, str
     """
     where = {SITE: site or f"!in({','.join(sorted(sites))})"} if sites else {}
     return where | ({_DEVICE: device} if device else {})
+
+
+def room_elsewhere(name: str, machines: Sequence[Machine], standing: Mapping[str, Sequence[Needs]]) -> tuple[str, ...]:
+    """The other machines that have room, together, for all that stands on one.
+
+    Only machines of its site and with its kind of GPUs count. What others than this run have there is not known.
+
+    Args:
+        name: Ray's id of the machine.
+        machines: the rows of all machines.
+        standing: CPUs and GPUs of each member of the run, by Ray's id of the machine where it stands.
+
+    Returns:
+        Their ids, those with most room first; empty if not everything fits.
+    """
+    rows = {row["NodeID"]: row for row in machines}
+    if name not in rows:
+        return ()
+    free: dict[str, list[float]] = {}
+    for node, row in rows.items():
+        if row["Alive"] and node != name and _kind(row) == _kind(rows[name]):
+            used = [sum(column) for column in zip(*standing.get(node, ()), strict=True)] or [0.0, 0.0]
+            have = [float(row["Resources"].get(key, 0.0)) for key in ("CPU", "GPU")]
+            free[node] = [most - taken for most, taken in zip(have, used, strict=True)]
+    ordered = sorted(free, key=lambda node: (free[node][1], free[node][0]), reverse=True)
+    for cpus, gpus in sorted(standing.get(name, ()), key=lambda needs: needs[::-1], reverse=True):
+        fits = next((node for node in ordered if free[node][0] >= cpus and free[node][1] >= gpus), None)
+        if fits is None:
+            return ()
+        free[fits] = [free[fits][0] - cpus, free[fits][1] - gpus]
+    return tuple(ordered)
+
+
+def _kind(machine: Machine) -> tuple[str, str]:
+    return _site(machine), str((machine.get("Labels") or {}).get(_DEVICE, ""))
 
 
 def _site(machine: Machine) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from tailrace import contracts as c
@@ -26,6 +27,7 @@ class Incidents:
     def __init__(self) -> None:
         self._out: dict[_Key, float] = {}
         self._unscored = 0
+        self._leaving: set[str] = set()  # replicas that were told to stop
 
     def lines(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command]) -> list[str]:
         """The lines of one instant.
@@ -61,6 +63,7 @@ class Incidents:
                     lines.append(f"the controller died; {after}, which live on")
                 case c.Resumed():
                     self._out.clear()
+                    self._leaving.clear()
                     lines.append("the run goes on after its driver had ended: every member starts again")
                 case _:
                     pass
@@ -70,7 +73,7 @@ class Incidents:
         """Members that the controller itself took for down."""
         lines = []
         for command in commands:
-            lines += _by_plan(command)
+            lines += self._by_plan(command, down)
             if not isinstance(command, c.Restart | c.Stop) or (command.role, command.id) in down:
                 continue
             key, reason = (command.role, command.id), command.reason
@@ -89,6 +92,22 @@ class Incidents:
             self._out.setdefault(key, now)
         return lines
 
+    def _by_plan(self, command: c.Command, down: set[_Key]) -> list[str]:
+        """A replica that comes or leaves because provisioning planned it. One that failed and is given up says so elsewhere."""
+        match command:
+            case c.Start(id="r0", reason=reason) if reason.why is c.Why.ALLOCATED:  # the others say the same
+                return [_allocated(reason.numbers)]
+            case c.Start(id=name, reason=reason) if reason.why is c.Why.GENERATION_SLOWER:
+                return [f"replica {name} is added: {_stages(reason.numbers)}"]
+            case c.Stop(id=name, reason=reason) if reason.why is c.Why.TRAINING_SLOWER:
+                self._leaving.add(name)
+                return [f"replica {name} is removed: {_stages(reason.numbers)}"]
+            case c.Stop(role="replica", id=name, reason=reason) if "left" not in reason.numbers:
+                told = reason.why in c.SUSPICIONS or ("replica", name) in down or name in self._leaving
+                self._leaving.add(name)
+                return [] if told else [f"replica {name} is removed, as provisioning planned"]
+        return []
+
     def _not_scored(self, event: c.ScoringFailed) -> list[str]:
         """A line at the first failure, and whenever their number has doubled."""
         self._unscored += 1
@@ -106,18 +125,6 @@ def _suspected(reason: c.Reason) -> str:
         return f"shares devices with replica {reason.who}, which is down"
     alone = "did not answer" if reason.why is c.Why.SILENT else f"and all others on machine {reason.who} did not answer"
     return f"{alone} for {reason.numbers.get('silent_s', 0):.0f} s"
-
-
-def _by_plan(command: c.Command) -> list[str]:
-    """A replica that comes or leaves because one stage takes longer than the other."""
-    match command:
-        case c.Start(id="r0", reason=reason) if reason.why is c.Why.ALLOCATED:  # the others say the same
-            return [_allocated(reason.numbers)]
-        case c.Start(id=name, reason=reason) if reason.why is c.Why.GENERATION_SLOWER:
-            return [f"replica {name} is added: {_stages(reason.numbers)}"]
-        case c.Stop(id=name, reason=reason) if reason.why is c.Why.TRAINING_SLOWER:
-            return [f"replica {name} is removed: {_stages(reason.numbers)}"]
-    return []
 
 
 def _allocated(predicted: Mapping[str, float]) -> str:
@@ -139,11 +146,24 @@ def _what_then(member: _Key, commands: Sequence[c.Command]) -> str:
         match command:
             case c.Restart(role=role, id=id_, reason=reason) if (role, id_) == member:
                 return _restarted(reason)
+            case c.Stop(role=role, id=id_, reason=reason) if (role, id_) == member and "left" in reason.numbers:
+                return _given_up(role, reason.numbers)
             case c.Fail():
                 return "the run cannot go on without it"
             case _:
                 pass
     return "it is not restarted, others do its work"
+
+
+def _given_up(role: str, numbers: Mapping[str, float]) -> str:
+    often, left = numbers.get("failures", 0.0), numbers["left"]
+    plural = "" if left == 1 else "s"
+    does = (
+        f"{left:.0f} {role}{plural} {'is' if left == 1 else 'are'} left to do its work"
+        if left
+        else "nobody does its work"
+    )
+    return f"it is given up after {often:.0f} failure{'' if often == 1 else 's'} in a row, and {does}"
 
 
 def _restarted(reason: c.Reason) -> str:
@@ -152,5 +172,7 @@ def _restarted(reason: c.Reason) -> str:
     numbers = reason.numbers
     if "failures" not in numbers:
         return "it is restarted"
+    if numbers["failures"] > numbers.get("allowed", math.inf):
+        return f"it failed {numbers['failures']:.0f} times in a row there, so it starts on another machine"
     of = f" of {numbers['allowed']:.0f}" if "allowed" in numbers else ""
     return f"restart {numbers['failures']:.0f}{of}"

@@ -45,7 +45,9 @@ class RunStatus:
     `wall_s` is the time of the whole run: of all its drivers or, in a simulation, on its clock. `pooled` and `migrated` count
     trajectories, `blocked_cycles` the coordinator's cycles in a row that placed nothing although the pool was not empty, and
     `contradictions` snapshots that contradict the controller's state. `down` are members that are not up. `losses` are the
-    trainer's figures of the last step, as far as it computes them. `incidents` are the last ones, each with its text and its
+    trainer's figures of the last step, as far as it computes them. `given_up` are members that are not restarted any more while
+    others do their work, each with `role`, `id`, `machine` and `reason`.
+    `incidents` are the last ones, each with its text and its
     time `wall_s`; `incidents_total` counts all. `warning` says what keeps the run from training, though nothing is broken.
     `over` says that nothing of the pipeline runs any more.
     `trained_tokens_per_s` counts response tokens from `first_published_s`, when the first version could be pulled, to the last
@@ -103,6 +105,7 @@ class RunStatus:
     restarts: dict[str, int] = field(default_factory=dict)
     failed_groups: int = 0
     down: list[dict[str, str]] = field(default_factory=list)
+    given_up: list[dict[str, str]] = field(default_factory=list)
     members: list[dict[str, Any]] = field(default_factory=list)
     waits: list[dict[str, Any]] = field(default_factory=list)
     warning: str = ""
@@ -247,6 +250,7 @@ class StatusObserver:
         status.contradictions, status.failed_groups = run.contradictions, run.counts.failed
         status.restarts = {role: count for role in ROLES if (count := run.restarts(role))}
         status.replica_restarts, status.down = run.replica_restarts, run.members_down()
+        status.given_up = run.given_up
         healths = [member["health"] for member in status.down if member["role"] == TRAINER]
         status.trainer = healths[0] if healths else "waiting for a batch" if run.trainer_up else "starting"
         if run.making is not None:

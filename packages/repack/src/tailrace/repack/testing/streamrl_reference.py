@@ -18,23 +18,27 @@ def split_slowly(
     p90: float,
     alpha: float = 0.2,
     objective: str = "max",
+    regular_step_latency_s: Callable[[int], float] | None = None,
 ) -> tuple[float, int]:
     """The objective's value and the tail's replicas, as `tailrace.repack.plan_dispatch` chooses them for two replicas or more.
 
     Algorithm 2 with every split tried, each class with at least one trajectory and one replica; nothing is remembered.
+
+    Args:
+        regular_step_latency_s: that of the others, where a step takes longer with longer trajectories; None: that of the tail.
     """
     tail = math.ceil(round(alpha * len(predicted), 9))
     found = []
     for split in range(1, replicas):
         times = []
-        for count, of, length, longest in (
-            (tail, split, p90, max(predicted)),
-            (len(predicted) - tail, replicas - split, p50, 0),
+        for count, of, length, longest, step_s in (
+            (tail, split, p90, max(predicted), step_latency_s),
+            (len(predicted) - tail, replicas - split, p50, 0, regular_step_latency_s or step_latency_s),
         ):
             each = math.ceil(count / of)
             batch = min(each, max_batch(length))
             rounds = math.ceil(each / batch)
-            times.append(max(step_latency_s(batch) * length * rounds, step_latency_s(batch) * longest))
+            times.append(max(step_s(batch) * length * rounds, step_s(batch) * longest))
         found.append((max(times) if objective == "max" else sum(times), split))
     return min(found)
 

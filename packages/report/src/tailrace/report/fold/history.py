@@ -339,7 +339,7 @@ class History(GroupHistory, TurnHistory):
         if command.reason.why in c.SUSPICIONS:
             self._lose(member)
             self._fault(member, why(command.reason))
-        else:
+        elif "left" not in command.reason.numbers:  # else it is down, and given up
             member.health = _STOPPING
 
     def _on_resumed(self, event: c.Resumed) -> None:

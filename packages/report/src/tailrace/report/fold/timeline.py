@@ -224,7 +224,9 @@ class Timeline:
                 self._restarting[one.role, one.id] = now
             case c.Start(role=role, id=member, reason=reason) if reason.why is c.Why.GENERATION_SLOWER:
                 mark(MarkKind.ADDED, role, member, why(reason))
-            case c.Stop(role=role, id=member, reason=reason) if reason.why is c.Why.TRAINING_SLOWER:
+            case c.Stop(role=role, id=member, reason=reason) if (
+                reason.why is c.Why.TRAINING_SLOWER or "left" in reason.numbers
+            ):
                 mark(MarkKind.REMOVED, role, member, why(reason))
             case c.Up(role=role, id=member) if (role, member) in self._restarting:
                 waited_s = now - self._restarting.pop((role, member))
