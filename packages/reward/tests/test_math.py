@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -139,6 +141,31 @@ def test_a_verifier_declares_its_budget():
     assert cpu_budget_s(exact) is None
 
 
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(st.sampled_from("xyzn"), st.integers(-9, 9)), min_size=1, max_size=6), st.integers(1, 400))
+def test_what_is_added_to_a_polynomial_is_found_however_small_and_wherever_it_vanishes(factors, places):
+    """No points are known beforehand, and quotients of polynomials are compared exactly."""
+    product = "".join(f"({name}-{root})" for name, root in factors)
+    assert math(said(f"x+1+{product}"), "x+1", {}) == 0.0
+    assert math(said(f"x+1+\\frac{{{product}}}{{10^{{{places}}}}}"), "x+1", {}) == 0.0
+    assert math(said(f"\\frac{{(x+1){product}}}{{{product}}}"), "x+1", {}) == 1.0
+
+
+def test_processes_compare_at_their_own_points_and_judge_alike(tmp_path):
+    program = (
+        "from tailrace.reward.verifiers.math.expressions import _POINTS, _RESIDUES, equal\n"
+        "same = equal('x+1', '1+x'), equal(r'\\sqrt{x}', 'x'), equal(r'\\sin 2x', r'2\\sin x\\cos x')\n"
+        "print(_POINTS[0][0], _RESIDUES[0][0], *same)"
+    )
+    said = [
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+        for _ in "ab"
+    ]
+    assert said[0][2:] == said[1][2:] == ["True", "False", "True"]
+    assert said[0][0] != said[1][0]
+    assert said[0][1] != said[1][1]
+
+
 def test_it_works_beyond_the_main_thread_and_is_not_disturbed_by_alarms():
     with Scorer(workers=1) as scorer:
         (right, wrong, cannot) = scorer.score(
@@ -153,8 +180,9 @@ def test_it_works_beyond_the_main_thread_and_is_not_disturbed_by_alarms():
     assert "expected one that is not empty" in cannot.reason
 
 
-def test_without_the_library_it_is_a_failure_of_one_line_and_no_reward(tmp_path, monkeypatch):
-    (tmp_path / "math_verify.py").write_text("raise ModuleNotFoundError('not here', name='math_verify')")
+@pytest.mark.parametrize("library", ["math_verify", "sympy", "latex2sympy2_extended"])
+def test_without_a_library_it_is_a_failure_of_one_line_and_no_reward(tmp_path, monkeypatch, library):
+    (tmp_path / f"{library}.py").write_text(f"raise ModuleNotFoundError('not here', name={library!r})")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with Scorer(workers=1) as scorer:
         (outcome,) = scorer.score([ScoreItem("a", said("1"), "1", "math")])

@@ -48,12 +48,41 @@ def test_fractions_are_exact(value):
     [
         ("1,000", 1000), ("2e3", 2000), ("-.5", Fraction(-1, 2)), ("\N{MINUS SIGN}4", -4), ("5%", 5), (r"12\text{ km}", 12),
         (r"-\frac{1}{3}", Fraction(-1, 3)), ("0.1", Fraction(1, 10)),
+        (r"50\%", 50), (r"\$5", 5), (r"1{,}000", 1000), ("3 / 4", Fraction(3, 4)), (r"\(5\)", 5), ("$5$", 5),
+        ("1,234,567.5", Fraction(2469135, 2)),
+        ("5_2", None), (r"5\text{ or }7", None), (r"5\text{ or }7\text{ km}", None), ("5$2", None), ("5%3", None),
+        (r"5\) 2", None),
+        (r"\text{5}2", None), ("1_000", None), ("5€6", None), (r"5\ 2", None), (r"5\!2", None), ("0x10", None), ("5,5", None),
+        ("1,2345", None),
         ("1,00", None), ("1/0", None), ("nan", None), ("Infinity", None), ("1e999999999", None), ("9" * 500, None),
         ("", None), ("1 or 2", None), ("1 2", None), ("- 3", -3), ("twelve", None),
     ],
 )  # fmt: skip
 def test_number_formats(text, value):
     assert parse_number(text) == value
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "reward"),
+    [
+        ("<answer>5 km</answer>", "5", 1.0), ("<answer>5 km</answer>", "5 km", 1.0), ("<answer>5</answer>", "5 km", 1.0),
+        ("<answer>5 m</answer>", "5 km", 0.0), ("<answer>5 apples</answer>", "5", 1.0), (r"\boxed{5\text{ km/h}}", "5", 1.0),
+        ("<answer>$5 per day</answer>", "5", 1.0), ("<answer>5 m/s</answer>", "5 m/s^2", 0.0),
+        ("<answer>5.0 kg</answer>", "5", 1.0),
+        ("<answer>6 km</answer>", "5", 0.0), ("<answer>5 or 7 km</answer>", "5", 0.0), ("<answer>5 million</answer>", "5", 0.0),
+        ("<answer>5_2</answer>", "5", 0.0), ("<answer>5_2</answer>", "52", 0.0), (r"<answer>5\text{ or }7</answer>", "57", 0.0),
+        ("<answer>**5**</answer>", "5", 1.0), (r"\boxed {5}", "5", 1.0), (r"\fbox{5 cm}", "5", 1.0),
+        ("<answer>5x</answer>", "5", 0.0),
+        ("<answer>5</answer>", "So 2 + 3 = 5 pens.\n#### 5", 1.0), ("<answer>2</answer>", "So 2 + 3 = 5 pens.\n#### 5", 0.0),
+    ],
+)  # fmt: skip
+def test_a_number_may_have_a_unit_and_a_reference_its_solution(response, answer, reward):
+    assert numeric(response, answer, {}) == reward
+
+
+def test_exact_compares_with_what_a_solution_ends_in():
+    assert exact("<answer>Paris</answer>", "It lies on the Seine.\n#### Paris", {}) == 1.0
+    assert exact("<answer>It lies on the Seine.</answer>", "It lies on the Seine.\n#### Paris", {}) == 0.0
 
 
 def test_a_float_would_call_these_equal():

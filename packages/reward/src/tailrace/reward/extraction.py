@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
-_BOXED = "\\boxed{"
+_BOXED = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
+_SOLUTION = re.compile(r"(?:^|\n)[ \t]*####[ \t]*(\S[^\n]*)\s*$")
 # A number as people write it: sign, thousands separators, decimals, exponent, or a fraction of two integers.
 _NUMBER = re.compile(
     r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+|\s?/\s?\d+)?|[-+]?\.\d+(?:[eE][-+]?\d+)?"
@@ -19,23 +20,31 @@ def tagged(response: str) -> str | None:
 
 
 def boxed(response: str) -> str | None:
-    r"""The text of the last ``\boxed{...}``; braces may nest. None if there is none or it does not close."""
-    start = response.rfind(_BOXED)
-    inside = None if start < 0 else _to_closing_brace(response, start + len(_BOXED))
+    r"""The text of the last ``\boxed{...}``, ``\boxed {...}`` or ``\fbox{...}``; braces may nest.
+
+    None if there is none or the last does not close.
+    """
+    starts = [found.end() for found in _BOXED.finditer(response)]
+    inside = _to_closing_brace(response, starts[-1]) if starts else None
     return None if inside is None else inside.strip()
 
 
 def boxes(text: str) -> list[str]:
     r"""The texts of all ``\boxed{...}`` that stand in no other one and close, in order."""
-    found, start = [], text.find(_BOXED)
-    while start >= 0:
-        first = start + len(_BOXED)
-        inside = _to_closing_brace(text, first)
+    found, start = [], _BOXED.search(text)
+    while start is not None:
+        inside = _to_closing_brace(text, start.end())
         if inside is None:
             break
         found.append(inside.strip())
-        start = text.find(_BOXED, first + len(inside))
+        start = _BOXED.search(text, start.end() + len(inside))
     return found
+
+
+def solution_answer(answer: str) -> str:
+    """What a reference answer asks for: what stands behind ``####`` in the last line, as in GSM8K, else all of it."""
+    found = _SOLUTION.search(answer)
+    return answer if found is None else found[1].strip()
 
 
 def _to_closing_brace(text: str, first: int) -> str | None:

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from tailrace.reward.extraction import final_answer
+from tailrace.reward.extraction import final_answer, solution_answer
 from tailrace.reward.turns import said
 
 
@@ -19,4 +19,4 @@ def exact(response: str, answer: str, metadata: Mapping[str, Any]) -> float:
     r"""1.0 if the tagged or boxed answer (without either, the whole response) equals `answer`; else 0.0."""
     response = said(response, metadata)
     found = final_answer(response)
-    return float(normalise(response if found is None else found) == normalise(answer))
+    return float(normalise(response if found is None else found) == normalise(solution_answer(answer)))

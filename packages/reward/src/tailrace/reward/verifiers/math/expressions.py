@@ -1,4 +1,5 @@
-"""Compares expressions. math-verify's parser reads them; values to 50 digits at several points tell whether they are equal.
+"""Compares expressions. math-verify's parser reads them; values at several points tell whether they are equal: quotients of
+polynomials by exact residues, all others to 50 digits.
 
 The library's own `verify` compares sets and inequalities. For expressions it is not asked: it calls 1/2004! and 1/2006!
 equal, because it rounds their difference to 0, and `simplify` can take for ever.
@@ -7,13 +8,15 @@ equal, because it rounds their difference to 0, and `simplify` can take for ever
 from __future__ import annotations
 
 import logging
+import random
 import re
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from tailrace.contracts import extra
 from tailrace.reward.verifiers.math.magnitude import affordable, readable
-from tailrace.reward.verifiers.math.notation import expression
+from tailrace.reward.verifiers.notation import expression
 
 with extra("tailrace-reward", "math"):
     import sympy
@@ -28,13 +31,17 @@ _DIGITS = 50
 _AGREE = sympy.Float("1e-40")
 _SUBSCRIPT_OF_A_NUMBER = re.compile(r"\d\s*_")  # the parser would leave it out
 _CONVERSION = ConversionConfig(lowercase_symbols=False)
-# Values for symbols: without relation to each other, of both signs, some larger than 1.
-_POINTS = (
-    ("0.3141", "0.7263", "0.5512", "0.9177", "0.1239", "0.6481"),
-    ("1.7231", "2.3917", "3.1429", "1.2713", "2.8183", "1.4151"),
-    ("-0.8317", "1.6173", "-2.2871", "0.3391", "-1.1973", "2.7719"),
-    ("2.1713", "-1.3147", "0.4721", "-3.3719", "1.9331", "-0.2237"),
+# Values for symbols: their signs and integers are always these, so that what differs in one of these places always differs. The
+# digits behind the point are drawn anew by each process: an answer that agrees at known points only would be taken for equal.
+_WHOLE = ((0, 0, 0, 0, 0, 0), (1, 2, 3, 1, 2, 1), (-1, 1, -3, 0, -2, 2), (2, -2, 0, -4, 1, -1))
+_PLACES = 10**30
+_DRAW = random.SystemRandom()
+_POINTS = tuple(
+    tuple(whole + sympy.Rational(_DRAW.randrange(_PLACES // 10, _PLACES - _PLACES // 10), _PLACES) for whole in point)
+    for point in _WHOLE
 )
+_PRIME = 2**127 - 1
+_RESIDUES = tuple(tuple(_DRAW.randrange(_PRIME) for _ in point) for point in _WHOLE)
 
 
 @lru_cache(maxsize=256)
@@ -72,6 +79,9 @@ def equal_relations(reference: str, response: str) -> bool:
     first, second = _relation(parse(reference)), _relation(parse(response))
     if first is None or second is None or first[1] != second[1]:
         return False
+    found = _residues(first[0], second[0])
+    if found is not None and any(a * d % _PRIME != b * c % _PRIME for (a, b), (c, d) in pairwise(found)):
+        return False
     ratios = []
     for one, other in _values(first[0], second[0]):
         if _vanishes(one) or _vanishes(other):
@@ -88,7 +98,17 @@ def equal_sets(reference: str, response: str) -> bool:
     first, second = parse(reference), parse(response)
     if first is None or second is None:
         return False
-    return bool(verify(first, second, allow_set_relation_comp=True, timeout_seconds=None))
+    first, second = _evaluated(first), _evaluated(second)
+    if isinstance(first, sympy.FiniteSet) != isinstance(second, sympy.FiniteSet):
+        return False  # the library takes the ends of an interval for its elements
+    return first == second or bool(verify(first, second, allow_set_relation_comp=True, timeout_seconds=None))
+
+
+def _evaluated(found: Any) -> Any:
+    """A set as the parser leaves it, with its unions and intersections carried out."""
+    if not isinstance(found, sympy.Union | sympy.Intersection | sympy.Complement):
+        return found
+    return found.func(*map(_evaluated, found.args))
 
 
 def decimal_value(text: str, digits: int) -> str | None:
@@ -120,8 +140,70 @@ def _equal(first: Any, second: Any) -> bool:
         return False
     if first.is_infinite or second.is_infinite:
         return False
+    if (exactly := _equal_fractions(first, second)) is not None:
+        return exactly
     pairs = list(_values(first, second))
     return bool(pairs) and all(_agree(one, other) for one, other in pairs)
+
+
+def _equal_fractions(first: Any, second: Any) -> bool | None:
+    """Whether two quotients of polynomials are the same, by their residues at places nobody knows (Schwartz and Zippel).
+
+    None if one is something else. It is exact but for a chance of the degree in 2^127, whatever the size of the difference.
+    """
+    found = _residues(first, second)
+    return all(one == other for one, other in found) if found else None
+
+
+def _residues(first: Any, second: Any) -> list[tuple[int, int]] | None:
+    """The residues of two quotients of polynomials at each place where both are defined, or None if one is something else."""
+    symbols = sorted(first.free_symbols | second.free_symbols, key=str)
+    if len(symbols) > len(_RESIDUES[0]):
+        return None
+    pairs = []
+    for residues in _RESIDUES:
+        chosen = dict(zip(symbols, residues, strict=False))
+        try:
+            one, other = _residue(first, chosen), _residue(second, chosen)
+        except ZeroDivisionError:
+            continue
+        if one is None or other is None:
+            return None
+        pairs.append((one, other))
+    return pairs
+
+
+def _residue(node: Any, chosen: dict[Any, int]) -> int | None:
+    """The value modulo the prime, or None of what is no quotient of polynomials.
+
+    Raises:
+        ZeroDivisionError: something is divided by zero.
+    """
+    if node.is_Symbol:
+        return chosen.get(node)
+    if node.is_Rational:
+        return int(node.p) * _inverse(int(node.q)) % _PRIME
+    if not isinstance(node, sympy.Add | sympy.Mul | sympy.Pow):
+        return None
+    if isinstance(node, sympy.Pow):
+        base = _residue(node.base, chosen) if node.exp.is_Integer else None
+        if base is None:
+            return None
+        power = int(node.exp)
+        return pow(base if power >= 0 else _inverse(base), abs(power), _PRIME)
+    value = 0 if isinstance(node, sympy.Add) else 1
+    for argument in node.args:
+        part = _residue(argument, chosen)
+        if part is None:
+            return None
+        value = (value + part if isinstance(node, sympy.Add) else value * part) % _PRIME
+    return value
+
+
+def _inverse(value: int) -> int:
+    if value % _PRIME == 0:
+        raise ZeroDivisionError
+    return pow(value, -1, _PRIME)
 
 
 def _agree(one: Any, other: Any) -> bool:
@@ -141,7 +223,7 @@ def _values(first: Any, second: Any) -> Any:
     if len(symbols) > len(_POINTS[0]):
         return
     for point in _POINTS if symbols else _POINTS[:1]:
-        chosen = {symbol: sympy.Rational(value) for symbol, value in zip(symbols, point, strict=False)}
+        chosen = dict(zip(symbols, point, strict=False))
         one, other = _evaluate(first, chosen), _evaluate(second, chosen)
         if one is not None and other is not None:
             yield one, other

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from itertools import islice
 
-import sympy
+from tailrace.contracts import extra
+
+with extra("tailrace-reward", "math"):
+    import sympy
 
 _MAX_LETTERS = 400
 _MAX_DEPTH = 20  # of brackets; the parser's time doubles with each level

@@ -15,10 +15,29 @@ _SEPARATOR = re.compile(
 )
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(,|\s|_|')\d{3})(?:\1\d{3})*(?![\d,])")
 _BRACKETED_MATRIX = re.compile(r"^[(\[]\s*(\\begin\{matrix\}.*\\end\{matrix\})\s*[)\]]$")
+_GREEK = r"\\(?:alpha|beta|gamma|delta|theta|phi|varphi|omega|psi|lambda|mu)"
+_ANGLE = rf"(?:{_GREEK}|\\angle\s*[A-Z]{{1,3}}|[A-Za-z])"
 _NAME = re.compile(
-    r"^(?:\\[a-zA-Z]+|[a-zA-Z]|[A-Z]{2,3}|\\angle\s*[A-Z]{1,3})(?:_(?:\{\w+\}|\w))?'*(?:\(\w+(?:,\s*\w+)*\))?$"
+    r"^(?:\\[a-zA-Z]+|[a-zA-Z]|[A-Z]{2,3}|\\angle\s*[A-Z]{1,3})(?:_(?:\{[^{}=<>]*\}|\w))?'*(?:\(\w+(?:,\s*\w+)*\))?$"
     r"|^\([a-zA-Z](?:,\s*[a-zA-Z])*\)$"
+    r"|^[fghFGPEDST]'*\([^()=]*\)$"  # f(x + 1), P(X > 2)
+    r"|^\|?\s*\\(?:overline|overrightarrow|vec|widehat)\s*\{\s*\w+\s*\}\s*\|?$|^\|\s*[A-Z]{2}\s*\|$"
+    rf"|^\\(?:sin|cos|tan|cot|sec|csc)(?:\s*\^\s*\{{?\s*2\s*\}}?)?\s*[({{]?\s*\d*\s*{_ANGLE}(?:\s*[-+]\s*{_ANGLE})?\s*[)}}]?$"
 )
+_OR, _AND = (
+    re.compile(rf"\s*,?\s*(?:\\text\{{\s*,?\s*{word}\s*\}}|(?<![a-zA-Z\\]){word}(?![a-zA-Z])|{sign})\s*", re.I)
+    for word, sign in (("or", "或"), ("and", "且"))
+)
+_VARIABLE = rf"(?:[a-zA-Z]|{_GREEK})"
+_BUILDER = re.compile(
+    rf"^\\\{{\s*(?P<name>{_VARIABLE}|\([^()]*\))\s*(?:\\in\s*(?P<domain>\\mathbb\{{[RZNQC]\}}[^|:]*?))?\s*[|:]\s*(?P<said>.+)\\\}}$"
+)
+_REAL = re.compile(rf"\s*,\s*{_VARIABLE}\s*\\in\s*\\mathbb\{{R\}}\s*$")
+_MEMBER = re.compile(rf"^(?P<name>{_VARIABLE})\s*\\in\s+(?P<set>.+)$")
+_SIGN = re.compile(r"\\(?:le|ge|ne)(?![a-zA-Z])|[<>=]")
+_FALLING = re.compile(r"(?:>|\\ge(?![a-zA-Z]))[^<>=]+(?:>|\\ge(?![a-zA-Z]))")
+_OF_NUMBERS = re.compile(r"[\[\]]|\\(?:infty|cup|cap)(?![a-zA-Z])")
+_SET = re.compile(r"\\(?:cup|cap|setminus|mathbb|emptyset)(?![a-zA-Z])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +73,74 @@ def shape(text: str) -> Shape:
         before, after = (part.strip() for part in text.split(r"\pm"))
         return Shape("list", (f"{before} + {after}" if before else after, f"{before} - {after}"))
     return Shape("one", (thousands_joined(text),))
+
+
+def builder(text: str) -> tuple[str, str, str] | None:
+    r"""The name, the domain and the condition of a set that a condition describes, ``\{x \in D | x > 3\}``, or None."""
+    found = _BUILDER.match(text.strip())
+    return None if found is None else (found["name"], (found["domain"] or "").strip(), found["said"].strip())
+
+
+def is_described(text: str) -> bool:
+    """Whether an answer is a set by its condition, joins inequalities or intervals by words, or falls as ``3 > x > 1``."""
+    if builder(text) is not None or _FALLING.search(text):
+        return True
+    joined = _OR.search(text) or _AND.search(text)
+    return joined is not None and (_SIGN.search(text) or _OF_NUMBERS.search(text)) is not None
+
+
+def region(text: str) -> tuple[str, str] | None:
+    r"""The name and the set of what an answer says of a real number, or None: ``x < 1 or x \ge 3`` says
+    ``(-\infty, 1) \cup [3, \infty)`` of ``x``. An interval or a union says it of no name.
+    """
+    text = text.strip()
+    if built := builder(text):
+        name, domain, said = built
+        found = region(_REAL.sub("", said)) if domain in ("", r"\mathbb{R}") else None
+        return None if found is None or found[0] not in ("", name) else (name, found[1])
+    for sign, joined in ((_OR, r"\cup"), (_AND, r"\cap")):
+        parts = sign.split(text)
+        if len(parts) > 1:
+            found_parts = [region(part) for part in parts]
+            names = {found[0] for found in found_parts if found is not None} - {""}
+            if None in found_parts or len(names) > 1:
+                return None
+            return "".join(names), joined.join(f"({found[1]})" for found in found_parts if found is not None)
+    if member := _MEMBER.match(text):
+        found = region(member["set"])
+        return None if found is None or found[0] else (member["name"], found[1])
+    if not _SIGN.search(text):
+        opening, inside, _ = _enclosed(text)
+        is_set = (
+            _SET.search(text) or (opening == r"\{" and inside) or (opening in ("(", "[") and len(_split(inside)) == 2)
+        )
+        return ("", text) if is_set else None
+    return _of_signs(text)
+
+
+def _of_signs(text: str) -> tuple[str, str] | None:
+    """The name and the set of one inequality, equation or chain of two inequalities."""
+    signs, terms = _SIGN.findall(text), [term.strip() for term in _SIGN.split(text)]
+    if any(r"\in" in term or len(_split(term)) > 1 for term in terms):
+        return None
+    turned = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
+    if len(signs) == 2 and re.fullmatch(_VARIABLE, terms[1]) and terms[0] and terms[2]:
+        if signs[0] in ("<", r"\le") and signs[1] in ("<", r"\le"):
+            return terms[1], f"{'(['[signs[0] != '<']}{terms[0]},{terms[2]}{')]'[signs[1] != '<']}"
+        if signs[0] in (">", r"\ge") and signs[1] in (">", r"\ge"):
+            return terms[1], f"{'(['[signs[1] != '>']}{terms[2]},{terms[0]}{')]'[signs[0] != '>']}"
+    if len(signs) != 1 or not all(terms):
+        return None
+    (name, end), (sign,) = terms, signs
+    if not re.fullmatch(_VARIABLE, name):
+        name, end, sign = end, name, turned.get(sign, sign)
+    if not re.fullmatch(_VARIABLE, name) or re.search(rf"(?<![a-zA-Z\\]){re.escape(name)}(?![a-zA-Z])", end):
+        return None
+    written = {
+        "<": rf"(-\infty,{end})", r"\le": rf"(-\infty,{end}]", ">": rf"({end},\infty)", r"\ge": rf"[{end},\infty)",
+        "=": rf"\{{{end}\}}", r"\ne": rf"(-\infty,{end})\cup({end},\infty)",
+    }  # fmt: skip
+    return name, written[sign]
 
 
 def thousands_joined(text: str) -> str:

@@ -8,22 +8,33 @@ from fractions import Fraction
 from typing import Any
 
 from tailrace.reward.errors import ScoringError
-from tailrace.reward.extraction import boxed, boxes, last_number, tagged
+from tailrace.reward.extraction import boxed, boxes, last_number, solution_answer, tagged
 from tailrace.reward.turns import said
 from tailrace.reward.verifiers.math import expressions, words
 from tailrace.reward.verifiers.math.magnitude import flat
-from tailrace.reward.verifiers.math.notation import plain
-from tailrace.reward.verifiers.math.quantities import endless, quantity, rounds_to, value
-from tailrace.reward.verifiers.math.structure import Shape, chain, named, shape
+from tailrace.reward.verifiers.math.structure import Shape, builder, chain, is_described, named, region, shape
+from tailrace.reward.verifiers.notation import plain
 from tailrace.reward.verifiers.protocol import with_cpu_budget
+from tailrace.reward.verifiers.quantities import endless, quantity, rounds_to, value
 
 CPU_BUDGET_S = 2.0
 """CPU seconds for one response (RollPacker, section 4.3); most take a hundredth."""
 _MAX_ANSWER = 1000  # letters; a longer answer is right only if it is the reference's text
 _MAX_PARTS = 64
-_BEGUN = re.compile(r"<answer>|\\boxed\{")
-_WITHIN = re.compile(r"[\^_{\\/*+]\s*$")
-_FOLLOWED = re.compile(r"\s*[}^_*/+!]")
+_BEGUN = re.compile(r"<answer>|\\(?:boxed|fbox|framebox)\s*\{")
+_HEADED = re.compile(r"^[ \t]*####[ \t]*(\S[^\n]*?)\s*$", re.M)
+_EMPHASIS = re.compile(
+    r"(?<![\w)*])(\*{1,3})(?=[^\s*])([^*\n]+)(?<=\S)\1(?![\w(*])|(?<!\w)(__|_|`)(?=[^\s_])([^_`\n]+)(?<=\S)\3(?!\w)"
+)
+_STYLE = re.compile(
+    r"\\(?:mathbf|mathrm|mathit|boldsymbol|bm|text|textbf|textit|underline)\s*\{\s*([-+$]*[\d.,/]+)\s*\}"
+)
+_WITHIN = re.compile(r"(?:[\^_{\\/*+×·÷]|\d\s*:|\\(?:times|cdot|div)\s*)\s*$")  # noqa: RUF001
+_FOLLOWED = re.compile(
+    r"!|[abcdefijknopqrtuvwxyzXYZ](?![a-zA-Z])|[²³⁴-⁹]|\s*[)\]]*\s*\^|\s*[}_*+×·÷π√]"  # noqa: RUF001
+    r"|\s*\\(?:times|cdot|div|frac|sqrt|pi)"
+    r"|\s*/(?!\s*(?!(?:pi|sqrt|sin|cos|tan|log|ln|exp)(?![a-z]))[a-zA-Z]{2})"
+)
 _RELATION = re.compile(r"(?<!\\)[=<>]|\\(?:le|ge|ne|lt|gt|in)(?![a-zA-Z])")
 _REGION = re.compile(r"\\(?:cup|cap|setminus|mathbb)(?![a-zA-Z])|[<>]|\\(?:le|ge|ne)(?![a-zA-Z])")
 
@@ -38,12 +49,13 @@ def math(response: str, answer: str, metadata: Mapping[str, Any]) -> float:
     Raises:
         ScoringError: `answer` is empty.
     """
-    reference = plain(_unboxed(answer))
+    answer = solution_answer(answer)
+    reference = _asked_side(plain(_unboxed(answer)))
     if not reference:
         raise ScoringError(f"found the reference answer {answer[:60]!r}, expected one that is not empty")
     response = said(response, metadata)
     found = tagged(response)
-    found = boxed(response) if found is None else _unboxed(found)
+    found = boxed(response) if found is None else _unboxed(solution_answer(found))
     if found is None:
         found = _unmarked(response) if value(quantity(reference)[0]) is not None else None
     if found is None:
@@ -54,12 +66,31 @@ def math(response: str, answer: str, metadata: Mapping[str, Any]) -> float:
 
 
 def _unmarked(response: str) -> str | None:
-    """The last number of a response that neither begins an answer nor has the number as a part of a formula."""
-    number = None if _BEGUN.search(response) else last_number(response)
+    """The last number of a response that neither begins an answer nor has the number as a part of a formula.
+
+    A number behind ``####`` at the end of a line comes first.
+    """
+    if _BEGUN.search(response):
+        return None
+    for headed in reversed([*_HEADED.finditer(response)]):
+        if value(quantity(plain(headed[1]))[0]) is not None:
+            return str(headed[1])
+    response = _STYLE.sub(r"\1", _EMPHASIS.sub(lambda found: f"{found[2] or found[4]} ", response))
+    number = last_number(response)
     if number is None:
         return None
     at = response.rindex(number)
-    return None if _WITHIN.search(response[:at]) or _FOLLOWED.match(response[at + len(number) :]) else number
+    before, after = response[:at], response[at + len(number) :]
+    return None if _is_within(before, number) or _FOLLOWED.match(after) else number
+
+
+def _is_within(before: str, number: str) -> bool:
+    """Whether what stands before a number makes it a part of something else: ``x^2``, ``10-5``, ``1 3/4``, ``3:40``."""
+    if number[0] in "+-" and re.search(r"[\w)\]}]$", before):
+        return True
+    if "/" in number and re.search(r"\d\s*$", before):
+        return True
+    return before[-1:].isalpha() or _WITHIN.search(before) is not None
 
 
 def same(reference: str, response: str) -> bool:
@@ -70,7 +101,11 @@ def same(reference: str, response: str) -> bool:
         return False
     if words.is_choice(reference):
         return words.choice(reference) == words.choice(response)
-    response = _exact_side(response)
+    if r"\approx" in response:
+        exact = _exact_side(response)
+        return exact is not None and same(reference, exact)
+    if is_described(reference) or is_described(response):
+        return _same_described(reference, response)
     asked, said = shape(reference), shape(response)
     name, body = named(reference) if asked.kind == "one" else ("", reference)
     given, rest = named(response) if said.kind == "one" else ("", response)
@@ -121,6 +156,10 @@ def _same_one(reference: str, response: str) -> bool:
     number, unit = quantity(reference)
     given, given_unit = quantity(response)
     if unit and given_unit and unit != given_unit:
+        return False
+    if given_unit.startswith("base") and not unit:
+        return False  # the digits of another base are another number
+    if (unit and given.endswith("%")) or (given_unit and number.endswith("%")):
         return False
     if unit or given_unit:
         return same(number, given)
@@ -206,12 +245,65 @@ def _is_region(text: str, found: Shape) -> bool:
     return (found.kind == "ordered" and len(found.parts) == 2) or _REGION.search(text) is not None
 
 
-def _exact_side(text: str) -> str:
-    r"""The exact side of ``\sqrt{2} \approx 1.41``, or the number of ``x \approx 1.41``."""
-    before, sign, after = text.partition(r"\approx")
-    if not sign:
-        return text
-    return after.strip() if not before.strip() or named(f"{before.strip()} = 0")[0] else before.strip()
+def _same_described(reference: str, response: str) -> bool:
+    """Compare sets by a condition, or inequalities joined by words, of which one at least is asked for or answered."""
+    asked, given = region(reference), region(response)
+    if asked is not None and given is not None and builder(reference) and builder(response):
+        return expressions.equal_sets(asked[1], given[1])
+    if asked is not None and given is not None:
+        return (asked[0] == given[0] or "" in (asked[0], given[0])) and expressions.equal_sets(asked[1], given[1])
+    first, second = builder(reference), builder(response)
+    if any(found is not None and not _names(found[0], found[2]) for found in (first, second)):
+        return False
+    if first is not None and second is not None:
+        # The name of a set's elements is nobody's business.
+        renamed = re.sub(_alone(second[0]), lambda _: first[0], second[2])
+        return first[1] == second[1] and (
+            first[2].replace(" ", "") == renamed.replace(" ", "") or same(first[2], renamed)
+        )
+    if first is None and second is None:
+        return _same_shape(shape(reference), shape(response), reference, response)
+    _, domain, said = first or second or ("", "", "")
+    return domain in ("", r"\mathbb{R}") and same(*((said, response) if first else (reference, said)))
+
+
+def _names(name: str, text: str) -> bool:
+    return all(re.search(_alone(each), text) for each in re.findall(r"\\?[a-zA-Z]+", name))
+
+
+def _alone(name: str) -> str:
+    return rf"(?<![a-zA-Z\\]){re.escape(name)}(?![a-zA-Z])"
+
+
+def _asked_side(reference: str) -> str:
+    r"""The value of a reference such as ``\approx 3.14`` or ``x \approx 3.14``; the exact side where there are two values."""
+    if r"\approx" not in reference:
+        return reference
+    first, *others = _approximated(reference)
+    return first if first or not others else others[0]
+
+
+def _exact_side(text: str) -> str | None:
+    r"""The exact side of ``\sqrt{2} \approx 1.41``, or the number of ``x \approx 1.41``; None if the sides contradict."""
+    first, *others = _approximated(text)
+    exact = expressions.decimal_value(_fraction(chain(named(first)[1])[-1]), 30)
+    for other in others:
+        rough = expressions.decimal_value(_fraction(other), 30)
+        if exact is None or rough is None:
+            return None
+        places = len(other.partition(".")[2]) if re.fullmatch(r"-?\d*\.?\d+", other) else None
+        last = Fraction(0) if places is None else Fraction(1, 10**places) if places else Fraction(1, 2)
+        if abs(Fraction(exact) - Fraction(rough)) > max(last, abs(Fraction(exact)) / 100):
+            return None
+    return first
+
+
+def _approximated(text: str) -> list[str]:
+    r"""The members of ``a \approx b``, without a name before the first."""
+    members = [member.strip() for member in text.split(r"\approx")]
+    if len(members) > 1 and (not members[0] or ("=" not in members[0] and named(f"{members[0]} = 0")[0])):
+        del members[0]
+    return members
 
 
 def _fraction(text: str) -> str:

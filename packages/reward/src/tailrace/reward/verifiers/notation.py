@@ -14,7 +14,7 @@ _SYMBOLS = {
     "∙": r"\cdot ", "−": "-", "–": "-", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "±": r"\pm ",  # noqa: RUF001
     "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "°": r"^\circ ",  # noqa: RUF001
     "⟨": r"\langle ", "⟩": r"\rangle ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "％": "%",  # noqa: RUF001
-    "∶": ":", "∖": r"\setminus ",  # noqa: RUF001
+    "∶": ":", "∖": r"\setminus ", "∣": "|", "∨": r"\text{ or }", "∧": r"\text{ and }",  # noqa: RUF001
 }  # fmt: skip
 _REWRITES = [
     (re.compile(pattern), replacement)
@@ -25,8 +25,19 @@ _REWRITES = [
         (r"(?<!\\)\\!", ""),
         (r"(?<!\\)\\(?:[,;: ]|quad(?![a-zA-Z])|qquad(?![a-zA-Z]))|~", " "),
         (r"\{,\}", ","),
+        (r"\\(?:SI|qty)\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1\\text{ \2}"),
         (r"\\operatorname\*?\{(\w+)\}", r"\\\1 "),
-        (r"\\(?:mathrm|mathbf|mathit|mathsf|textbf|textit|textrm|textnormal|mbox|hbox)\s*\{", r"\\text{"),
+        (r"\\(?:mathbf|Bbb|mathds|mathbb)\s*(?:\{\s*([RZNQC])\s*\}|([RZNQC])(?![a-zA-Z]))", r"\\mathbb{\1\2}"),
+        (
+            r"\\(?:mathrm|mathbf|mathit|mathsf|boldsymbol|bm|textbf|textit|textrm|textsf|textnormal|mbox|hbox|underline)\s*\{",
+            r"\\text{",
+        ),
+        (r"(\\text\{[^{}]*\^)\{\s*(-?\d)\s*\}", r"\1\2"),
+        (r"\\text\s*\{([^{}a-zA-Z\\]*[^{}a-zA-Z\\\s,.][^{}a-zA-Z\\]*)\}", r"\1"),
+        (
+            r"\\frac\s*\{\s*(\\text\{[^{}]*\})\s*\}\s*\{\s*(\\text\{[^{}]*\}(?:\s*\^\s*(?:\{\s*\d\s*\}|\d))?)\s*\}",
+            r"\1/\2",
+        ),
         (r"\\(?:leq|leqslant|le)(?![a-zA-Z])", r"\\le "),
         (r"\\(?:geq|geqslant|ge)(?![a-zA-Z])", r"\\ge "),
         (r"\\(?:neq|ne)(?![a-zA-Z])", r"\\ne "),
@@ -34,6 +45,10 @@ _REWRITES = [
         (r">=", r"\\ge "),
         (r"!=(?!=)", r"\\ne "),
         (r"\\(?:varnothing)(?![a-zA-Z])", r"\\emptyset "),
+        (r"\\mid(?![a-zA-Z])", "|"),
+        (r"\\(?:lor|vee)(?![a-zA-Z])", r"\\text{ or }"),
+        (r"\\(?:land|wedge)(?![a-zA-Z])", r"\\text{ and }"),
+        (r"(?<![\w)}\]])\+\s*(?=\\infty|oo(?!\w)|inf(?!\w)|infinity)", ""),
         (r"\\(?:lvert|rvert|vert)(?![a-zA-Z])", "|"),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\degree(?![a-zA-Z])", r"^\\circ "),
         (r"\\%|\s*(?<![a-zA-Z])(?:percent|pct)(?![a-zA-Z])|\\text\{\s*(?:percent|%)\s*\}", "%"),
@@ -43,11 +58,11 @@ _REWRITES = [
     )
 ]
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]|\$\$|\$(?=[^$]*[^$\s]\$)(?P<inside>[^$]*)\$")
-_BOLD = re.compile(r"^\*\*(.*)\*\*$")
+_BOLD = re.compile(r"^(\*\*|__|\*|`)(?=\S)(.+)(?<=\S)\1$")
 _SENTENCE = re.compile(
     r"^(?:so |thus |hence |therefore,? )?(?:(?:the|my|final|correct) )*answer\s*(?:is|:|=)\s*:?\s*", re.I
 )
-_BOX = re.compile(r"^\\(?:boxed|fbox)\s*\{(.*)\}$")
+_BOX = re.compile(r"^\\(?:boxed|fbox|framebox)\s*\{(.*)\}$")
 
 
 def plain(text: str) -> str:
@@ -57,15 +72,30 @@ def plain(text: str) -> str:
     text = "".join(map(_letter, text))
     text = " ".join(unicodedata.normalize("NFKC", text).split())
     text = _SENTENCE.sub("", text)
-    if bold := _BOLD.match(text):
-        text = bold[1]
+    if bold := _BOLD.match(text.removesuffix(".")):
+        text = _SENTENCE.sub("", bold[2])
     text = _DELIMITERS.sub(lambda found: found["inside"] or "", text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = " ".join(text.split())
     if box := _BOX.match(text):
         text = box[1]
-    return text.strip().removesuffix(".").strip()
+    text = text.strip().removesuffix(".").strip()
+    while _is_group(text):
+        text = text[1:-1].strip()
+    return text
+
+
+def _is_group(text: str) -> bool:
+    """Whether braces that mean nothing enclose a text: ``{5}``."""
+    if not (text.startswith("{") and text.endswith("}") and not text.endswith(r"\}")):
+        return False
+    depth = 0
+    for at, letter in enumerate(text):
+        depth += (letter in "{") - (letter in "}")
+        if depth == 0:
+            return at == len(text) - 1
+    return False
 
 
 def _letter(letter: str) -> str:
@@ -98,9 +128,22 @@ _DECIMAL = re.compile(r"(?<![\w.])(\d*)\.(\d+)(?![\w.])")
 _SHORT_FRACTION = re.compile(r"\\frac\s*(\d)\s*(\d)(?!\d)")
 
 
+_FRACTION_OF_LETTERS = re.compile(r"\\frac(?:\s+([a-zA-Z])|\s*(\d))\s*([a-zA-Z\d])(?![\w{])")
+_NUMBER_OF_DEGREES = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*\^\\circ(?![a-zA-Z])")
+_DEGREES = re.compile(r"(\)|\})\s*\^\\circ(?![a-zA-Z])")
+_RENAMED = {
+    "lg": "log_{10}", "tg": "tan", "ctg": "cot", "cotg": "cot", "arctg": "arctan", "arcctg": "arccot", "cosec": "csc",
+    "sh": "sinh", "ch": "cosh", "th": "tanh",
+}  # fmt: skip
+_OTHER_NAMES = re.compile(rf"\\({'|'.join(_RENAMED)})(?![a-zA-Z])")
+
+
 def expression(text: str) -> str:
     """Plain LaTeX as the parser reads it: ``2**10`` is ``2^{10}``, ``sqrt(2)`` ``\\sqrt{2}``, a decimal a fraction."""
     text = text.replace("**", "^").replace("*", r"\cdot ")
+    text = _NUMBER_OF_DEGREES.sub(r"(\1\\cdot\\frac{\\pi}{180})", text)
+    text = _DEGREES.sub(r"\1\\cdot\\frac{\\pi}{180}", text)
+    text = _OTHER_NAMES.sub(lambda found: f"\\{_RENAMED[found[1]]} ", text)
     text = _REPEATING.sub(_repeating, text)
     text = _SCIENTIFIC.sub(lambda found: rf"({found[1]}\cdot 10^{{{int(found[2])}}})", text)
     text = _CONSTANTS.sub(lambda found: r"\pi " if found["pi"] else r"\infty ", text)
@@ -110,6 +153,7 @@ def expression(text: str) -> str:
     text = _ROOT_WORD.sub(r"\\sqrt{\1}", text)
     text = _POWER.sub(r"^{\1}", text)
     text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
+    text = _FRACTION_OF_LETTERS.sub(lambda found: rf"\frac{{{found[1] or found[2]}}}{{{found[3]}}}", text)
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
     return _DECIMAL.sub(lambda found: rf"(\frac{{{int(found[1] + found[2])}}}{{1{'0' * len(found[2])}}})", text)
 
