@@ -1,12 +1,19 @@
+import copy
+import json
+import random
+
 import pytest
 
 from tailrace.staleness import (
     DuplicateError,
     GroupTracker,
     LimitError,
+    NotReadyError,
     RedundantError,
     StalenessBoundExceeded,
+    StalenessError,
     StalenessManager,
+    StateError,
     UnknownEntryError,
     VersionError,
 )
@@ -136,3 +143,124 @@ def test_mistakes():
         groups.route("g", 0, 0)
     with pytest.raises(LimitError, match="size=1"):
         tracker(needed=2, size=1)
+
+
+def seen(tracker):
+    """All that a tracker answers."""
+    groups = [group for group in range(300) if group in tracker]
+    return (
+        [(group, tracker.version(group), tracker.running(group), tracker.finished(group)) for group in groups],
+        [tracker.can_route(group, version) for group in range(300) for version in range(tracker.manager.version + 1)],
+        tracker.surplus(),
+        tracker.manager.to_state(),
+    )
+
+
+def step(tracker, draws):
+    """One call, as the draws say; what it returned or raised."""
+    group, member = draws.randrange(300), draws.randrange(4)
+    if draws.random() < 0.7 and (known := [group for group in range(300) if group in tracker]):
+        group = draws.choice(known)
+    call = draws.choice(["route", "route", "route", "finish", "finish", "lose", "drop", "consume"])
+    arguments = {
+        "route": (group, member, draws.randint(0, tracker.manager.version)),
+        "finish": (group, member),
+        "lose": (group, member),
+        "drop": (group,),
+        "consume": (),
+    }[call]
+    try:
+        return call, getattr(tracker, call)(*arguments)
+    except (StalenessError, StalenessBoundExceeded) as error:
+        return call, type(error), str(error)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_restored_tracker_goes_on_like_the_one_that_was_stored(seed):
+    print(f"seed {seed}")
+    draws = random.Random(seed)
+    needed, size, bound = draws.randint(1, 3), 4, draws.randint(0, 2)
+    groups = GroupTracker(
+        StalenessManager(bound, draws.randint(1, 3), surplus=draws.randint(0, 1)), needed=needed, size=size
+    )
+    consumed = 0
+    for _ in range(400):
+        consumed += step(groups, draws)[:2] != ("consume", NotReadyError)
+        if draws.random() < 0.05:
+            restored = GroupTracker.from_state(json.loads(json.dumps(groups.to_state())))
+            assert seen(restored) == seen(groups)
+            again = random.Random(int(draws.random() * 2**32))
+            other = copy.deepcopy(again)
+            twin = copy.deepcopy(groups)
+            assert [step(restored, again) for _ in range(30)] == [step(twin, other) for _ in range(30)]
+            groups = GroupTracker.from_state(groups.to_state())
+    assert consumed
+
+
+def stored():
+    groups = tracker(bound=2, batch_size=2, needed=2, size=3)
+    for member in range(3):
+        groups.route("full", member, 0)
+        groups.route("going", member, 0)
+    groups.finish("full", 1)
+    groups.finish("full", 0)
+    groups.finish("going", 2)
+    groups.route("new", 0, 0)
+    return groups.to_state()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda state: state.pop("manager"),
+        lambda state: state.pop("groups"),
+        lambda state: state.update(needed=0),
+        lambda state: state.update(needed=3),
+        lambda state: state.update(size=1),
+        lambda state: state.update(size="3"),
+        lambda state: state["manager"].update(bound=-1),
+        lambda state: state["groups"].pop(),
+        lambda state: state["groups"].append(["unknown", [0], []]),
+        lambda state: state["groups"].append(state["groups"][0]),
+        lambda state: state["groups"].append(["short"]),
+        lambda state: state["groups"].append([["a list"], [0], []]),
+        lambda state: state["groups"][1][1].append(0),
+        lambda state: state["groups"][1][1].append(2),
+        lambda state: state["groups"][1][1].extend([7, 8]),
+        lambda state: state["groups"][1][2].append(5),
+        lambda state: state["groups"][0][2].append(5),
+        lambda state: state["groups"][0][1].append(2),
+        lambda state: state["groups"][0][2].pop(),
+        lambda state: state["groups"][0].__setitem__(1, 3),
+    ],
+)
+def test_a_state_that_no_tracker_wrote(spoil):
+    GroupTracker.from_state(stored())
+    state = json.loads(json.dumps(stored()))
+    spoil(state)
+    with pytest.raises(StateError, match="stored staleness state: found"):
+        GroupTracker.from_state(state)
+
+
+def test_a_state_that_is_nothing():
+    for state in (None, 3, [], {}):
+        with pytest.raises(StateError, match="GroupTracker"):
+            GroupTracker.from_state(state)
+
+
+def test_a_manager_that_knows_more_than_its_tracker_loses_no_batch():
+    """As after a restart that restored the manager alone."""
+    groups = tracker(bound=1, batch_size=2, needed=1, size=1)
+    for group in ("a", "b"):
+        groups.route(group, 0, 0)
+        groups.finish(group, 0)
+    alone = GroupTracker(StalenessManager.from_state(groups.manager.to_state()), needed=1)
+    assert not alone.can_route("a", 0)
+    assert alone.can_route("c", 0)
+    with pytest.raises(DuplicateError):
+        alone.route("a", 0, 0)
+    before = alone.to_state()
+    with pytest.raises(UnknownEntryError, match="found no group 'a'"):
+        alone.consume()
+    assert alone.to_state() == before
+    assert alone.manager.version == 0

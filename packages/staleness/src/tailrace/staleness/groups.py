@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Any, Generic
 
 from tailrace.staleness.entry import Key
-from tailrace.staleness.errors import DuplicateError, UnknownEntryError, VersionError
+from tailrace.staleness.errors import DuplicateError, StateError, UnknownEntryError, VersionError
 from tailrace.staleness.limits import whole
 from tailrace.staleness.manager import StalenessManager
+from tailrace.staleness.restore import broken
 
 Name = Hashable
 
@@ -74,7 +75,7 @@ class GroupTracker(Generic[Key]):
         """Whether a member may run on a replica of this version. Changes nothing."""
         known = self._groups.get(group)
         if known is None:
-            return self.manager.can_reserve(version)
+            return group not in self.manager and self.manager.can_reserve(version)
         return known.version <= version <= self.manager.version
 
     def route(self, group: Key, member: Name, version: int) -> int:
@@ -178,10 +179,61 @@ class GroupTracker(Generic[Key]):
 
         Raises:
             NotReadyError: the buffer is not ready.
+            UnknownEntryError: it has an entry of a group that the tracker does not know.
         """
-        late = [entry.key for entry in self.manager.entries(self.manager.version) if not entry.occupied]
+        entries = self.manager.entries(self.manager.version)
+        if self.manager.ready():
+            for entry in entries:
+                self._get(entry.key)  # before anything moves
+        late = [entry.key for entry in entries if not entry.occupied]
         batch = {group: list(self._groups.pop(group).finished) for group in self.manager.consume()}
         return batch, [member for group in late for member in self._groups.pop(group).running]
+
+    def to_state(self) -> dict[str, Any]:
+        """The whole state, the manager's too, as plain data: JSON, if groups and members are strings or integers."""
+        return {
+            "manager": self.manager.to_state(),
+            "needed": self.needed,
+            "size": self.size,
+            "groups": [[key, list(group.running), list(group.finished)] for key, group in self._groups.items()],
+        }
+
+    @classmethod
+    def from_state(cls, state: Any) -> GroupTracker[Key]:
+        """A tracker, and its manager, with a state that `to_state` returned.
+
+        Members that ran then are in flight still. `lose` those that do not, and route them again.
+
+        Raises:
+            StateError: no tracker could have written this state.
+        """
+        try:
+            manager: StalenessManager[Key] = StalenessManager.from_state(state["manager"])
+            tracker = cls(manager, needed=state["needed"], size=state["size"])
+            stored = {key: (list(running), list(finished)) for key, running, finished in state["groups"]}
+            count = len(state["groups"])
+            members = {key: {*running, *finished} for key, (running, finished) in stored.items()}
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, StateError):
+                raise
+            raise broken(f"{type(error).__name__}: {error}", "GroupTracker") from error
+        entries = {
+            key: (version, occupied) for buffer in state["manager"]["buffers"] for key, version, occupied in buffer
+        }
+        if len(stored) < count or stored.keys() != entries.keys():
+            raise broken(f"the groups {list(stored)!r:.80} beside the entries {list(entries)!r:.80}", "GroupTracker")
+        for key, (running, finished) in stored.items():
+            version, occupied = entries[key]
+            twice = len(members[key]) < len(running) + len(finished)
+            full = len(finished) == tracker.needed and not running
+            if twice or len(members[key]) > tracker.size or occupied is not full or len(finished) > tracker.needed:
+                kind = "occupied" if occupied else "reserved"
+                found = (
+                    f"{len(running)} members of {key!r} running and {len(finished)} complete in an entry that is {kind}"
+                )
+                raise broken(found, "GroupTracker")
+            tracker._groups[key] = _Group(version, dict.fromkeys(running), dict.fromkeys(finished))
+        return tracker
 
     def _get(self, group: Key) -> _Group:
         known = self._groups.get(group)

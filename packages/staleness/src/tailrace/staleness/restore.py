@@ -68,9 +68,9 @@ def place_all(manager: Reserving[Key], entries: Sequence[Entry[Key]], *, complet
     return refused
 
 
-def broken(found: str) -> StateError:
-    """The error for a state that no manager could have written."""
-    return StateError(f"stored staleness state: found {found}, expected what StalenessManager.to_state wrote")
+def broken(found: str, writer: str = "StalenessManager") -> StateError:
+    """The error for a state that its writer could not have written."""
+    return StateError(f"stored staleness state: found {found}, expected what {writer}.to_state wrote")
 
 
 def read_state(slots: Slots[Key], state: Any) -> None:
