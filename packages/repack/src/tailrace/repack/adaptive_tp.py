@@ -29,8 +29,8 @@ class AdaptiveTP:
     Args:
         count: replicas at the start.
         tp: devices of each at the start; they have `count * tp` devices in all.
-        short, long: devices of a replica in the first round of each kind, as a profile finds them best; None: `tp`. More than
-            all replicas have together become as many as they have.
+        short, long: devices of a replica in the first round of each kind; None: `tp`. More than all replicas have together
+            become as many as they have.
         devices_per_machine: most devices of a replica, since links between machines are slow.
         heads: the model's attention heads, which the devices of a replica divide; None: not known.
         smallest: fewest devices that hold the weights and a whole response.

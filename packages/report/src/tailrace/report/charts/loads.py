@@ -21,7 +21,7 @@ def heat_charts(loads: Loads, shown_s: tuple[float, float], time: TimeAxis) -> l
     running = [[_shown(value) for value in ran.row(place)] for place in range(count)]
     kv = [[round(100 * value) for value in held.row(place)] for place in range(count)]
     of = f"{count} of the {loads.of:,} replicas, evenly chosen. " if count < loads.of else ""
-    note = f"{of}One row per replica. Pink: idle."
+    note = f"{of}One row per replica. Pink: nothing runs."
     ends = [time(end_s) for end_s in ran.ends_s]
 
     ran_scale: list[list[Any]] = [[0.0, "$idle"], [1e-6, "$heat-low"], [1.0, "$heat-high"]]
