@@ -66,7 +66,7 @@ def test_a_probe_says_what_holds(backend):
 
 
 def test_where_none_works_one_line_names_probes_and_remedies(monkeypatch):
-    monkeypatch.setattr(selection, "probe_sandbox", lambda name: Probe(False, f"no {name} today"))
+    monkeypatch.setattr(selection, "probe_sandbox", lambda name, modules: Probe(False, f"no {name} today"))
     with pytest.raises(NoSandboxError) as refused:
         select_sandbox()
     line = str(refused.value)
@@ -300,3 +300,33 @@ shared.unlink()
     assert ended.stdout.decode() == (
         "[100000, 100000, 100000] 600 [0, 1, 4, 9, 16, 25, 36, 49, 64, 81] [0, 1, 4] [True, True, False, 'full'] 7\n"
     ), ended.stderr.decode()
+
+
+def test_programs_have_the_modules_that_are_named_and_what_these_need(backend):
+    program = """
+import mpmath, numpy, sympy
+print(numpy.linalg.inv(numpy.eye(3)).sum(), sympy.sqrt(8), mpmath.__name__)
+try: import yaml
+except ImportError as error: print(error)
+"""
+
+    async def run():
+        sandbox = select_sandbox(backend, ["numpy", "sympy", "json"])
+        bare = select_sandbox(backend)
+        try:
+            limits = Limits(cpu_s=30, wall_s=90)
+            return await sandbox.run(program, limits=limits), await bare.run("import numpy", limits=limits)
+        finally:
+            await sandbox.close()
+            await bare.close()
+
+    ended, without = asyncio.run(run())
+    assert ended.stdout == b"3.0 2*sqrt(2) mpmath\nNo module named 'yaml'\n", ended.stderr.decode()
+    assert b"No module named 'numpy'" in without.stderr
+
+
+def test_modules_that_programs_cannot_have_are_refused():
+    with pytest.raises(NoSandboxError, match="found the module 'no_such', expected one that is installed here"):
+        select_sandbox(modules=["no_such"])
+    with pytest.raises(NoSandboxError, match="has modules of its own"):
+        select_sandbox("sandbox-fusion:http://localhost:1", ["numpy"])

@@ -84,8 +84,19 @@ def test_rows_that_no_program_can_pass_are_refused_with_or_without_a_reference(m
 
 
 def test_settings_of_programs_reach_the_scheduler(model):
-    own = {"memory_mib": 64, "output_kib": 2, "tolerance": 1e-4}
+    own = {"memory_mib": 64, "output_kib": 2, "tolerance": 1e-4, "modules": ("numpy",)}
     config = validate(
         [("mine", {"reward": {"code": own}, "task": {"train": "x.jsonl"}, "model": {"path": str(model)}})]
     )
     assert {name: getattr(score_settings(config, ())["code"], name) for name in own} == own
+
+
+def test_programs_may_import_the_modules_that_are_named(model):
+    row = WHOLE | {"answer": "import numpy\nprint(2 * numpy.int64(input()))"}
+    written(model, "jsonl", [row])
+    mine = {"task": {"train": str(model / "train.jsonl")}, "model": {"path": str(model)}}
+    with pytest.raises(ConfigError, match="found tests that the reference solution fails"):
+        check_data(validate([("mine", mine)]))
+    assert not check_data(validate([("mine", mine | {"reward": {"code": {"modules": ["numpy"]}}})])).faults
+    with pytest.raises(ConfigError, match=r"'reward.code.modules': .*found the module 'no_such'"):
+        check_data(validate([("mine", mine | {"reward": {"code": {"modules": ["no_such"]}}})]))

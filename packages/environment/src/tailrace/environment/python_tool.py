@@ -15,7 +15,7 @@ import random
 import re
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ class PythonTool:
         memory_mib: memory of one call.
         most_calls: programs in a session; the answer to the last of them is the session's end.
         most_characters: longest observation; what is longer is cut.
+        modules: installed modules that programs may import besides the standard library, such as ``numpy``.
         latency: seconds that each answer takes at least, for experiments with a tail of slow tools: ``median`` seconds,
             ``sigma`` (standard deviation of the natural logarithm) and ``cap``. They are drawn from the row's ``seed``, its
             prompt and the number of the call, so that a session that is played again waits as long.
@@ -52,7 +53,7 @@ class PythonTool:
     Raises:
         ValueError: an option is out of its range, or no option of `latency` has this name.
         MissingExtraError: tailrace-reward is not installed.
-        NoSandboxError: no sandbox works here.
+        NoSandboxError: no sandbox works here, or programs cannot import a module.
     """
 
     replayable = True
@@ -66,12 +67,14 @@ class PythonTool:
         most_calls: int = 16,
         most_characters: int = 2000,
         latency: Mapping[str, float] | None = None,
+        modules: Sequence[str] = (),
     ) -> None:
         for name, value in (("most_calls", most_calls), ("most_characters", most_characters)):
             if type(value) is not int or value < 1:
                 raise ValueError(f"found {name} = {value!r}, expected a whole number above 0")
         self._limits = _limits(cpu_s, wall_s, memory_mib)
-        get_sandbox(sandbox)
+        self._modules = tuple(modules)
+        get_sandbox(sandbox, self._modules)
         self._sandbox, self._most_calls, self._most_characters = sandbox, most_calls, most_characters
         self._latency = _checked_latency(latency or {})
         self._blocks: list[str] = []
@@ -99,7 +102,7 @@ class PythonTool:
         self._blocks.append(textwrap.dedent(found[-1]))
         if wait_s:
             time.sleep(wait_s)
-        run = run_program(self._sandbox, _HARNESS, json.dumps(self._blocks).encode(), self._limits)
+        run = run_program(self._sandbox, _HARNESS, json.dumps(self._blocks).encode(), self._limits, self._modules)
         printed, error = run.stdout.decode("utf-8", "replace"), run.stderr.decode("utf-8", "replace").strip()
         if run.verdict == "over-budget":
             error = f"over its limit: {run.limit}"

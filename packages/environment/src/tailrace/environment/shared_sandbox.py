@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
-_sandboxes: dict[str, Sandbox] = {}
+_sandboxes: dict[tuple[str, tuple[str, ...]], Sandbox] = {}
 
 
-def run_program(sandbox: str, program: str, stdin: bytes, limits: Limits) -> ProgramRun:
+def run_program(sandbox: str, program: str, stdin: bytes, limits: Limits, modules: tuple[str, ...] = ()) -> ProgramRun:
     """Run a program and wait for its end.
 
     Args:
@@ -22,6 +22,7 @@ def run_program(sandbox: str, program: str, stdin: bytes, limits: Limits) -> Pro
         program: its source.
         stdin: its input.
         limits: its limits.
+        modules: installed modules that it may import.
 
     Raises:
         NoSandboxError: no sandbox works here.
@@ -30,15 +31,15 @@ def run_program(sandbox: str, program: str, stdin: bytes, limits: Limits) -> Pro
     from tailrace.reward.errors import SandboxFailedError
     from tailrace.reward.sandbox import RunVerdict
 
-    found, loop = get_sandbox(sandbox)
+    found, loop = get_sandbox(sandbox, modules)
     run = asyncio.run_coroutine_threadsafe(found.run(program, stdin=stdin, limits=limits), loop).result()
     if run.verdict is RunVerdict.INFRASTRUCTURE:
         raise SandboxFailedError(f"the sandbox {run.isolation!r} failed: {run.reason}")
     return run
 
 
-def get_sandbox(name: str) -> tuple[Sandbox, asyncio.AbstractEventLoop]:
-    """The process's sandbox of this name and the loop in which it runs; the first call takes half a second to probe it.
+def get_sandbox(name: str, modules: tuple[str, ...] = ()) -> tuple[Sandbox, asyncio.AbstractEventLoop]:
+    """The process's sandbox of this name with these modules, and the loop in which it runs; the first call probes it.
 
     Raises:
         NoSandboxError: no sandbox works here.
@@ -50,6 +51,6 @@ def get_sandbox(name: str) -> tuple[Sandbox, asyncio.AbstractEventLoop]:
         if _loop is None:
             _loop = asyncio.new_event_loop()
             threading.Thread(target=_loop.run_forever, name="tailrace-sandbox", daemon=True).start()
-        if name not in _sandboxes:
-            _sandboxes[name] = select_sandbox(name)
-        return _sandboxes[name], _loop
+        if (name, modules) not in _sandboxes:
+            _sandboxes[name, modules] = select_sandbox(name, modules)
+        return _sandboxes[name, modules], _loop

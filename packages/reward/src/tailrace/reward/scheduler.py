@@ -157,7 +157,7 @@ class RewardScheduler:
         backends: list[Backend]
         if kind is Kind.CODE:
             settings = self._code
-            sandbox = select_sandbox(settings.sandbox)
+            sandbox = select_sandbox(settings.sandbox, settings.modules)
             self.sandbox = sandbox.name
             backends = [CodeBackend(sandbox, settings, self._rechecked)] * settings.workers
             return Pool(backends, settings.queue, settings.attempts)

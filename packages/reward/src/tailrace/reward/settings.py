@@ -84,6 +84,7 @@ class CodeSettings(PoolSettings):
     Args:
         workers: programs that run at once.
         sandbox: name of the sandbox; ``auto`` takes the first that works.
+        modules: installed modules that programs may import besides the standard library, such as ``numpy``.
         timeouts: the timeout of one test.
         recheck_share: time that may go into trying again, with the largest timeout, a sample of the programs that used up
             their timeout, as a share of the time of all scores. It shows how many timeouts were false; 0 turns it off.
@@ -95,6 +96,7 @@ class CodeSettings(PoolSettings):
 
     workers: int = 2
     sandbox: str = "auto"
+    modules: tuple[str, ...] = ()
     timeouts: AdaptiveTimeout = field(default_factory=AdaptiveTimeout)
     recheck_share: float = 0.05
     memory_mib: int | None = None

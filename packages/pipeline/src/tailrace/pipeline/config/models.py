@@ -270,6 +270,8 @@ class CodePoolConfig(_Strict):
 
     sandbox: str = "auto"
     """a plugin of tailrace.sandbox, such as sandbox-fusion:URL; auto takes the first that works; there is no way without one"""
+    modules: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()
+    """installed modules that programs may import besides the standard library, such as numpy"""
     workers: Positive = 2
     """programs that run at once"""
     queue: Positive = 256

@@ -65,6 +65,7 @@ def code_settings(config: RunConfig) -> CodeSettings:
         queue=code.queue,
         attempts=1,
         sandbox=code.sandbox,
+        modules=code.modules,
         timeouts=timeouts,
         recheck_share=code.recheck_share,
         memory_mib=code.memory_mib,
@@ -109,9 +110,14 @@ def check_sandbox(config: RunConfig) -> None:
         ConfigError: no sandbox works on this machine, or the chosen one does not.
     """
     try:
-        select_sandbox(config.reward.code.sandbox)
+        select_sandbox(config.reward.code.sandbox, config.reward.code.modules)
     except NoSandboxError as error:
-        raise ConfigError(f"key 'reward.code.sandbox': {error}") from error
+        keys = (
+            "keys 'reward.code.sandbox', 'reward.code.modules'"
+            if config.reward.code.modules
+            else "key 'reward.code.sandbox'"
+        )
+        raise ConfigError(f"{keys}: {error}") from error
 
 
 def check_judge(config: RunConfig) -> None:

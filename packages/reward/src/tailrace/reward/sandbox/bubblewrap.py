@@ -10,11 +10,13 @@ import contextlib
 import json
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tailrace.reward.errors import NoSandboxError
 from tailrace.reward.sandbox import interpreter
 from tailrace.reward.sandbox.launch import Ended, SandboxFailureError, start_group
+from tailrace.reward.sandbox.modules import module_files
 from tailrace.reward.sandbox.process_group import ProcessGroup
 from tailrace.reward.sandbox.protocol import Limits
 from tailrace.reward.sandbox.seccomp import program_filter
@@ -28,24 +30,28 @@ _SCRATCH = "/scratch"
 _REPORT_BYTES = 1 << 14
 
 
-def bubblewrap_sandbox(workers: str = "") -> SupervisedSandbox:
+def bubblewrap_sandbox(workers: str = "", modules: Sequence[str] = ()) -> SupervisedSandbox:
     """A sandbox of this backend; it starts nothing before its first program.
 
     Args:
         workers: programs at a time, as a number; by default, one for each CPU of this process.
+        modules: installed modules that programs may import.
 
     Raises:
-        NoSandboxError: bwrap is not installed.
+        NoSandboxError: bwrap or a module is not installed.
     """
     if shutil.which("bwrap") is None:
         raise NoSandboxError("bwrap is not installed: apt install bubblewrap")
-    return SupervisedSandbox(NAME, "tailrace.reward.sandbox.bubblewrap:BubblewrapLauncher", workers)
+    return SupervisedSandbox(
+        NAME, "tailrace.reward.sandbox.bubblewrap:BubblewrapLauncher", workers, module_files(tuple(modules))
+    )
 
 
 class BubblewrapLauncher:
     """Starts programs under bwrap."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Mapping[str, str]) -> None:
+        self._modules = modules
         self._bwrap = shutil.which("bwrap") or "bwrap"
         self._filter = program_filter()
         self._report = -1
@@ -102,16 +108,18 @@ class BubblewrapLauncher:
     def _arguments(self, program: Path, limits: Limits, report: int, filter_lines: int) -> list[str]:
         visible = [item for path in interpreter.visible_files() for item in ("--ro-bind", str(path), str(path))]
         packages = interpreter.standard_library() / "site-packages"
-        hidden = (
-            ("--size", "4096", "--tmpfs", str(packages), "--remount-ro", str(packages)) if packages.is_dir() else ()
-        )
+        given = [item for path in self._modules.values() for item in ("--ro-bind", path, path)]
+        hiding = ("--size", "4096", "--tmpfs", str(packages)), ("--remount-ro", str(packages))
+        before, after = hiding if packages.is_dir() else ((), ())
         links = [("--symlink", f"usr/{name}", f"/{name}") for name in ("lib", "lib64") if Path("/", name).is_symlink()]
         return [
             *("--unshare-all", "--unshare-user", "--disable-userns", "--uid", _NOBODY, "--gid", _NOBODY),
             *("--cap-drop", "ALL", "--hostname", "sandbox", "--die-with-parent", "--clearenv"),
             *(item for link in links for item in link),
             *visible,
-            *hidden,
+            *before,
+            *given,
+            *after,
             *("--ro-bind", str(program), "/program"),
             *(
                 item
@@ -121,7 +129,7 @@ class BubblewrapLauncher:
             # No /proc: where root made the namespace, the kernel lets it write settings of the whole machine there.
             *("--new-session", "--size", str(limits.scratch_mib * _MIB), "--tmpfs", _SCRATCH, "--chdir", _SCRATCH),
             *("--remount-ro", "/", "--json-status-fd", str(report), "--seccomp", str(filter_lines), "--"),
-            *interpreter.command(Path("/program")),
+            *interpreter.command(Path("/program"), self._modules),
         ]
 
     def _first(self) -> int:

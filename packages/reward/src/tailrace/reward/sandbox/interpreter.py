@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tailrace.reward.sandbox.protocol import Limits
@@ -18,8 +18,19 @@ _SHARED_MEMORY = Path(__file__).with_name("shared_memory.py").read_text(encoding
 # add site-packages), so the two names that programs use of it are made here.
 _BOOT = """\
 class Finder:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
+    modules = MODULES
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if path is None and name in cls.modules:
+            import sys
+            found, external = cls.modules[name], sys.modules["_frozen_importlib_external"]
+            if not external._path_isdir(found):
+                return external.spec_from_file_location(name, found)
+            if external._path_isfile(found + "/__init__.py"):
+                return external.spec_from_file_location(name, found + "/__init__.py", submodule_search_locations=[found])
+            spec = sys.modules["_frozen_importlib"].ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations[:] = [found]
+            return spec
         if name not in ("_multiprocessing", "_posixshmem", "multiprocessing.heap"):
             return None
         import sys
@@ -32,6 +43,9 @@ def boot(finder):
     import _sitebuiltins, builtins, sys
     builtins.exit, builtins.quit = _sitebuiltins.Quitter("exit", "EOF"), _sitebuiltins.Quitter("quit", "EOF")
     sys.meta_path.insert(0, finder)
+    if finder.modules:  # their threads would count for the program, and take a stack each
+        import os
+        os.environ.update({name + "_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")})
     with open(sys.argv[1], "rb") as file:
         source = file.read()
     sys.argv[:] = ["program.py"]
@@ -70,9 +84,15 @@ def _libraries() -> list[Path]:
     return [*folders, *shared, *cache]
 
 
-def command(program: Path) -> list[str]:
-    """The command that runs the program file: without environment, user site, site-packages and .pyc writing."""
-    return [str(executable()), *("-I", "-S", "-B", "-X", "utf8", "-c", _BOOT), str(program)]
+def command(program: Path, modules: Mapping[str, str]) -> list[str]:
+    """The command that runs the program file: without environment, user site, site-packages and .pyc writing.
+
+    Args:
+        program: the file.
+        modules: paths of the modules that it may import besides the standard library, by their names.
+    """
+    boot = _BOOT.replace("MODULES", repr(dict(modules)))
+    return [str(executable()), *("-I", "-S", "-B", "-X", "utf8", "-c", boot), str(program)]
 
 
 def resource_limits(limits: Limits) -> Sequence[tuple[int, int]]:

@@ -10,7 +10,7 @@ import secrets
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,18 +62,18 @@ class Probe:
     facts: dict[str, bool] = field(default_factory=dict)
 
 
-def probe(make: Callable[[], Sandbox]) -> Probe:
-    """Probe the sandbox that `make` returns, in a thread with an event loop of its own."""
+def probe(make: Callable[[], Sandbox], modules: Sequence[str] = ()) -> Probe:
+    """Probe the sandbox that `make` returns, in a thread with an event loop of its own; programs are to import modules."""
     found: list[Probe] = []
     thread = threading.Thread(
-        target=lambda: found.append(asyncio.run(_probe(make))), name="tailrace-probe", daemon=True
+        target=lambda: found.append(asyncio.run(_probe(make, modules))), name="tailrace-probe", daemon=True
     )
     thread.start()
     thread.join(_LIMITS.wall_s * 3)
     return found[0] if found else Probe(False, "the probe did not end")
 
 
-async def _probe(make: Callable[[], Sandbox]) -> Probe:
+async def _probe(make: Callable[[], Sandbox], modules: Sequence[str]) -> Probe:
     try:
         sandbox = make()
     except NoSandboxError as error:
@@ -82,6 +82,9 @@ async def _probe(make: Callable[[], Sandbox]) -> Probe:
         with _bait() as (given, caught):
             run = await sandbox.run(_PROGRAM.format(given=json.dumps(given)), limits=_LIMITS)
             reached = caught()
+        imports = None
+        if modules and run.verdict is RunVerdict.OK:
+            imports = await sandbox.run(f"import {', '.join(modules)}", limits=_LIMITS)
     except OSError as error:
         return Probe(False, f"the probe could not be set up: {error}")
     finally:
@@ -89,6 +92,11 @@ async def _probe(make: Callable[[], Sandbox]) -> Probe:
     if run.verdict is not RunVerdict.OK:
         last = run.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it printed nothing"]
         return Probe(False, run.reason or f"a harmless program ended with {run.verdict}: {last[0]:.200}")
+    if imports is not None and imports.verdict is not RunVerdict.OK:
+        last = imports.stderr.decode(errors="replace").strip().splitlines()[-1:] or [
+            imports.reason or str(imports.limit)
+        ]
+        return Probe(False, f"a program cannot import {', '.join(modules)}: {last[0]:.200}")
     facts = json.loads(run.stdout)
     facts["no TCP"] = facts["no TCP"] and "tcp" not in reached
     facts["no UDP"] = facts["no UDP"] and "udp" not in reached

@@ -8,12 +8,14 @@ that then becomes the program; limits are the supervisor's, and the filter is ou
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tailrace.reward.errors import NoSandboxError
 from tailrace.reward.sandbox import interpreter
 from tailrace.reward.sandbox.confinement import drop_capabilities, install_filter
 from tailrace.reward.sandbox.launch import Ended, SandboxFailureError, start_group
+from tailrace.reward.sandbox.modules import module_files
 from tailrace.reward.sandbox.process_group import ProcessGroup
 from tailrace.reward.sandbox.protocol import Limits
 from tailrace.reward.sandbox.scratch import scratch_size
@@ -23,14 +25,15 @@ from tailrace.reward.sandbox.supervised import SupervisedSandbox
 NAME = "sandlock"
 
 
-def sandlock_sandbox(workers: str = "") -> SupervisedSandbox:
+def sandlock_sandbox(workers: str = "", modules: Sequence[str] = ()) -> SupervisedSandbox:
     """A sandbox of this backend; it starts nothing before its first program.
 
     Args:
         workers: programs at a time, as a number; by default, one for each CPU of this process.
+        modules: installed modules that programs may import.
 
     Raises:
-        NoSandboxError: sandlock is not installed, or this kernel's Landlock is too old for it.
+        NoSandboxError: sandlock or a module is not installed, or this kernel's Landlock is too old for it.
     """
     try:
         import sandlock
@@ -39,18 +42,22 @@ def sandlock_sandbox(workers: str = "") -> SupervisedSandbox:
     found, needed = sandlock.landlock_abi_version(), sandlock.min_landlock_abi()
     if found < needed:
         raise NoSandboxError(f"this kernel has Landlock ABI {found}, expected at least {needed} (Linux 6.12)")
-    return SupervisedSandbox(NAME, "tailrace.reward.sandbox.sandlock:SandlockLauncher", workers)
+    return SupervisedSandbox(
+        NAME, "tailrace.reward.sandbox.sandlock:SandlockLauncher", workers, module_files(tuple(modules))
+    )
 
 
 class SandlockLauncher:
     """Starts programs under Landlock."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Mapping[str, str]) -> None:
         import sandlock
 
+        self._modules = modules
         self._sandlock = sandlock
         self._filter = program_filter()
-        self._readable = [str(path) for path in (*interpreter.visible_files(), *_devices("zero", "urandom", "random"))]
+        visible = (*interpreter.visible_files(), *modules.values(), *_devices("zero", "urandom", "random"))
+        self._readable = [str(path) for path in visible]
         self._devices = [str(path) for path in _devices("null")]
 
     def start(self, program: Path, scratch: Path, limits: Limits, streams: tuple[int, int, int]) -> ProcessGroup:
@@ -62,7 +69,7 @@ class SandlockLauncher:
             self._sandlock.confine(self._sandlock.Sandbox(fs_readable=readable, fs_writable=writable))
             install_filter(self._filter)
 
-        return start_group(interpreter.command(program), streams, limits, confine)
+        return start_group(interpreter.command(program, self._modules), streams, limits, confine)
 
     def helpers(self, group: ProcessGroup) -> frozenset[int]:  # noqa: ARG002 (there are none)
         return frozenset()

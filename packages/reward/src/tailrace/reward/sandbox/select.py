@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 
 from tailrace.reward.errors import NoSandboxError
+from tailrace.reward.sandbox.modules import module_files
 from tailrace.reward.sandbox.probe import Probe, probe
 from tailrace.reward.sandbox.protocol import Sandbox
 
@@ -22,33 +25,35 @@ def sandbox_names() -> list[str]:
     return sorted(_registered())
 
 
-def select_sandbox(name: str = "auto") -> Sandbox:
+def select_sandbox(name: str = "auto", modules: Sequence[str] = ()) -> Sandbox:
     """A sandbox that works, as a program in it has just shown.
 
     Args:
         name: a registered backend, ``name:argument`` for one that takes an argument (``sandbox-fusion:http://host:8080``), or
             ``auto`` for the first of `AUTOMATIC` that works.
+        modules: installed modules that programs may import besides the standard library, such as ``numpy``.
 
     Raises:
-        NoSandboxError: none works here, or the named one does not, or no sandbox has this name.
+        NoSandboxError: none works here, or the named one does not, no sandbox has this name, or a module cannot be imported.
     """
+    module_files(tuple(modules))  # to say what is wrong with them first
     probes: dict[str, Probe] = {}
     for candidate in AUTOMATIC if name == "auto" else (name,):
-        probes[candidate] = probe_sandbox(candidate)
+        probes[candidate] = probe_sandbox(candidate, modules)
         if probes[candidate].works:
-            return _make(candidate)
+            return _make(candidate, modules)
     found = "; ".join(f"{candidate}: {result.reason}" for candidate, result in probes.items())
     raise NoSandboxError(f"no sandbox works here: {found}; {_REMEDY}")
 
 
-def probe_sandbox(name: str) -> Probe:
-    """Whether this sandbox works here; it takes about half a second.
+def probe_sandbox(name: str, modules: Sequence[str] = ()) -> Probe:
+    """Whether this sandbox works here and programs can import these modules; it takes about half a second.
 
     Raises:
         NoSandboxError: no sandbox has this name.
     """
     _entry(name)
-    return probe(lambda: _make(name))
+    return probe(lambda: _make(name, modules), modules)
 
 
 def _registered() -> dict[str, EntryPoint]:
@@ -63,7 +68,9 @@ def _entry(name: str) -> EntryPoint:
     return registered[kind]
 
 
-def _make(name: str) -> Sandbox:
+def _make(name: str, modules: Sequence[str]) -> Sandbox:
     factory, (_, colon, argument) = _entry(name).load(), name.partition(":")
-    made: Sandbox = factory(argument) if colon else factory()
+    if modules and "modules" not in inspect.signature(factory).parameters:
+        raise NoSandboxError(f"the sandbox {name!r} has modules of its own, expected to be asked for none")
+    made: Sandbox = factory(*([argument] if colon else []), **({"modules": modules} if modules else {}))
     return made

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ _GRACE_S = 20.0  # for starting a supervisor, and for killing and clearing away 
 _START = (
     "import sys; sys.path[:] = {path!r}; import importlib; from pathlib import Path;"
     " from tailrace.reward.sandbox.supervisor import main;"
-    " main(getattr(importlib.import_module({module!r}), {name!r})(), Path({folder!r}))"
+    " main(getattr(importlib.import_module({module!r}), {name!r})({modules!r}), Path({folder!r}))"
 )
 
 
@@ -37,16 +38,17 @@ class SupervisedSandbox:
         name: the backend's name.
         launcher: ``module:class`` of the `Launcher` that the supervisors use.
         workers: programs at a time, as a number; by default, one for each CPU of this process.
+        modules: paths of modules that programs may import besides the standard library, by their names; the launcher gets them.
 
     Raises:
         NoSandboxError: `workers` is no number above 0.
     """
 
-    def __init__(self, name: str, launcher: str, workers: str = "") -> None:
+    def __init__(self, name: str, launcher: str, workers: str = "", modules: Mapping[str, str] | None = None) -> None:
         if workers and not (workers.isdecimal() and int(workers) > 0):
             raise NoSandboxError(f"found {name}:{workers}, expected a number of programs at a time, such as {name}:8")
         self.name = name
-        self._launcher = launcher
+        self._launcher, self._modules = launcher, dict(modules or {})
         self._free = asyncio.Semaphore(int(workers) if workers else len(os.sched_getaffinity(0)))
         self._idle: list[_Supervisor] = []
         self._busy: set[_Supervisor] = set()
@@ -69,7 +71,7 @@ class SupervisedSandbox:
         async with self._free:
             supervisor = None
             try:
-                supervisor = self._idle.pop() if self._idle else await _Supervisor.start(self._launcher)
+                supervisor = self._idle.pop() if self._idle else await _Supervisor.start(self._launcher, self._modules)
                 self._busy.add(supervisor)
                 async with asyncio.timeout(limits.wall_s + _GRACE_S):
                     found = await supervisor.ask(request(source, stdin, limits), self.name)
@@ -108,10 +110,10 @@ class _Supervisor:
         self._group: int | None = None
 
     @classmethod
-    async def start(cls, launcher: str) -> _Supervisor:
+    async def start(cls, launcher: str, modules: Mapping[str, str]) -> _Supervisor:
         folder = Path(tempfile.mkdtemp(prefix="tailrace-sandbox-"))
         module, _, name = launcher.partition(":")
-        code = _START.format(path=sys.path, module=module, name=name, folder=str(folder))
+        code = _START.format(path=sys.path, module=module, name=name, modules=modules, folder=str(folder))
         kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
         try:
             process = await asyncio.create_subprocess_exec(
