@@ -46,3 +46,126 @@ def test_what_made_no_token_since_it_was_relocated_is_left_alone(tokens):
     found = Counter(name for command in of(c.Interrupt, run.given) for name in command.trajectories)
     assert found
     assert {times > 1 for times in found.values()} == {tokens > 0}
+
+
+@dataclass(frozen=True)
+class Releases:
+    """Empties r0 onto r1 when it is told of an update, or, with `periodic`, from the fifth second on."""
+
+    periodic: bool
+
+    def due(self, now_s, last_s, updated):
+        return now_s >= 5.0 if self.periodic else updated
+
+    def plan(self, cycle):
+        known = {view.replica: view for view in cycle.replicas}
+        source, destination = known.get("r0"), known.get("r1")
+        if source is None or destination is None or not source.trajectories or source.version != destination.version:
+            return []
+        return [c.Move("r0", "r1")]
+
+
+def _begins(sync, relocation, **changes):
+    """Three replicas at version 0, of which r2 finishes what the first batch needs. Nobody has answered `Step`."""
+    pipeline = spec(
+        sync=policy("sync", sync),
+        relocation=relocation,
+        provisioning=policy("provisioning", "static", count=3),
+        steps=12,
+        replica_batch=6,
+        batch_groups=1,
+        buffer_groups=12,
+        **changes,
+    )
+    run = Scripted(pipeline)
+    run.go(c.Tick(), leave=(c.Route,))
+    for replica, kv in (("r0", 0.8), ("r1", 0.8)):
+        _load(run, replica, kv)
+    route = next(command for command in run.left if isinstance(command, c.Route) and command.replica == "r2")
+    pair = route.trajectories[:2]
+    run.go(*(c.Finished("r2", ref.trajectory, 10, answers=route.seq) for ref in pair), leave=(c.Route, c.Step))
+    return run
+
+
+def _load(run, replica, kv, leave=(c.Route,)):
+    """A snapshot that shows every command: a replica runs all that it holds."""
+    state = run.controller.fleet.replicas[replica]
+    running = len(state.assigned)
+    run.go(c.Snapshot(replica, kv, running, 0, 0, state.version, state.sent), leave=leave)
+
+
+def _at_update(run):
+    """The update is made and then published, and only then its relocation's interrupts are answered."""
+    run.catch_up(c.Step, leave=(c.Route, c.Publish, c.Interrupt))
+    run.catch_up(c.Interrupt, leave=(c.Route, c.Publish))
+    run.catch_up(c.Publish, leave=(c.Route, c.Interrupt))
+    run.catch_up(c.Interrupt, leave=(c.Route,))
+
+
+def _between(run):
+    """A period passes while the new version is being published."""
+    run.catch_up(c.Step, leave=(c.Route, c.Publish))
+    run.later(5.0, leave=(c.Route, c.Publish))
+    run.catch_up(c.Publish, leave=(c.Route,))
+
+
+def _across(run):
+    """Trajectories are asked back before the update, and come back after it."""
+    run.later(5.0, leave=(c.Route, c.Step, c.Interrupt))
+    run.catch_up(c.Step, leave=(c.Route, c.Publish))
+    run.catch_up(c.Interrupt, leave=(c.Route, c.Publish))
+    run.later(0.1, leave=(c.Route, c.Publish))
+    run.catch_up(c.Publish, leave=(c.Route,))
+
+
+@pytest.mark.parametrize("happens", [_at_update, _between, _across], ids=lambda each: each.__name__.strip("_"))
+@pytest.mark.parametrize("sync", ["on-idle", "when-drained", "when-useful"])
+def test_who_is_emptied_around_an_update_gets_its_next_groups_at_the_new_version(sync, happens):
+    """Laminar, section 5.1: the repack frees replicas for generation with the latest version."""
+    run = _begins(sync, Releases(periodic=happens is not _at_update))
+    assert not run.controller.coordinator.moves
+    known = {ref.trajectory for command in of(c.Route, run.given) for ref in command.trajectories}
+    before = len(run.given)
+    happens(run)
+    for _ in range(3):
+        run.later(1.0, leave=(c.Route,))
+    later = run.given[before:]
+    assert run.controller.coordinator.moves
+    told = [command for command in later if getattr(command, "replica", None) == "r0"]
+    first = next(at for at, command in enumerate(told) if _starts(command, known))
+    pulled = [command.version for command in told[:first] if isinstance(command, c.Pull)]
+    assert pulled == [1], f"r0 got new groups after {[command.__class__.__name__ for command in told[: first + 1]]}"
+
+
+def _starts(command, known):
+    return isinstance(command, c.Route) and any(ref.trajectory not in known for ref in command.trajectories)
+
+
+def test_best_fit_repacks_once_the_new_version_can_be_pulled():
+    """The periodic check is far off: only the update can be the cause."""
+    run = _begins("on-idle", policy("relocation", "best-fit", period_s=1e6))
+    for replica in ("r0", "r1"):
+        route = next(each for each in run.left if isinstance(each, c.Route) and each.replica == replica)
+        done = route.trajectories[:-2]
+        run.go(
+            *(c.Finished(replica, ref.trajectory, 10, answers=route.seq) for ref in done),
+            leave=(c.Route, c.Step, c.Interrupt),
+        )
+        _load(run, replica, 0.2, leave=(c.Route, c.Step, c.Interrupt))
+    run.catch_up(c.Step, leave=(c.Route, c.Step, c.Publish, c.Interrupt))
+    assert not of(c.Interrupt, run.given)
+    (publish,) = [each for each in run.left if isinstance(each, c.Publish)]
+    commands = run.handle(c.Published(publish.version, publish.seq))
+    assert [command.replica for command in of(c.Interrupt, commands)] == ["r0"]
+
+
+def test_a_released_replica_does_not_wait_for_a_version_that_is_lost():
+    """The trainer dies while it publishes: what the others wait for, they get at the old version."""
+    run = _begins("on-idle", Releases(periodic=True))
+    run.catch_up(c.Step, leave=(c.Route, c.Publish))
+    run.later(5.0, leave=(c.Route, c.Publish))
+    assert run.controller.fleet.replicas["r0"].released
+    run.forget(c.Publish)
+    before = len(run.given)
+    run.down("trainer", leave=(c.Route, "trainer"))
+    assert any(command.replica == "r0" for command in of(c.Route, run.given[before:]))

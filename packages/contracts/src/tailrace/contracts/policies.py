@@ -282,13 +282,14 @@ class SyncPolicy(Protocol):
 class RelocationPolicy(Protocol):
     """Axis relocation: which running trajectories move."""
 
-    def due(self, now_s: float, last_s: float, stepped: bool) -> bool:
+    def due(self, now_s: float, last_s: float, updated: bool) -> bool:
         """Whether to plan now.
 
         Args:
             now_s: the time now.
             last_s: the time of the last plan.
-            stepped: whether the trainer has just updated the weights.
+            updated: whether the weights of an update can be pulled since this moment, so that a replica which is emptied now
+                gets its next groups at them.
         """
         ...
 

@@ -18,7 +18,7 @@ from tailrace.repack.projection import peak_kv
 class NoRelocation:
     """Trajectories end where they began. Plugin ``none``."""
 
-    def due(self, now_s: float, last_s: float, stepped: bool) -> bool:  # noqa: ARG002 - the protocol's arguments
+    def due(self, now_s: float, last_s: float, updated: bool) -> bool:  # noqa: ARG002 - the protocol's arguments
         """Never."""
         return False
 
@@ -36,7 +36,8 @@ class BestFit:
         roofline_batch: most trajectories on one replica after a move (B). The paper gives no value; on an H800 decoding turns
             compute-bound at 240 to 300. A replica's own capacity may lower it.
         headroom: share of the KV cache to keep free for the growth of moved trajectories, 0 to 0.2.
-        period_s: seconds between two plans; there is also one after every update of the trainer.
+        period_s: seconds between two plans; there is also one after every update of the trainer, as soon as its weights can
+            be pulled.
         literal: choose candidates by the rule as printed in Algorithm 1.
         projected: plan with the highest KV usage until a replica's trajectories have ended, by what is predicted to be left of
             them, instead of with what is in use.
@@ -64,9 +65,9 @@ class BestFit:
         if not (self.period_s > 0 and math.isfinite(self.period_s)):
             raise LoadError(f"found period_s={self.period_s!r}, expected seconds above 0")
 
-    def due(self, now_s: float, last_s: float, stepped: bool) -> bool:
-        """Whether `period_s` has passed or the trainer has just updated the weights (Laminar section 5.1)."""
-        return stepped or now_s - last_s >= self.period_s
+    def due(self, now_s: float, last_s: float, updated: bool) -> bool:
+        """Whether `period_s` has passed or the weights of an update can just be pulled (Laminar section 5.1)."""
+        return updated or now_s - last_s >= self.period_s
 
     def plan(self, cycle: Cycle) -> Sequence[Move]:
         """Algorithm 1 over the replicas whose load is known and settled; N_reqs is a view's `in_flight`.

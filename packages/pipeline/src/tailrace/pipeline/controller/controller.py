@@ -359,7 +359,7 @@ class Controller:
         self.environments.go_on()
         if self.groups.freed or self.environments.homeless or self.coordinator.due(kinds, now):
             self.groups.freed = False
-            self.coordinator.run(now, stepped=c.Stepped in kinds)
+            self.coordinator.run(now)
             if self.batches.held:
                 self._train()
         self.sessions.send()

@@ -88,6 +88,7 @@ class Coordinator:
         self._passed = self._idly = (
             0  # those that had it in this cycle, and those since the last one that took anything
         )
+        self._published = -1  # the newest version that replicas could pull when relocation was last asked
         self._seen: tuple[int, c.Cycle] | None = None
         self._spec, self._ledger, self._fleet, self._trainer = spec, ledger, fleet, trainer
         self._members, self._gate, self._outbox = members, gate, outbox
@@ -117,12 +118,11 @@ class Coordinator:
             return True
         return self.backlog
 
-    def run(self, now: float, *, stepped: bool) -> None:
+    def run(self, now: float) -> None:
         """Run one cycle.
 
         Args:
             now: seconds on the run's clock.
-            stepped: whether the trainer has just updated the weights.
         """
         self.last_cycle_s, self.turn = now, self.turn + self._passed
         self.cycles += 1
@@ -132,7 +132,7 @@ class Coordinator:
         self._evaluating.place(self._opens())
         self._place_stranded()
         self._synchronise()
-        self._relocate(now, stepped=stepped)
+        self._relocate(now)
         self._place_waiting()
 
     # ---- the pool -------------------------------------------------------------------------------------------------
@@ -175,9 +175,13 @@ class Coordinator:
         return views, first_of(pool, size)
 
     def _opens(self) -> Callable[[c.ReplicaView], bool]:
-        """A function that says whether a replica may be given new groups now."""
+        """A function that says whether a replica may be given new groups now.
+
+        One that a repack has released gets none until it serves the newest weights that there are or are about to be.
+        """
         progress, accepts = self.progress(), self._spec.sync.accepts
-        return lambda view: accepts(view, progress)
+        newest, replicas = self._trainer.awaited, self._fleet.replicas
+        return lambda view: accepts(view, progress) and not replicas[view.replica].waits_for(newest)
 
     def _place_moving(self) -> None:
         """Route interrupted trajectories of a move to their destination, if it still serves their version."""
@@ -327,6 +331,18 @@ class Coordinator:
             return
         for decision in pulls(self._spec.sync, self._cycle()):
             self._pull(self._fleet.replicas[decision.replica], published, decision.reason)
+        self._pull_released(published)
+
+    def _pull_released(self, published: int) -> None:
+        """Have replicas that a repack has emptied pull where the sync policy would give them groups at their old version."""
+        for replica in self._fleet.up():
+            if (
+                replica.waits_for(published)
+                and replica.serves
+                and not replica.in_flight
+                and self._spec.sync.accepts(replica.view(lambda _: True), self.progress())
+            ):
+                self._pull(replica, published, c.Reason(c.Why.BEHIND, numbers={"version": published}))
 
     def _pull(self, replica: ReplicaState, version: int, reason: c.Reason) -> None:
         sources = self._members.sources(replica.id)
@@ -361,9 +377,11 @@ class Coordinator:
         if replica.assigned:
             self._interrupt(replica, tuple(replica.assigned), c.Reason(why), _EMPTIED)
 
-    def _relocate(self, now: float, *, stepped: bool) -> None:
-        policy = self._spec.relocation
-        if not policy.due(now, self.last_plan_s, stepped):
+    def _relocate(self, now: float) -> None:
+        """Relocate if it is time, or right after an update: once its weights can be pulled, or who is released would get old ones."""
+        policy, published = self._spec.relocation, self._trainer.published
+        updated, self._published = published > self._published, published
+        if not policy.due(now, self.last_plan_s, updated):
             return
         cycle = self._cycle()
         eligible = [view for view in cycle.replicas if view.version is not None and not view.pulling]
@@ -376,7 +394,7 @@ class Coordinator:
             names = self._moved_on(decision.trajectories)
             if names:
                 self._interrupt(self._fleet.replicas[decision.replica], names, decision.reason, _EVICTION)
-        if not stepped:
+        if not updated:
             self.last_plan_s = now
             self._fleet.sampled()
 
@@ -398,6 +416,8 @@ class Coordinator:
         if names:
             source.moving_out = True
             self._interrupt(source, names, c.Reason(c.Why.MOVED, destination.id), _MOVE)
+        else:
+            source.released = True
 
     def unbind(self, trajectory: TrajectoryState) -> None:
         """Cancel a trajectory's move to its destination."""

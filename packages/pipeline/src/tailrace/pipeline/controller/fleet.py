@@ -24,7 +24,7 @@ class ReplicaState:
     those that come back from environments, which it does not hold meanwhile. `sent` is the number of the last command to this
     process. `evaluating` counts evaluation trajectories in `assigned` and `away`. `aborted` counts trajectories that left by
     an `Abort` which its snapshots do not show yet. After failed pulls it gets no further pull before
-    `pulls_from_s`, on the run's clock. `preemptions` counts those of this process, `preempted` those of all its processes.
+    `pulls_from_s`, on the run's clock. `released` says that a repack has emptied it since it last got work or weights. `preemptions` counts those of this process, `preempted` those of all its processes.
     `cells` are the trainer's cells on its `devices`. While its devices are `lent` to these cells, it gets no work. The last
     snapshot of this process came at `told_s`, on the run's clock, and the last sign of a token at `moved_s`. `asked` says what
     each `Interrupt` was for, by its number, that may still be answered.
@@ -51,6 +51,7 @@ class ReplicaState:
     fresh: bool = False
     moving_out: bool = False
     asked: dict[int, str] = field(default_factory=dict)
+    released: bool = False
     failed_pulls: int = 0
     pulls_from_s: float = 0.0
     preempted: int = 0
@@ -119,7 +120,11 @@ class ReplicaState:
             if evaluation:
                 self.evaluating -= 1
         if self.moving_out and not assigned.states:
-            self.moving_out = False
+            self.moving_out, self.released = False, True
+
+    def waits_for(self, version: int) -> bool:
+        """Whether a repack has released it for weights that are this new (Laminar, section 5.1), and it has older ones."""
+        return self.released and self.version is not None and self.version < version
 
     def awaits(self, state: TrajectoryState) -> None:
         """Make this the home of a trajectory that is in an environment."""
@@ -142,7 +147,7 @@ class ReplicaState:
     def reset(self) -> None:
         """Forget all state of the process that died."""
         self.hands_over(None)
-        self.version, self.pulling, self.moving_out = None, None, False
+        self.version, self.pulling, self.moving_out, self.released = None, None, False, False
         self.asked.clear()
         self.assigned.clear()
         self.evaluating = self.aborted = self.incoming = 0
@@ -195,7 +200,7 @@ class Replicas:
         """Add trajectories to a replica; the peak of its KV usage starts anew."""
         replica.assigned.add(trajectories)
         replica.evaluating += evaluations
-        replica.kv_peak = replica.kv
+        replica.kv_peak, replica.released = replica.kv, False
 
     def comes_back(self, state: TrajectoryState) -> str | None:
         """Take a trajectory out of its environment. Returns its home; None if it has none."""

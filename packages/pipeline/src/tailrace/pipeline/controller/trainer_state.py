@@ -62,6 +62,11 @@ class TrainerState:
         return self.up and self.making is None
 
     @property
+    def awaited(self) -> int:
+        """The newest version that replicas can pull, or soon can: it was handed over for publication, and not sealed."""
+        return max(self.published, self.shown) if self.staged else self.published
+
+    @property
     def done(self) -> bool:
         """Whether every batch is trained on."""
         return self.step >= self.steps and self.idle

@@ -82,6 +82,7 @@ class Weights:
         """Note that a replica serves a version."""
         replica = self._fleet.replicas[event.replica]
         replica.version, replica.pulling, replica.failed_pulls = event.version, None, 0
+        replica.released = False
 
     def pull_failed(self, event: c.PullFailed) -> None:
         """Handle a failed pull: the newest version is tried again; an older one is gone, which is no replica's failure."""
