@@ -84,7 +84,19 @@ def test_each_command_that_changes_what_happens_to_something_says_why():
         if {"reason", "reasons"} & typing.get_type_hints(kind).keys()
     }
     # Of each of these there is one reason only: it is time to.
-    does = {"Checkpoint", "Publish", "Reveal", "Score", "Call", "Close", "Predict", "Accumulate", "Step", "Finish"}
+    does = {
+        "Checkpoint",
+        "Publish",
+        "Reveal",
+        "Score",
+        "Call",
+        "Close",
+        "Predict",
+        "Measure",
+        "Accumulate",
+        "Step",
+        "Finish",
+    }
     assert says | does == {kind.__name__ for kind in typing.get_args(c.Command)}
     assert not says & does
 

@@ -8,7 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.contracts import TrajectoryView, Why
-from tailrace.repack import Interrupting, LeastLoaded, MarginalThroughput, Migration, RoundRobin, WhenUseful
+from tailrace.repack import (
+    Interrupting,
+    LeastLoaded,
+    MarginalThroughput,
+    Migration,
+    RoundRobin,
+    ThroughputModel,
+    WhenUseful,
+    gains,
+    marginal_gain,
+    marginal_throughput,
+    migration,
+)
+from tailrace.repack.sync import when_useful
 from tailrace.repack.sync.when_useful import BlockedHeads
 from tailrace.repack.testing import (
     SlotAdmission,
@@ -165,3 +178,96 @@ def test_a_burst_on_a_larger_fleet(seed):
     cycle = cycles(seed, policy, 64, 200)
     assert list(policy.route(cycle)) == route_slowly(policy, cycle), f"seed {seed}"
     assert WhenUseful().pulls(cycle) == sync_slowly(cycle), f"seed {seed}"
+
+
+def _without_kv(tried):
+    def wrong(cycle, view):
+        then = tried(cycle, view)
+        views = [
+            dataclasses.replace(one, kv=view.kv, running=view.running) if one.replica == view.replica else one
+            for one in then.replicas
+        ]
+        return dataclasses.replace(then, replicas=views)
+
+    return wrong
+
+
+def _without_own(tried):
+    return lambda cycle, view: dataclasses.replace(tried(cycle, view), pool=cycle.pool)
+
+
+def _at_old_version(tried):
+    def wrong(cycle, view):
+        then = tried(cycle, view)
+        views = [
+            dataclasses.replace(one, version=view.version) if one.replica == view.replica else one
+            for one in then.replicas
+        ]
+        return dataclasses.replace(then, replicas=views)
+
+    return wrong
+
+
+def _routes(policy, cycle):
+    return list(policy.route(cycle)), route_slowly(policy, cycle)
+
+
+def _syncs(policy, cycle):
+    return WhenUseful().pulls(dataclasses.replace(cycle, routing=Plain(policy))), sync_slowly(
+        dataclasses.replace(cycle, routing=Plain(policy))
+    )
+
+
+def _migrates(policy, cycle):
+    one = Migration(policy.k1, policy.k2, policy.k3, policy.k4)
+    return list(one.plan(cycle)), migrate_slowly(one, cycle)
+
+
+BUGS = {
+    "tried keeps the cache": (when_useful, "tried", _without_kv, _syncs),
+    "tried keeps its own trajectories": (when_useful, "tried", _without_own, _syncs),
+    "tried does not pull": (when_useful, "tried", _at_old_version, _syncs),
+    "planned_with takes the pinned": (
+        marginal_throughput, "planned_with",
+        lambda right: lambda view: view.fresh and view.version is not None and not view.pulling, _routes,
+    ),
+    "planned_with takes the stale": (
+        migration, "planned_with",
+        lambda right: lambda view: view.version is not None and not view.pulling and not view.pinned, _migrates,
+    ),
+    "kv_tokens leaves a trajectory out": (
+        gains, "kv_tokens",
+        lambda right: lambda view: right(view) if view.kv_capacity_tokens else right(view) // 2, _routes,
+    ),
+    "kv_tokens counts twice": (migration, "kv_tokens", lambda right: lambda view: 2 * right(view), _migrates),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_wrong_helper_of_the_code_is_seen(bug, monkeypatch):
+    """The references share no helper with the code: a bug that is planted in one makes a difference."""
+    module, name, plant, compare = BUGS[bug]
+    policy = MarginalThroughput(*TABLE_4, mu=0.1)
+    monkeypatch.setattr(module, name, plant(getattr(module, name)))
+    for seed in range(200):
+        found, expected = compare(policy, cycles(seed, policy, 12, 12))
+        if found != expected:
+            return
+    raise AssertionError(f"{bug}: nothing differed in 200 cycles from seed 0 on")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(MODELS), st.integers(0, 40_000), st.integers(0, 70), st.integers(0, 2), st.integers(1, 9_000),
+    st.sampled_from([0, 30_000]), st.sampled_from([None, 64]),
+)  # fmt: skip
+def test_the_gain_is_that_of_equation_3(model, kv, running, waiting, length, budget, capacity):
+    k1, k2, k3, k4 = model
+    fits = waiting == 0 and (not budget or kv + length <= budget) and (capacity is None or running < capacity)
+    before = running / (k1 * kv + max(k2, k3 * running) + k4) if running else 0.0
+    after = (running + 1) / (k1 * (kv + length) + max(k2, k3 * (running + 1)) + k4)
+    found = marginal_gain(
+        ThroughputModel(*model), kv_tokens=kv, running=running, waiting=waiting, length=length,
+        kv_budget_tokens=budget, capacity=capacity,
+    )  # fmt: skip
+    assert found == pytest.approx(after - before if fits else 0.0, abs=1e-9)

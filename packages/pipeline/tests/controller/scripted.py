@@ -45,7 +45,8 @@ def spec(**changes):
 class Scripted:
     """Drives a controller.
 
-    `lengths` has what the ranker predicts, by prompt; it has nothing for others. `tokens` is how long a response becomes.
+    `lengths` has what the ranker predicts, by prompt; it has nothing for others. `tokens` is how long a response becomes,
+    `prompt_tokens` how long a prompt is.
 
     `machines` says where members stand, by role and id; `held` and `partial` what the data role says when it comes up.
     `left` are commands that nobody answered.
@@ -60,6 +61,7 @@ class Scripted:
         self.machines, self.held, self.partial = {}, (), {}
         self.lengths = {}
         self.tokens = lambda ref: 10
+        self.prompt_tokens = lambda prompt: 30
         self.reward = lambda name: float(len(name) % 2)
 
     @property
@@ -144,6 +146,8 @@ class Scripted:
                     else c.PredictionFailed(prompt, "found nan tokens", seq)
                     for prompt in prompts
                 ]
+            case c.Measure(prompts=prompts):
+                return [c.Measured(prompts, tuple(self.prompt_tokens(prompt) for prompt in prompts), seq)]
             case c.Abort():
                 return [c.Discarded(seq)]
             case c.Accumulate(version=version, trajectories=names, cell=cell):

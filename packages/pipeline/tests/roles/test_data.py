@@ -4,7 +4,18 @@ import sys
 
 import pytest
 
-from tailrace.contracts import Abort, Discarded, FinishReason, PartialDelta, Purpose, Reason, TrajectoryRef, Why
+from tailrace.contracts import (
+    Abort,
+    Discarded,
+    FinishReason,
+    Measure,
+    Measured,
+    PartialDelta,
+    Purpose,
+    Reason,
+    TrajectoryRef,
+    Why,
+)
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.roles.data import DataRole
 from tailrace.trajstore import PromptFileError, TrajectoryStore
@@ -115,6 +126,14 @@ def test_discards_are_answered(role, gather):
     role.begin("r1#1", 0, [ref("a", 0)], seq=9)
     role.set_rewards({"a": 1.0})  # it was begun anew meanwhile
     assert role.ready() == {"held": ("b",), "partial": {"d": (0, 3), "a": (0, 0)}}
+
+
+def test_prompts_are_as_long_as_an_engine_gets_them(role, gather):
+    role.submit([Measure(5, (8, 3))])
+    (measured,) = gather(role, lambda events: len(events) == 1, "one answer")
+    begun = role.begin("r0#1", 0, [ref("a", 8), ref("b", 3)], seq=9)
+    assert measured == Measured((8, 3), tuple(len(resume.prompt_tokens) for resume in begun), 5)
+    assert min(measured.tokens) > 0
 
 
 def test_a_route_that_arrives_after_its_abort_begins_nothing(role, gather):

@@ -3,7 +3,7 @@
 Standard library only. A type is here when two packages need it.
 """
 
-from tailrace.contracts.ahead import LooksAhead
+from tailrace.contracts.ahead import LooksAhead, PlansTokens
 from tailrace.contracts.batchwise import StartsBatchwise
 from tailrace.contracts.clock import Clock
 from tailrace.contracts.codec import decode, encode
@@ -18,6 +18,7 @@ from tailrace.contracts.commands import (
     Finish,
     Interrupt,
     Lend,
+    Measure,
     Place,
     Predict,
     Publish,
@@ -46,6 +47,7 @@ from tailrace.contracts.events import (
     Event,
     Finished,
     Interrupted,
+    Measured,
     Predicted,
     PredictionFailed,
     Published,
@@ -194,6 +196,8 @@ __all__ = [
     "LendReplica",
     "LendsDevices",
     "MachineView",
+    "Measure",
+    "Measured",
     "MeasuredLengths",
     "MeasuredRecall",
     "MemberView",
@@ -204,6 +208,7 @@ __all__ = [
     "Placement",
     "Placements",
     "PluginError",
+    "PlansTokens",
     "Pool",
     "Predict",
     "Predicted",

@@ -1,9 +1,19 @@
-"""What a batching source may also say: which prompts come, before it launches them."""
+"""What policies may also say: which prompts come next, and whether they plan with the tokens of prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class PlansTokens(Protocol):
+    """What a routing or relocation policy may also have, so that views count prompts (`TrajectoryView.tokens`)."""
+
+    @property
+    def plans_tokens(self) -> bool:
+        """Whether it plans with the tokens of trajectories. A policy always gives the same answer."""
+        ...
 
 
 @runtime_checkable

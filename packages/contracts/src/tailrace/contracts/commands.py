@@ -206,6 +206,17 @@ class Predict:
 
 
 @dataclass(frozen=True, slots=True)
+class Measure:
+    """Say how many tokens prompts of the stream have, as an engine gets them. Answered by `Measured`.
+
+    Nothing waits for the answer but the deadline of the data role.
+    """
+
+    seq: int
+    prompts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Accumulate:
     """Train on complete groups of the batch that makes `version` before the batch is complete. Answered by `Accumulated`.
 
@@ -353,6 +364,7 @@ Command = (
     | Call
     | Close
     | Predict
+    | Measure
     | Accumulate
     | Step
     | Start

@@ -179,6 +179,15 @@ class Discarded:
     tokens: int = 0
 
 
+@record
+class Measured:
+    """How many tokens prompts of the stream have, in the order of `prompts`."""
+
+    prompts: tuple[int, ...]
+    tokens: tuple[int, ...]
+    answers: int | None = None
+
+
 class Cause(StrEnum):
     """Why a member went down.
 
@@ -379,6 +388,7 @@ Event = (
     | Accumulated
     | Stepped
     | Discarded
+    | Measured
     | Predicted
     | PredictionFailed
     | Down

@@ -48,11 +48,14 @@ class TrajectoryView:
     Args:
         version: the oldest version that it may be generated with (V_traj of StaleFlow, section 4.1); None until its group
             has started.
-        tokens: known prompt and response tokens so far.
+        tokens: known prompt and response tokens so far: what a KV cache would hold of it. Without its prompt where no policy of
+            the run plans with tokens (`PlansTokens`).
         exact: all its tokens must come from `version`; otherwise any newer version may continue it (partial rollout).
         predicted: response tokens that are predicted for it in all, at least 1; None if nothing is predicted.
         left: response tokens that are expected to come yet, at least 1: E[L - t | L > t] for the t tokens that are known, since
             it has not ended with them. None if no quantiles are predicted.
+        prompt_tokens: those of `tokens` that are its prompt's; the mean of other prompts while its own is not measured, and 0
+            while none is.
     """
 
     trajectory: str
@@ -62,6 +65,7 @@ class TrajectoryView:
     exact: bool = False
     predicted: float | None = None
     left: float | None = None
+    prompt_tokens: int = 0
 
 
 Pool = Mapping[int | None, Mapping[str, TrajectoryView]]
@@ -76,15 +80,16 @@ class Unstarted(Mapping[str, TrajectoryView]):
 
     It is a mapping like every other level, but creates each view when it is read. A policy that places whole groups reads
     `groups` instead: there may be tens of thousands of trajectories, and those of one group are all alike. `predicted` and
-    `left` have what a view of each trajectory of a group has, if there is a prediction.
+    `left` have what a view of each trajectory of a group has, if there is a prediction, `tokens` those of its prompt.
     """
 
-    __slots__ = ("_index", "_sizes", "groups", "left", "predicted")
+    __slots__ = ("_index", "_sizes", "groups", "left", "predicted", "tokens")
 
     def __init__(self) -> None:
         self.groups: dict[int, Sequence[str]] = {}
         self.predicted: dict[int, float] = {}
         self.left: dict[int, float] = {}
+        self.tokens: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self._index: dict[str, int] | None = None
 
@@ -94,10 +99,16 @@ class Unstarted(Mapping[str, TrajectoryView]):
         return min(self._sizes, default=0)
 
     def add(
-        self, group: int, members: Sequence[str], predicted: float | None = None, left: float | None = None
+        self,
+        group: int,
+        members: Sequence[str],
+        predicted: float | None = None,
+        left: float | None = None,
+        tokens: int = 0,
     ) -> None:
-        """Add a group that has not started, with what is predicted for each of its trajectories."""
+        """Add a group that has not started, with what is predicted for each of its trajectories, and its prompt's tokens."""
         self.groups[group] = members
+        self.measure(group, tokens)
         self.predict(group, predicted, left)
         self._sizes[len(members)] = self._sizes.get(len(members), 0) + 1
         self._index = None
@@ -109,6 +120,11 @@ class Unstarted(Mapping[str, TrajectoryView]):
             if tokens is not None:
                 known[group] = tokens
 
+    def measure(self, group: int, tokens: int) -> None:
+        """Set how many tokens the prompt of a group has."""
+        if tokens:
+            self.tokens[group] = tokens
+
     def remove(self, group: int) -> None:
         """Remove a group that starts or is dropped.
 
@@ -118,6 +134,7 @@ class Unstarted(Mapping[str, TrajectoryView]):
         size = len(self.groups.pop(group))
         self.predicted.pop(group, None)
         self.left.pop(group, None)
+        self.tokens.pop(group, None)
         self._sizes[size] -= 1
         if not self._sizes[size]:
             del self._sizes[size]
@@ -127,7 +144,8 @@ class Unstarted(Mapping[str, TrajectoryView]):
         if self._index is None:
             self._index = {name: group for group, members in self.groups.items() for name in members}
         group = self._index[trajectory]
-        return TrajectoryView(trajectory, group, predicted=self.predicted.get(group), left=self.left.get(group))
+        predicted, left, tokens = self.predicted.get(group), self.left.get(group), self.tokens.get(group, 0)
+        return TrajectoryView(trajectory, group, None, tokens, False, predicted, left, tokens)
 
     def __repr__(self) -> str:
         return f"Unstarted({self.groups!r})"
@@ -152,8 +170,9 @@ class _Views(ValuesView[TrajectoryView]):
         waiting = self._waiting
         for group, members in waiting.groups.items():
             predicted, left = waiting.predicted.get(group), waiting.left.get(group)
+            tokens = waiting.tokens.get(group, 0)
             for name in members:
-                yield TrajectoryView(name, group, predicted=predicted, left=left)
+                yield TrajectoryView(name, group, None, tokens, False, predicted, left, tokens)
 
 
 @record

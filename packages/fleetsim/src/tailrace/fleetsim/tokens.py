@@ -153,6 +153,10 @@ class Tokens:
             samples = self._groups[group] = self.workload.group(prompt, count, first, draw)
         return samples[ref.sample]
 
+    def prompt_tokens(self, prompt: int) -> int:
+        """Tokens of a prompt of the stream, which all its samples share."""
+        return self.workload.sample(prompt, 0).prompt_tokens
+
     def dropped(self, replica: str, names: Iterable[str]) -> None:
         """Called when a replica stopped trajectories that were dropped; checks override this."""
 

@@ -40,7 +40,7 @@ class MarginalThroughput(Costed):
     Args:
         k1, k2, k3, k4: see `Costed`.
         mu: share of the ideal gain that is enough.
-        prompt_tokens: tokens assumed for a trajectory of unknown length.
+        prompt_tokens: tokens assumed for a prompt that is not measured (`TrajectoryView.prompt_tokens`).
         predicted: plan one that has no tokens yet with those that are predicted for it, where the paper plans with none.
 
     Raises:
@@ -57,6 +57,11 @@ class MarginalThroughput(Costed):
             raise LoadError(f"found mu={self.mu!r}, expected a share above 0 and at most 1")
         if self.prompt_tokens < 0:
             raise LoadError(f"found prompt_tokens={self.prompt_tokens!r}, expected at least 0")
+
+    @property
+    def plans_tokens(self) -> bool:
+        """Yes: the cost of a step grows with the tokens in the KV cache, those of prompts among them."""
+        return True
 
     def route(self, cycle: Cycle) -> Sequence[Placement]:
         """Algorithm 3 over the replicas whose load is known: fresh, serving, not pulling and not pinned."""
@@ -75,19 +80,22 @@ class MarginalThroughput(Costed):
         return GainIndex(self.model, views)
 
     def lengths(self, index: GainIndex) -> Callable[[TrajectoryView], int]:
-        """A function that says with how many tokens one without tokens is planned.
+        """A function that says with how many tokens a trajectory is planned: its prompt and what it has of its response.
 
         A prediction counts up to what the smallest KV cache holds: no replica would ever have room for more, and all that is
         behind it would wait.
         """
-        prompt = self.prompt_tokens
-        if not self.predicted:
-            return lambda _: prompt
+        assumed, predicted = self.prompt_tokens, self.predicted
         most = min((view.kv_capacity_tokens for view in index.views if view.kv_capacity_tokens), default=None)
 
         def length(view: TrajectoryView) -> int:
+            if view.tokens > view.prompt_tokens:
+                return view.tokens
+            prompt = view.prompt_tokens or assumed
             response = view.predicted if view.left is None else view.left
-            wanted = prompt if response is None else prompt + math.ceil(response)
+            if not predicted or response is None:
+                return prompt
+            wanted = prompt + math.ceil(response)
             return wanted if most is None else max(prompt, min(wanted, most))
 
         return length
@@ -105,7 +113,7 @@ class MarginalThroughput(Costed):
             if oldest is not None and oldest not in newer:
                 newer[oldest] = versions[bisect_left(versions, oldest) :]
             for view in queue:
-                length = view.tokens or length_of(view)
+                length = length_of(view)
                 least = mu * (1 / (k1 * length + alone + k4))
                 version = started.get(view.group) if oldest is None else oldest
                 if version is None:

@@ -54,6 +54,11 @@ class Migration(Costed):
         if not (self.period_s > 0 and math.isfinite(self.period_s)):
             raise LoadError(f"found period_s={self.period_s!r}, expected seconds above 0")
 
+    @property
+    def plans_tokens(self) -> bool:
+        """Yes: the cost of a step grows with the tokens in the KV cache, those of prompts among them."""
+        return True
+
     def due(self, now_s: float, last_s: float, updated: bool) -> bool:  # noqa: ARG002 - the protocol's arguments
         """Whether `period_s` has passed."""
         return now_s - last_s >= self.period_s

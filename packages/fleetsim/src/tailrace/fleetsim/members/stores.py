@@ -35,9 +35,12 @@ class Data:
         return {"held": held, "partial": partial}
 
     def submit(self, commands: Sequence[c.Command]) -> None:
-        """Drop the trajectories of each `Abort`."""
+        """Drop the trajectories of each `Abort`, and say how long the prompts of each `Measure` are."""
         assert self._member is not None
         for command in commands:
+            if isinstance(command, c.Measure):
+                tokens = tuple([self._world.tokens.prompt_tokens(prompt) for prompt in command.prompts])
+                self._member.say([c.Measured(command.prompts, tokens, command.seq)])
             if isinstance(command, c.Abort):
                 self._world.tokens.forget(command.trajectories)
                 if self._world.reorders:

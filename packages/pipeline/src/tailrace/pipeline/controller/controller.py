@@ -31,6 +31,7 @@ from tailrace.pipeline.controller.groups import Groups
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.lending import Lending
 from tailrace.pipeline.controller.losses import Losses
+from tailrace.pipeline.controller.measuring import Measuring
 from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, SCORER, TRAINER, Members
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plain_state import plain_state
@@ -82,6 +83,9 @@ class Controller:
         self.predictions = Predictions(
             self.ledger, self.fleet, self.members, self.source, self.refill, self.outbox, wanted=spec.ranker
         )
+        self.measuring = Measuring(
+            self.ledger, self.fleet, self.members, self.source, self.refill, self.outbox, wanted=_plans_tokens(spec)
+        )
         self.coordinator = Coordinator(
             spec, self.ledger, self.fleet, self.members, self.trainer, self.evaluations, self.gate, self.refill,
             self.discards, self.outbox,
@@ -110,8 +114,8 @@ class Controller:
         self.round_history = RoundHistory(spec, self.rounds, self.fleet)
         self.lending = Lending(spec, self.fleet, self.trainer, self.coordinator, self.batches, self.outbox)
         self.losses = Losses(
-            self.ledger, self.fleet, self.trainer, self.scoring, self.predictions, self.coordinator, self.sessions,
-            self.environments,
+            self.ledger, self.fleet, self.trainer, self.scoring, self.predictions, self.measuring, self.coordinator,
+            self.sessions, self.environments,
         )  # fmt: skip
         self.yielding = Yielding(spec, self.fleet, self.batches)
         self.provisioning = Provisioning(
@@ -151,6 +155,7 @@ class Controller:
             c.ScoringFailed: self.failed_groups.scoring_failed,
             c.Refused: self.failed_groups.refused,
             c.PredictionFailed: self.predictions.failed,
+            c.Measured: self.measuring.heard,
             c.Accumulated: self._on_accumulated,
             c.Stepped: self._on_stepped,
             c.Discarded: self.discards.done,
@@ -215,6 +220,7 @@ class Controller:
             "iterations": self.provisioning.iterations,
             "failed groups": self.failed_groups,
             "predictions": self.predictions,
+            "measuring": self.measuring,
             "failures": self.failures,
         }
         return plain_state(self, parts)
@@ -365,6 +371,7 @@ class Controller:
         self.sessions.send()
         if not self.trainer.done:
             self.predictions.ask()
+            self.measuring.ask()
         if self.trainer.done:
             self._end()
 
@@ -397,3 +404,9 @@ class Controller:
     def _fail(self, reason: str) -> None:
         self.failure = reason
         self.outbox.send(c.Fail, reason=reason)
+
+
+def _plans_tokens(spec: PipelineSpec) -> bool:
+    """Whether a policy of a pipeline plans with the tokens of trajectories."""
+    policies = (spec.routing, spec.relocation)
+    return any(isinstance(policy, c.PlansTokens) and policy.plans_tokens for policy in policies)

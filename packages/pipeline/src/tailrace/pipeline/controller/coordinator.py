@@ -378,7 +378,7 @@ class Coordinator:
             self._interrupt(replica, tuple(replica.assigned), c.Reason(why), _EMPTIED)
 
     def _relocate(self, now: float) -> None:
-        """Relocate if it is time, or right after an update: once its weights can be pulled, or who is released would get old ones."""
+        """Relocate if it is time, and right after an update: once the weights can be pulled that the released then get."""
         policy, published = self._spec.relocation, self._trainer.published
         updated, self._published = published > self._published, published
         if not policy.due(now, self.last_plan_s, updated):

@@ -24,7 +24,8 @@ class ReplicaState:
     those that come back from environments, which it does not hold meanwhile. `sent` is the number of the last command to this
     process. `evaluating` counts evaluation trajectories in `assigned` and `away`. `aborted` counts trajectories that left by
     an `Abort` which its snapshots do not show yet. After failed pulls it gets no further pull before
-    `pulls_from_s`, on the run's clock. `released` says that a repack has emptied it since it last got work or weights. `preemptions` counts those of this process, `preempted` those of all its processes.
+    `pulls_from_s`, on the run's clock. `released` says that a repack has emptied it since it last got work or weights.
+    `preemptions` counts those of this process, `preempted` those of all its processes.
     `cells` are the trainer's cells on its `devices`. While its devices are `lent` to these cells, it gets no work. The last
     snapshot of this process came at `told_s`, on the run's clock, and the last sign of a token at `moved_s`. `asked` says what
     each `Interrupt` was for, by its number, that may still be answered.

@@ -22,7 +22,7 @@ from typing import Final
 
 from tailrace.contracts import Candidate, Launch, Pool, Purpose, TrajectoryRef, TrajectoryView
 from tailrace.pipeline.controller.pool import Waiting
-from tailrace.pipeline.controller.predicted_lengths import PredictedLengths
+from tailrace.pipeline.controller.predicted_lengths import PredictedLengths, PromptLengths
 from tailrace.pipeline.controller.states import Counts, GroupPhase, GroupState, Phase, TrajectoryState
 from tailrace.pipeline.errors import ControllerError
 
@@ -61,6 +61,7 @@ class Ledger:
     consumed: dict[int, list[int]] = field(default_factory=dict)
     unfinished: dict[int, int] = field(default_factory=dict)
     predictions: PredictedLengths = field(default_factory=PredictedLengths)
+    prompts: PromptLengths = field(default_factory=PromptLengths)
     generating: int = 0
     counts: Counts = field(default_factory=Counts)
 
@@ -83,7 +84,9 @@ class Ledger:
         self.groups[group] = GroupState(
             group, members, launch.prompt, launch.needed, round=launch.round, kind=launch.kind, draw=launch.draw
         )
-        self.waiting.unstarted.add(group, members, *self.predictions.of(launch.prompt, 0))
+        self.waiting.unstarted.add(
+            group, members, *self.predictions.of(launch.prompt, 0), self.prompts.of(launch.prompt)
+        )
         self.unstarted.update(dict.fromkeys(members, group))
         self.generating += 1
         self.counts.admits(launch.prompt)
@@ -173,7 +176,8 @@ class Ledger:
         version = self.groups[state.group].version if mixes else state.version
         known = state.generated + generated
         predicted = (None, None) if state.purpose is _EVAL else self.predictions.of(state.prompt, known)
-        return TrajectoryView(state.id, state.group, version, state.tokens, not mixes, *predicted)
+        prompt = self.prompts.of(state.prompt)
+        return TrajectoryView(state.id, state.group, version, prompt + state.tokens, not mixes, *predicted, prompt)
 
     def returned(self, trajectory: str, tokens: int | None) -> TrajectoryState:
         """Make a trajectory that left its replica unfinished pending again."""
@@ -324,6 +328,7 @@ class Ledger:
                 del self.consumed[made]
                 for index in settled:
                     self.predictions.done(self.groups[index].prompt)
+                    self.prompts.done(self.groups[index].prompt)
                     for name in self.groups.pop(index).members:
                         del self.trajectories[name]
                 ended += settled
@@ -338,6 +343,7 @@ class Ledger:
         self.counts.ends(group, phase, reason)
         if phase is not GroupPhase.DEFERRED:
             self.predictions.done(group.prompt)
+            self.prompts.done(group.prompt)
         if group.version is None:
             self._leaves_unstarted(group)
             return group.fresh()
@@ -369,7 +375,9 @@ class Ledger:
             assert state.version is not None
             version = state.version
         predicted = self.predictions.of(state.prompt, state.generated)
-        self.waiting.add(version, TrajectoryView(state.id, state.group, version, state.tokens, exact, *predicted))
+        prompt = self.prompts.of(state.prompt)
+        view = TrajectoryView(state.id, state.group, version, prompt + state.tokens, exact, *predicted, prompt)
+        self.waiting.add(version, view)
 
     def _needed(self, state: TrajectoryState, count: int) -> None:
         """Count that an unfinished trajectory needs its version (count 1) or no longer does (-1)."""

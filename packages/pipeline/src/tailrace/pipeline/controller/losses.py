@@ -9,7 +9,8 @@ from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.environments import Environments
 from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.members import ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER, MemberState
+from tailrace.pipeline.controller.measuring import Measuring
+from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER, MemberState
 from tailrace.pipeline.controller.predictions import Predictions
 from tailrace.pipeline.controller.scoring import Scoring
 from tailrace.pipeline.controller.sessions import Sessions
@@ -27,12 +28,14 @@ class Losses:
         trainer: TrainerState,
         scoring: Scoring,
         predictions: Predictions,
+        measuring: Measuring,
         coordinator: Coordinator,
         sessions: Sessions,
         environments: Environments,
     ) -> None:
         self._ledger, self._fleet, self._trainer = ledger, fleet, trainer
         self._scoring, self._predictions, self._coordinator = scoring, predictions, coordinator
+        self._measuring = measuring
         self._sessions, self._environments = sessions, environments
 
     def lost(self, member: MemberState) -> None:
@@ -45,6 +48,8 @@ class Losses:
             self._scoring.went_down()
         elif member.role == RANKER:
             self._predictions.went_down()
+        elif member.role == DATA:
+            self._measuring.went_down()
         elif member.role == ENVIRONMENT:
             self._sessions.went_down(member.id)
         elif member.role == RELAY:  # pulls that failed because of it say nothing about the replicas

@@ -58,6 +58,13 @@ class Waiting:
             del self.queues[version]
         return view
 
+    def measure(self, trajectory: str, prompt: int, response: int) -> None:
+        """Set the tokens of a trajectory's prompt and response, if it waits here by itself."""
+        version = self.level_of.get(trajectory)
+        if version is not None:
+            queue = self.queues[version]
+            queue[trajectory] = dataclasses.replace(queue[trajectory], tokens=prompt + response, prompt_tokens=prompt)
+
     def predict(self, trajectory: str, tokens: float | None, left: float | None) -> None:
         """Set the response tokens predicted for a trajectory, in all and from now on, if it waits here by itself."""
         version = self.level_of.get(trajectory)

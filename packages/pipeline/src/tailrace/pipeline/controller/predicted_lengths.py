@@ -1,4 +1,4 @@
-"""The lengths that are predicted for prompts, and the prompts that a ranker was asked for. The ledger owns them."""
+"""The lengths of prompts and those predicted for their responses, and what is asked for. The ledger owns them."""
 
 from __future__ import annotations
 
@@ -57,3 +57,29 @@ class PredictedLengths:
         self.quantiles.pop(prompt, None)
         self.asked.pop(prompt, None)
         self.old.pop(prompt, None)
+
+
+@dataclass(slots=True)
+class PromptLengths:
+    """Tokens of the prompts that are open or may be launched soon. The ledger owns them.
+
+    Args:
+        tokens: by prompt.
+        asked: prompts that the data role which is up was asked for and has not measured yet.
+        measured, total: how many prompts were measured in the run, and their tokens.
+    """
+
+    tokens: dict[int, int] = field(default_factory=dict)
+    asked: dict[int, None] = field(default_factory=dict)
+    measured: int = 0
+    total: int = 0
+
+    def of(self, prompt: int) -> int:
+        """Tokens of a prompt: its own, or the mean of those that were measured; 0 while none is."""
+        tokens = self.tokens.get(prompt)
+        return tokens if tokens is not None else round(self.total / self.measured) if self.measured else 0
+
+    def done(self, prompt: int) -> None:
+        """Forget a prompt that is not launched again."""
+        self.tokens.pop(prompt, None)
+        self.asked.pop(prompt, None)

@@ -35,7 +35,7 @@ class Answers:
         self._calls: dict[Running, Outcomes] = {}  # of each environment
         self._called: dict[str, int] = {}  # number of the newest call of a trajectory
         self._heard: dict[type, Callable[[c.Event], None]] = dict.fromkeys(
-            (c.Stepped, c.Accumulated, c.Durable, c.Pulled, c.PullFailed, c.Discarded), self._answered
+            (c.Stepped, c.Accumulated, c.Durable, c.Pulled, c.PullFailed, c.Discarded, c.Measured), self._answered
         )
         self._heard |= {c.Published: self._published}
 
@@ -63,6 +63,9 @@ class Answers:
                 self._add(running, command.seq, f"{running} to pull version {version}", limits.pull_s, now)
             case c.Abort():
                 self._add(running, command.seq, "the store to delete dropped trajectories", limits.score_s, now)
+            case c.Measure(prompts=prompts):
+                what = f"the data role to measure {len(prompts)} prompts"
+                self._add(running, command.seq, what, limits.score_s, now)
             case _:
                 pass
 

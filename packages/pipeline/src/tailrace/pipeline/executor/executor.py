@@ -95,6 +95,7 @@ class Executor:
             c.Abort: self._abort,
             c.Score: self._score,
             c.Predict: self._predict,
+            c.Measure: self._measure,
             c.Call: self._call,
             c.Close: self._close,
             c.Start: self.membership.start,
@@ -377,6 +378,11 @@ class Executor:
         ranker = self._send((RANKER, "0"), command)
         if ranker is not None:
             self._answers.predicting(ranker, command.prompts, self._time.now())
+
+    def _measure(self, command: c.Measure) -> None:
+        data = self._send((DATA, "0"), command)
+        if data is not None:
+            self._answers.expect(data, command, self._time.now())
 
     def _call(self, command: c.Call) -> None:
         environment = self._send((ENVIRONMENT, command.environment), command)

@@ -19,7 +19,7 @@ Key = tuple[str, str]
 Spawning = c.Start | c.Restart | c.Resize
 
 _BY_ROLE: dict[type, str] = {
-    c.Discarded: DATA,
+    **dict.fromkeys((c.Discarded, c.Measured), DATA),
     **dict.fromkeys((c.Scored, c.ScoringFailed), SCORER),
     **dict.fromkeys((c.Stepped, c.Accumulated, c.Published, c.Durable), TRAINER),
     **dict.fromkeys((c.Predicted, c.PredictionFailed), RANKER),
@@ -149,6 +149,8 @@ class Roster:
                     found.stopping = command
             case c.Abort():
                 self._aborted(command)
+            case c.Measure():
+                self._sent((DATA, "0"), command, None)
             case c.Score(trajectories=pieces):
                 self._sent((SCORER, "0"), command, pieces)
             case c.Predict(prompts=prompts):

@@ -22,6 +22,8 @@ from tailrace.contracts import (
     Event,
     Experience,
     FinishReason,
+    Measure,
+    Measured,
     PartialDelta,
     Purpose,
     Resume,
@@ -92,11 +94,11 @@ class DataRole:
         return {"held": tuple(found.held), "partial": dict(found.partial)}
 
     def submit(self, commands: Sequence[Command]) -> None:
-        """Discard the trajectories of each `Abort`."""
+        """Discard the trajectories of each `Abort`, and measure the prompts of each `Measure`."""
         self._worker.submit(commands)
 
     def events(self, timeout_s: float) -> list[Event]:
-        """`Discarded` events since the last call; waits up to `timeout_s` seconds for the first."""
+        """`Discarded` and `Measured` events since the last call; waits up to `timeout_s` seconds for the first."""
         return self._worker.events(timeout_s)
 
     def adopt(self) -> None:
@@ -111,8 +113,13 @@ class DataRole:
         self._store.close()
 
     def _carry_out(self, command: Command) -> None:
+        if isinstance(command, Measure):
+            refs = [TrajectoryRef("", 0, 0, Purpose.TRAIN, prompt=at) for at in command.prompts]
+            tokens = tuple([len(self._prompts.encode(ref)) for ref in refs])
+            self._worker.put(Measured(command.prompts, tokens, command.seq))
+            return
         if not isinstance(command, Abort):
-            raise RoleError(f"the data role got {type(command).__name__} {command.seq}, expected Abort")
+            raise RoleError(f"the data role got {type(command).__name__} {command.seq}, expected Abort or Measure")
         with self._lock:
             self._dropped.note(command.trajectories, command.seq)
             tokens = self._store.partial_tokens(command.trajectories)

@@ -175,7 +175,7 @@ class BlockedHeads:
         """Whether one of these trajectories, placed in this order, certainly blocks the pool; False if unknown."""
         index, running, kv, budget = self._index, 0, 0, view.kv_capacity_tokens or math.inf
         for trajectory in own:
-            length, version = trajectory.tokens or self._length(trajectory), trajectory.version
+            length, version = self._length(trajectory), trajectory.version
             elsewhere = self._elsewhere.get((length, version or 0))
             if elsewhere is None:
                 least = self._routing.mu * ideal_gain(self._routing.model, length)

@@ -88,7 +88,20 @@ def random_views(random_numbers: random.Random, count: int) -> list[ReplicaView]
     away = random.Random(f"in environments {len(views)} {views[0].kv if views else 0}")  # the rest stays as it was
     views = [_with_some_away(view, away.choice([0, 0, 0, 1, 3])) for view in views]
     says = random.Random(f"what engines say {len(views)} {views[0].kv if views else 0}")
-    return [dataclasses.replace(view, max_running=says.choice([0, 0, view.running, view.capacity])) for view in views]
+    views = [dataclasses.replace(view, max_running=says.choice([0, 0, view.running, view.capacity])) for view in views]
+    prompts = random.Random(f"prompts {len(views)} {views[0].kv if views else 0}")
+    return [
+        dataclasses.replace(
+            view, trajectories={name: _with_prompt(each, prompts) for name, each in view.trajectories.items()}
+        )
+        for view in views
+    ]
+
+
+def _with_prompt(view: TrajectoryView, random_numbers: random.Random) -> TrajectoryView:
+    """The same trajectory, whose prompt may be known: its tokens come first."""
+    prompt = random_numbers.choice([0, 0, 30, 2_000])
+    return dataclasses.replace(view, tokens=view.tokens + prompt, prompt_tokens=prompt)
 
 
 def _with_some_away(view: ReplicaView, count: int) -> ReplicaView:
@@ -139,6 +152,11 @@ def random_cycle(
             left = _left(group, predicted, 0 if version is None else tokens + member)
             view = TrajectoryView(f"group-{group}-{member}", group, version, tokens + member, exact, predicted, left)
             queues.setdefault(version, {})[view.trajectory] = view
+    prompts = random.Random(f"prompts that wait {sum(map(len, queues.values()))}")
+    queues = {
+        version: {name: _with_prompt(view, prompts) for name, view in queue.items()}
+        for version, queue in queues.items()
+    }
     order = sorted(queues, key=lambda version: (version is None, version or 0))
     return Cycle(
         replicas=random_views(random_numbers, random_numbers.randint(0, replicas)),
