@@ -19,7 +19,7 @@ REDUNDANT = STALEFLOW | {"batching": {"name": "redundant", "surplus_samples": 1,
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    config = configured(REDUNDANT, faults=["replica:r1@30s", "replica:r2@45s"])
+    config = configured(REDUNDANT, faults=["replica:r1@20s", "replica:r2@45s"])
     return a_run(tmp_path_factory.mktemp("runs") / "run", config)
 
 

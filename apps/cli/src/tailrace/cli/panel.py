@@ -194,6 +194,8 @@ def _figures(status: RunStatus) -> Table:
         pairs.append(("pool", f"{status.pooled} trajectories{blocked}"))
     if status.failed_groups:
         pairs.append(("failed", f"{status.failed_groups} groups"))
+    if status.delayed_groups:
+        pairs.append(("delayed", f"{status.delayed_groups} groups dropped"))
     pairs += _turns(status)
     grid = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(2):

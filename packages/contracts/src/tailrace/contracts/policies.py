@@ -150,6 +150,23 @@ class AdmissionGate(Protocol):
         ...
 
 
+@runtime_checkable
+class DropsDelayed(Protocol):
+    """What an `AdmissionGate` may also have, so that training does not wait for a group that takes too long."""
+
+    @property
+    def patience_s(self) -> float | None:
+        """Seconds, above 0, that the trainer waits for delayed groups before the controller drops them; None: for ever."""
+        ...
+
+    def delayed(self) -> Sequence[int]:
+        """Started, incomplete groups that alone keep a batch from being ready: it is ready once all of them are dropped.
+
+        Empty if a batch is ready, or is not even without them. Asking changes nothing.
+        """
+        ...
+
+
 class AdmissionPolicy(Protocol):
     """Axis admission: may a group start at a version, and when is a batch trainable."""
 

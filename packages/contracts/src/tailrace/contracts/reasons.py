@@ -48,6 +48,9 @@ class Why(StrEnum):
     DEFERRED: the round has all the groups that it keeps, and its prompt comes again in a long round.
     EVICTED: the buffer is full of groups that were not trained on, and the eviction policy chose this one.
     EXPIRED: it is too old to be trained on within the bound.
+    DELAYED: training waited for it while later batches had complete groups in its place, and its prompt does not come again;
+        `waited_s`, `limit_s`.
+    DELAYED_AGAIN: the same, and its prompt comes again later; `waited_s`, `limit_s`.
     NOT_SCORED: its verifier failed too often; `attempts`.
     NOT_SCORED_YET: its verifier failed too often for now, and its prompt comes again later; `attempts`.
     REFUSED: the engine of replica `who` did not take its prompt.
@@ -106,6 +109,8 @@ class Why(StrEnum):
     DEFERRED = "deferred"
     EVICTED = "evicted"
     EXPIRED = "expired"
+    DELAYED = "delayed"
+    DELAYED_AGAIN = "delayed-again"
     NOT_SCORED = "not-scored"
     NOT_SCORED_YET = "not-scored-yet"
     REFUSED = "refused"

@@ -263,6 +263,7 @@ class GroupEnd(StrEnum):
     TRAINED: it was trained on, and the checkpoint that holds it is durable.
     FILTERED: it was complete, but the batching policy did not keep it.
     SURPLUS: its batch had all the groups that it needs.
+    DELAYED: it was not complete, and training waited for it longer than admission wants.
     EXPIRED: it was complete, but too old to be trained on within the bound.
     UNSCORED: its verifier failed too often, through no fault of a response.
     FAILED: an engine refused its prompt, or an environment did not answer.
@@ -271,6 +272,7 @@ class GroupEnd(StrEnum):
     TRAINED = "trained"
     FILTERED = "filtered"
     SURPLUS = "surplus"
+    DELAYED = "delayed"
     EXPIRED = "expired"
     UNSCORED = "unscored"
     FAILED = "failed"

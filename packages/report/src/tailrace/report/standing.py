@@ -46,6 +46,7 @@ def standing(record: Record, written: RunStatus) -> RunStatus:
         replica_restarts=history.restarts[REPLICA],
         restarts={role: count for role, count in history.restarts.items() if count},
         failed_groups=sum(PromptFates.of(history).failed.values()),
+        delayed_groups=history.delayed,
     )
     show_results(found, results(record))
     found.rest()

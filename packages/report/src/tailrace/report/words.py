@@ -38,6 +38,10 @@ REASONS = {
     Why.DEFERRED: "its round has all the groups that it keeps, and its prompt comes again in a long round",
     Why.EVICTED: "the experience buffer is full",
     Why.EXPIRED: "too old to be trained on within the bound",
+    Why.DELAYED: "training waited for it for {waited_s:.3g} s, longer than {limit_s:.3g} s",
+    Why.DELAYED_AGAIN: (
+        "training waited for it for {waited_s:.3g} s, longer than {limit_s:.3g} s, and its prompt comes again later"
+    ),
     Why.NOT_SCORED: "its verifier broke {attempts:.0f} times",
     Why.NOT_SCORED_YET: "its verifier broke {attempts:.0f} times, and its prompt comes again later",
     Why.REFUSED: "{who}'s engine refused its prompt",
@@ -79,6 +83,8 @@ ENDS = {
     Why.DEFERRED: "deferred",
     Why.EVICTED: "evicted",
     Why.EXPIRED: "too old",
+    Why.DELAYED: "delayed",
+    Why.DELAYED_AGAIN: "delayed, comes again",
     Why.NOT_SCORED: "not scored",
     Why.NOT_SCORED_YET: "not scored yet",
     Why.REFUSED: "refused",

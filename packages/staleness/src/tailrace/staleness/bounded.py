@@ -5,6 +5,7 @@ When a batch is trainable is decided by the buffers: see `tailrace.staleness.man
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 from tailrace.contracts import Candidate, Sampler, Tried
 from tailrace.staleness.due import in_order
 from tailrace.staleness.entry import Entry
+from tailrace.staleness.errors import LimitError
 from tailrace.staleness.limits import whole
 from tailrace.staleness.manager import StalenessManager
 from tailrace.staleness.tentative import Tentative
@@ -24,12 +26,14 @@ class Bounded:
     Guarantees: every consumed group started at most `bound` versions before the trainer's version at consumption; no complete
     group is dropped for its age; at most (bound + 1) * (batch + surplus) groups are open. Short groups do not wait for
     long ones that may be trained on later.
-    Does not guarantee: progress if a group in flight never ends. Its batch waits for it until it is dropped.
+    Does not guarantee: progress if a group in flight never ends. Its batch waits for it until it is dropped; see `patience_s`.
 
     Args:
         bound: eta of StaleFlow, 0 or more.
         surplus: groups started for each batch beyond those that it needs; late ones are aborted (section 4.3). Short
             groups are then trained on more often than long ones.
+        patience_s: seconds that training waits for groups whose places complete ones of later batches could take, before they
+            are dropped (section 4.3). Their prompts come again, if the batching policy says so. None: for ever.
 
     Raises:
         LimitError: a value is out of its range.
@@ -37,10 +41,15 @@ class Bounded:
 
     bound: Annotated[int, Tried((0, 1, 2, 3))] = 1
     surplus: int = 0
+    patience_s: Annotated[float | None, Tried((None, None, 0.1, 2.0))] = None
 
     def __post_init__(self) -> None:
         whole("bound", self.bound)
         whole("surplus", self.surplus)
+        if self.patience_s is not None and not 0 < self.patience_s < math.inf:
+            raise LimitError(
+                f"found patience_s={self.patience_s!r}, expected seconds above 0, or none to wait for ever"
+            )
 
     def gate(self, batch_groups: int) -> BoundedGate:
         """A gate with no group started and the trainer at version 0.
@@ -48,7 +57,7 @@ class Bounded:
         Raises:
             LimitError: `batch_groups` is below 1.
         """
-        return BoundedGate(StalenessManager(self.bound, batch_groups, 0, self.surplus))
+        return BoundedGate(StalenessManager(self.bound, batch_groups, 0, self.surplus), self.patience_s)
 
 
 class BufferTentative:
@@ -77,10 +86,10 @@ class BufferTentative:
 
 
 class BoundedGate:
-    """An `AdmissionGate` over a staleness manager."""
+    """An `AdmissionGate` over a staleness manager. `patience_s` is that of `Bounded`."""
 
-    def __init__(self, manager: StalenessManager[int]) -> None:
-        self.manager = manager
+    def __init__(self, manager: StalenessManager[int], patience_s: float | None = None) -> None:
+        self.manager, self.patience_s = manager, patience_s
 
     @property
     def bound(self) -> int:
@@ -123,6 +132,10 @@ class BoundedGate:
     def surplus(self) -> Sequence[int]:
         """Reserved entries of ready buffers."""
         return self.manager.surplus()
+
+    def delayed(self) -> Sequence[int]:
+        """Reserved entries of the earliest buffer whose places occupied ones of later buffers could take."""
+        return self.manager.delayed()
 
     def expired(self) -> Sequence[int]:
         """Always empty: no complete group can become too old."""

@@ -273,6 +273,18 @@ class StalenessManager(Generic[Key]):
             for key in buffer.reserved_keys()
         ]
 
+    def delayed(self) -> list[Key]:
+        """Reserved entries of the earliest buffer that alone keep it from being ready: later buffers could fill their places.
+
+        As few as that takes, the oldest version first. Empty if the buffer is ready, or if not enough is occupied yet (section
+        4.3: training is stalled waiting for delayed trajectories). After an `abort` of each, the buffer is ready.
+        """
+        first, *later = self._slots.buffers
+        missing = self._batch_size - first.occupied_count
+        if missing <= 0 or sum([buffer.occupied_count for buffer in later]) < missing:
+            return []
+        return list(first.reserved_keys())[:missing]
+
     def fork(self) -> Tentative[Key]:
         """An overlay in which reserves can be tried. Takes O(bound), since a reserve moves no entry."""
         slots = self._slots

@@ -83,7 +83,7 @@ class BatchingDrive:
         if chance < 0.75 and self.generating:
             self.complete(self.random.choice(list(self.generating)))
         elif chance < 0.80 and self.generating:
-            how = self.random.choice([GroupEnd.FAILED, GroupEnd.UNSCORED, GroupEnd.UNSCORED])
+            how = self.random.choice([GroupEnd.FAILED, GroupEnd.UNSCORED, GroupEnd.UNSCORED, GroupEnd.DELAYED])
             self.end(self.generating, self.random.choice(list(self.generating)), how)
             self.end_surplus()
         elif chance < 0.83 and self.buffered:

@@ -23,6 +23,8 @@ NUMBERS: dict[Why, frozenset[str]] = {
     Why.VERSION_GONE: frozenset({"version"}),
     Why.TRAINED: frozenset({"version"}),
     Why.NOT_SCORED: frozenset({"attempts"}),
+    Why.DELAYED: frozenset({"waited_s", "limit_s"}),
+    Why.DELAYED_AGAIN: frozenset({"waited_s", "limit_s"}),
     Why.NOT_SCORED_YET: frozenset({"attempts"}),
     Why.ALLOCATED: frozenset({"replicas", "devices", "generation_s", "training_s"}),
     Why.GENERATION_SLOWER: frozenset({"generation_s", "training_s", "saved_s"}),

@@ -139,6 +139,7 @@ class Controller:
         self.now = 0.0
         self.started = False
         self.finished = False
+        self.delayed_since: float | None = None  # training waits for groups in whose places others could be trained on
         self.recovering = False  # the driver died, and the store has not reported its content yet
         self.failure: str | None = None
         self.view = RunView(self)
@@ -394,10 +395,33 @@ class Controller:
         self.groups.drop_surplus()
         self.rounds.tell()
         if not self.batches.wanted:
+            self.delayed_since = None
             return False
         for index in list(self.gate.expired()):
             self.groups.drop(index, c.GroupEnd.EXPIRED, c.Reason(c.Why.EXPIRED))
+        self._drop_delayed()
         return True
+
+    def _drop_delayed(self) -> None:
+        """Drop groups that training has waited for longer than admission wants (StaleFlow, section 4.3)."""
+        gate = self.gate
+        limit_s = gate.patience_s if isinstance(gate, c.DropsDelayed) else None
+        if limit_s is None:
+            return
+        assert isinstance(gate, c.DropsDelayed)
+        delayed = list(gate.delayed())
+        if not delayed:
+            self.delayed_since = None
+            return
+        if self.delayed_since is None:
+            self.delayed_since = self.now
+        waited_s = self.now - self.delayed_since
+        if waited_s >= limit_s:
+            self.delayed_since = None
+            why = c.Reason(c.Why.DELAYED, numbers={"waited_s": waited_s, "limit_s": limit_s})
+            for index in delayed:
+                self.groups.drop(index, c.GroupEnd.DELAYED, why)
+            self.groups.drop_surplus()
 
     # ---- helpers --------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ _FAILURES = frozenset({c.GroupEnd.FAILED, c.GroupEnd.UNSCORED})
 _DEFERRED = {
     c.Why.NOT_SCORED: c.Why.NOT_SCORED_YET,
     c.Why.SURPLUS_GROUP: c.Why.DEFERRED,
+    c.Why.DELAYED: c.Why.DELAYED_AGAIN,
 }  # of a prompt that comes again
 
 
@@ -109,6 +110,7 @@ class Groups:
 
     def drop(self, group: int, end: c.GroupEnd, reason: c.Reason) -> None:
         """Drop a group, which will not be trained on. Its prompt may come again, if the batching source says so."""
+        self._ledger.counts.delayed += end is c.GroupEnd.DELAYED
         self._unbind(self._ledger.groups[group].states)
         phase = GroupPhase.FAILED if end in _FAILURES else GroupPhase.FILTERED
         if self._source.ended(group, end) is c.PromptFate.AGAIN:

@@ -148,7 +148,7 @@ class Counts:
     """Totals over the run, in groups unless named otherwise.
 
     `deferred` counts groups that ended while their prompt comes again later, as another group; `queued` has the prompts of
-    those that have not come again yet.
+    those that have not come again yet. `delayed` counts groups that were dropped because training waited for them.
     `unpredicted` counts trajectories that started before a length was predicted for them.
     `turns` counts turns that ended, `turns_lost` those of them whose tokens have to be generated again. `sessions_restored`,
     `sessions_replayed` and `sessions_lost` count sessions of environments that went down, by what became of them.
@@ -162,6 +162,7 @@ class Counts:
     filtered: int = 0
     failed: int = 0
     deferred: int = 0
+    delayed: int = 0
     completed: int = 0
     trained_trajectories: int = 0
     trained_tokens: int = 0

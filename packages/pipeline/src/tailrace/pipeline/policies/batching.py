@@ -52,7 +52,7 @@ class Redundant:
         return self.seeded
 
     def open(self) -> InOrder:
-        """A source of the prompts in order, each once, but for those that could not be scored."""
+        """A source of the prompts in order, each once, but for those that could not be scored or were delayed."""
         return InOrder(self)
 
 
@@ -64,7 +64,7 @@ def plain(
 
 
 class InOrder:
-    """One group for each prompt of the stream, in order, and again if it could not be scored. See `BatchingSource`."""
+    """One group for each prompt of the stream, in order, and again if it was not scored or delayed. See `BatchingSource`."""
 
     def __init__(self, policy: Redundant) -> None:
         self._samples, self._surplus = policy.samples, policy.surplus_samples
@@ -100,10 +100,13 @@ class InOrder:
         return not self._filters or not same_rewards(rewards)
 
     def ended(self, group: int, end: GroupEnd) -> PromptFate:
-        """A prompt that could not be scored comes again, a few times; no other does."""
+        """A prompt that could not be scored comes again, a few times, and one that training waited for as often as it takes."""
         prompt = self._open.pop(group, None)
         if prompt is None:
             return PromptFate.DONE  # its launch failed, so it is nobody's
+        if end is GroupEnd.DELAYED:
+            self._deferred.append((prompt, self._launched + _LATER))
+            return PromptFate.AGAIN
         tries = self._unscored.pop(prompt, 0)
         if end is not GroupEnd.UNSCORED or tries >= self._deferrals:
             return PromptFate.DONE

@@ -219,7 +219,7 @@ class InRounds:
         if end is GroupEnd.UNSCORED and tries < self._policy.deferrals:
             self._unscored[prompt] = tries + 1
             return PromptFate.AGAIN
-        return PromptFate.AGAIN if end in (GroupEnd.SURPLUS, GroupEnd.EXPIRED) else PromptFate.DONE
+        return PromptFate.AGAIN if end in (GroupEnd.SURPLUS, GroupEnd.EXPIRED, GroupEnd.DELAYED) else PromptFate.DONE
 
     def state(self) -> dict[str, Any]:
         """The rounds, what waits to be launched, and the open groups."""

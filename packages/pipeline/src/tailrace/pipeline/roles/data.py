@@ -115,8 +115,8 @@ class DataRole:
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Measure):
             refs = [TrajectoryRef("", 0, 0, Purpose.TRAIN, prompt=at) for at in command.prompts]
-            tokens = tuple([len(self._prompts.encode(ref)) for ref in refs])
-            self._worker.put(Measured(command.prompts, tokens, command.seq))
+            lengths = tuple([len(self._prompts.encode(ref)) for ref in refs])
+            self._worker.put(Measured(command.prompts, lengths, command.seq))
             return
         if not isinstance(command, Abort):
             raise RoleError(f"the data role got {type(command).__name__} {command.seq}, expected Abort or Measure")

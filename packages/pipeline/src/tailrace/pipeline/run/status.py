@@ -49,7 +49,7 @@ class RunStatus:
     others do their work, each with `role`, `id`, `machine` and `reason`.
     `incidents` are the last ones, each with its text and its
     time `wall_s`; `incidents_total` counts all. `warning` says what keeps the run from training, though nothing is broken.
-    `over` says that nothing of the pipeline runs any more.
+    `over` says that nothing of the pipeline runs any more. `delayed_groups` were dropped because training waited for them.
     `trained_tokens_per_s` counts response tokens from `first_published_s`, when the first version could be pulled, to the last
     step; of a simulation it is the throughput that was measured, once it is over. `recent_tokens_per_s` is that of the last ten
     steps. `restarts` counts members that failed and were restarted, by role.
@@ -104,6 +104,7 @@ class RunStatus:
     replica_restarts: int = 0
     restarts: dict[str, int] = field(default_factory=dict)
     failed_groups: int = 0
+    delayed_groups: int = 0
     down: list[dict[str, str]] = field(default_factory=list)
     given_up: list[dict[str, str]] = field(default_factory=list)
     members: list[dict[str, Any]] = field(default_factory=list)
@@ -249,6 +250,7 @@ class StatusObserver:
         status.interrupting_pulls, status.migrated, status.repacks = run.interrupting_pulls, run.evictions, run.moves
         status.contradictions, status.failed_groups = run.contradictions, run.counts.failed
         status.restarts = {role: count for role in ROLES if (count := run.restarts(role))}
+        status.delayed_groups = run.counts.delayed
         status.replica_restarts, status.down = run.replica_restarts, run.members_down()
         status.given_up = run.given_up
         healths = [member["health"] for member in status.down if member["role"] == TRAINER]

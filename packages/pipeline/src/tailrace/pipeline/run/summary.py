@@ -87,6 +87,7 @@ def summarise(
         "prompts": {
             "admitted": counts.prompts,
             "deferred": counts.deferred,
+            "delayed": counts.delayed,
             "queued": len(counts.queued),
             "trained": counts.trained,
             "filtered": dict(sorted(counts.filtered_because.items())),

@@ -13,7 +13,7 @@ from typing import Any
 from tailrace import contracts as c
 from tailrace.pipeline.controller.members import DATA, REPLICA, TRAINER
 from tailrace.pipeline.spec import PipelineSpec
-from tailrace.report.fold.aftermath import AGAIN, AGAIN_IN_ROUNDS, ANEW, RELEASING
+from tailrace.report.fold.aftermath import AGAIN, AGAIN_IN_ROUNDS, ANEW, DELAYED, RELEASING
 from tailrace.report.fold.groups import GroupHistory
 from tailrace.report.fold.states import Outage, PastMember, Stage, Trajectory
 from tailrace.report.fold.turns import TurnHistory
@@ -28,7 +28,8 @@ class History(GroupHistory, TurnHistory):
 
     `made` maps each version that training made, and did not fall back behind, to its number of batches. `consumed` are the
     groups of the versions that it may still fall back behind. `ended` counts groups that were not trained on, by reason, and
-    `deferred` those whose prompt comes again. `offcuts` are the tokens of finished trajectories that were dropped, by reason,
+    `deferred` those whose prompt comes again, `delayed` those that training
+    waited for too long. `offcuts` are the tokens of finished trajectories that were dropped, by reason,
     `unfinished` those of trajectories that were dropped before, as far as they are known.
 
     Args:
@@ -60,7 +61,7 @@ class History(GroupHistory, TurnHistory):
         self.relays: tuple[str, ...] = ()
         self.restarts: Counter[str] = Counter()
         self.faults: list[Outage] = []
-        self.deferred = self.surplus_samples = self.regenerated = self.resumed_on_newer = self.parts = 0
+        self.deferred = self.delayed = self.surplus_samples = self.regenerated = self.resumed_on_newer = self.parts = 0
         self.finished = self.recovering = False
         self.failure: str | None = None
         self._down: dict[tuple[str, str], Outage] = {}
@@ -184,6 +185,7 @@ class History(GroupHistory, TurnHistory):
         if reason is c.Why.SURPLUS_SAMPLE:
             self.surplus_samples += len(names)
             return
+        self.delayed += reason in DELAYED
         if reason in self._again:
             self.deferred += 1
         else:
