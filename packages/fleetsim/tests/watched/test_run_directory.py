@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tailrace.fleetsim import run_directory
+from tailrace.fleetsim import outcome, run_directory
 from tailrace.fleetsim.advice import advice
 from tailrace.fleetsim.errors import StalledError
 from tailrace.fleetsim.run import simulate
@@ -137,6 +137,26 @@ def test_the_files_of_a_simulation(written):
     assert found["events_sha256"] == hashlib.sha256(paths["events"].read_bytes()).hexdigest()
     assert simulate(watched.config, seed=watched.seed).events.to_bytes() == paths["events"].read_bytes()[len(HEADER) :]
     assert run_directory.again(root) == watched.config
+
+
+def test_a_figure_has_one_value_on_the_page_in_the_terminal_and_in_the_files(written, page):
+    root, watched, _ = written
+    record, figures = read_record(RunDirectory.open(root)), watched.figures
+    assert record.window_s == figures.measured_s
+    terminal = dict(outcome.rows(watched))
+    for name, role in (("trainer", "trainer"), ("replicas", "replica")):
+        busy = f"{100 * figures.busy(role):.1f} %"
+        assert terminal[name].split("\n")[0].strip() == f"{busy} busy"
+        assert f"{role} {figures.role(role).members} {busy}" in page.words
+    assert "From the end of the warm-up" in page.words
+    rate = figures.tokens_per_s
+    assert terminal["throughput"].startswith(f"{rate:,.0f} tokens/s")
+    assert f"trained tokens per second {rate:,.0f}" in page.words
+    assert (
+        read_json(root / "summary.json")["tokens_per_s"]
+        == read_json(root / "status.json")["trained_tokens_per_s"]
+        == rate
+    )
 
 
 def test_its_directory_is_a_runs(written):

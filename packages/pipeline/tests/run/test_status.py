@@ -40,11 +40,12 @@ class Followed(StatusObserver):
     """Keeps a copy of what was told."""
 
     def __init__(self, path, **more):
-        self.told = []
+        self.told, self.trainer = [], []
         super().__init__(path, app="x", run_dir=path.parent, listener=self._keep, **more)
 
     def _keep(self, status):
         self.told.append((status.phase, status.wall_s, status.step, status.left_s, list(status.down)))
+        self.trainer.append(status.trainer)
 
 
 def watched(path, config, **more):
@@ -75,6 +76,14 @@ def test_it_shows_what_the_run_shows(tmp_path):
     assert (found["over"], found["replicas"], found["members"], found["waits"]) == (True, [], [], [])
     assert {"role": "relay", "id": "0", "health": "starting"} in [member for *_, down in status.told for member in down]
     assert found["down"] == []
+
+
+def test_a_trainer_that_starts_is_not_down(tmp_path):
+    _, status = watched(tmp_path / "status.json", configured(faults=["trainer@step3"]))
+    assert status.trainer[0] == "starting"
+    assert "down" not in status.trainer  # it is restarted in the instant in which its death is known
+    up = status.trainer.index("waiting for a batch")
+    assert "starting" in status.trainer[up:]
 
 
 def test_its_clock_is_that_of_the_run(tmp_path):

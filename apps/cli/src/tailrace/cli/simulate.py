@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -59,7 +60,12 @@ def simulate(options: SimulateOptions) -> int:
     try:
         with shown(name) as listener:
             watched, written = run_directory.simulate_into(
-                root, config, name=name, keep_events=options.keep_events, listener=listener
+                root,
+                config,
+                name=name,
+                keep_events=options.keep_events,
+                listener=listener,
+                said=lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True),
             )
     except KeyboardInterrupt:
         return complain("interrupted; nothing was written", status=INTERRUPTED)

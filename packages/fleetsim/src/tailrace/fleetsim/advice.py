@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tailrace.contracts import TailraceError
@@ -58,15 +59,17 @@ class Suspect:
     changes: Sequence[Change]
 
 
-def advice(watched: Watched, rates: Rates | None = None) -> list[str]:
+def advice(watched: Watched, rates: Rates | None = None, *, said: Callable[[str], None] = lambda _: None) -> list[str]:
     """The sentences; empty if nothing is off. Changes of the configuration are told only if simulating them gains.
 
     Ctrl-C ends these simulations, and what they found by then is told.
 
     Args:
         rates: simulates the changes; by default in parallel processes.
+        said: hears how far these are.
     """
-    return [*findings(watched), *_remedies(watched, list(_suspects(watched)), rates or _simulated)]
+    rates = rates or partial(_simulated, said=said)
+    return [*findings(watched), *_remedies(watched, list(_suspects(watched)), rates)]
 
 
 def findings(watched: Watched) -> list[str]:
@@ -245,11 +248,13 @@ def _said(change: Mapping[str, Any], above: str = "") -> str:
     return " and ".join(parts)
 
 
-def _simulated(configs: Sequence[RunConfig], seed: int) -> list[float]:
+def _simulated(configs: Sequence[RunConfig], seed: int, *, said: Callable[[str], None]) -> list[float]:
     found = [0.0] * len(configs)
     try:
-        for place, result in simulate_many([(config, seed) for config in configs]):
+        said(f"{many(len(configs), 'change')} of the configuration may be better: simulated too")
+        for done, (place, result) in enumerate(simulate_many([(config, seed) for config in configs]), start=1):
             found[place] = 0.0 if isinstance(result, TailraceError) or result.failure else result.tokens_per_s
+            said(f"{done} of {many(len(configs), 'change')} simulated")
     except KeyboardInterrupt:  # what is found by now is told
         return found
     return found

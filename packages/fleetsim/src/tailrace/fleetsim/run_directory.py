@@ -44,7 +44,7 @@ def check_new(root: Path) -> None:
         raise RunDirectoryError(f"{root}: found {what}, expected a new directory")
 
 
-def plain(watched: Watched) -> dict[str, Any]:
+def plain(watched: Watched, said: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """The results as plain data, without the event log. What may be better is simulated for it, see `advice`."""
     result, detection = watched.result, watched.folds.detection.figures()
     return {
@@ -57,7 +57,7 @@ def plain(watched: Watched) -> dict[str, Any]:
             if field.name != "events"
         },
         "figures": watched.figures.to_json(),
-        "warnings": advice(watched),
+        "warnings": advice(watched, said=said),
         **watched.folds.effective_time.figures().plain(),
         "task_restarts": watched.run.task_restarts,
         "lent_machines": watched.run.lent_machines,
@@ -76,6 +76,7 @@ def simulate_into(
     name: str,
     keep_events: bool = True,
     listener: Callable[[SimulationProgress], None] | None = None,
+    said: Callable[[str], None] = lambda _: None,
 ) -> tuple[Watched, dict[str, Path]]:
     """Simulate into a new run directory. Returns what was seen, and the files by name.
 
@@ -84,6 +85,7 @@ def simulate_into(
     Args:
         keep_events: write the event log, which `tailrace explain` and `tailrace report` read.
         listener: called with the progress.
+        said: hears how far the further simulations are that advice takes.
 
     Raises:
         TailraceError: the configuration is wrong, or the run would hang.
@@ -109,7 +111,7 @@ def simulate_into(
         metrics.close()
         if log is not None:
             log.close()
-        written = _write(watched, directory, keep_events=keep_events)
+        written = _write(watched, directory, keep_events=keep_events, said=said)
         status.settle()
         status.status.trained_tokens_per_s = read_json(directory.summary)["tokens_per_s"]
         failure = watched.result.failure
@@ -143,9 +145,11 @@ def again(root: Path) -> RunConfig | None:
     return validate([(str(directory.config), found["config"])])
 
 
-def _write(watched: Watched, directory: RunDirectory, *, keep_events: bool) -> dict[str, Path]:
+def _write(
+    watched: Watched, directory: RunDirectory, *, keep_events: bool, said: Callable[[str], None]
+) -> dict[str, Path]:
     root, folds = directory.root, watched.folds
-    found = plain(watched)
+    found = plain(watched, said)
     written = {"config": directory.config, "result": root / "result.json"}
     if keep_events:
         written["events"] = directory.events
