@@ -141,6 +141,29 @@ def test_a_machine_that_does_not_pass_its_checks_is_given_up_and_no_restart_fail
         assert driven.fails(starting=True, cause=Cause.MACHINE, machine="m1") is RecoveryAction.EVICT_MACHINE
 
 
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_lost_machine_escalates_as_the_paper_has_it_only_where_it_counts(counts):
+    lost = {"cause": Cause.MACHINE, "machine": "m1"}
+    first, second = (TASK, TASK) if counts else (RecoveryAction.EVICT_MACHINE,) * 2
+    driven = Driven(RoleBased(machines_count=counts))
+    assert driven.fails(**lost) is first, "in the first iteration"
+    driven = Driven(RoleBased(machines_count=counts))
+    driven.ends_step()
+    assert driven.fails(**lost) is RecoveryAction.EVICT_MACHINE
+    driven.up()
+    assert driven.fails(**lost) is second, "again in the same step"
+    driven = Driven(RoleBased(machines_count=counts))
+    driven.ends_step()
+    assert driven.fails() is RESTART
+    driven.up()
+    assert driven.fails(**lost) is second, "whatever the first fault of the step was"
+    for role in ("replica", "relay"):
+        assert Driven(RoleBased(machines_count=counts)).fails(role=role, **lost) is RecoveryAction.EVICT_MACHINE
+    driven = Driven(RoleBased(machines_count=counts))
+    for _ in range(5):
+        assert driven.fails(starting=True, **lost) is RecoveryAction.EVICT_MACHINE, "it did not pass its checks"
+
+
 def test_the_baseline_starts_over():
     driven = Driven(RestartTask(max_task_restarts=2))
     assert [driven.fails() for _ in range(3)] == [RecoveryAction.START_OVER] * 2 + [FAIL]

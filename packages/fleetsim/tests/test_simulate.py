@@ -128,3 +128,32 @@ def test_a_mapping_is_a_configuration_too_and_settings_are_laid_over_it():
     told = simulate(mine, settings=("pipeline.steps=2",))
     read = simulate(validate([("mine", {**mine, "pipeline": {"steps": 2, "prompts_per_step": 16}})]))
     assert told.events.to_bytes() == read.events.to_bytes()
+
+
+def ends(system, every, **delays):
+    """When each step began and ended, by version."""
+    slow = {"gpus": 4, "mfu": 0.004}  # training is what the run waits for
+    fleet = {"trainer": slow, "delays": delays, "steady": False, "warm_up": 0}
+    content = config(system, fleet=fleet, steps=6).model_dump(mode="json")
+    content["checkpoint"] = {**content["checkpoint"], "every": every}
+    result = simulate(validate([("test", content)]))
+    assert result.failure is None
+    found = {}
+    for now, *events in result.events:
+        for event in events:
+            if isinstance(event, Stepped):
+                found[event.version] = (now - event.metrics["wall_s"], now)
+    return found
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_copy_of_a_checkpoint_blocks_the_trainer_and_what_is_written_behind_it_does_not(every):
+    free, late, copied = (
+        ends("laminar", every, **delays)
+        for delays in ({"checkpoint_s": 0.0}, {"checkpoint_s": 30.0}, {"copy_s": 3.0, "checkpoint_s": 30.0})
+    )
+    for version in range(1, 6):
+        between = {name: each[version + 1][0] - each[version][1] for name, each in (("free", free), ("copied", copied))}
+        blocks = 3.0 if version % every == 0 else 0.0
+        assert between["copied"] - between["free"] == pytest.approx(blocks, abs=1e-6), version
+    assert late[6][1] == pytest.approx(free[6][1])

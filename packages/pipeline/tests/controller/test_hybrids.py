@@ -92,3 +92,24 @@ def test_in_the_first_iteration_the_task_restarts_once_for_both():
     restarted = [(one.role, one.id) for one in of(c.Restart, run.given)]
     assert len(restarted) == len(set(restarted))
     assert run.view.task_restarts == 1
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_generation_under_new_weights_begins_when_each_has_them_or_when_all_do(together):
+    """RobustRL, section 5.2.1: in semi-sync no rollout phase begins until all rollouts have finished updating."""
+    sync = policy("sync", "when-drained", together=together)
+    one_step = policy("admission", "one-step")
+    run = Scripted(spec(admission=one_step, sync=sync, replica_batch=4, batch_groups=2, steps=6, buffer_groups=None))
+    run.go(c.Tick(), leave=(c.Pull,))
+    pulls = {pull.replica: pull for pull in run.left}
+    assert pulls.keys() == {"r0", "r1"}
+    first, last = pulls.values()
+    run.left.clear()
+    given = run.go(*run.answers(first), leave=(c.Route, c.Pull))
+    assert {route.replica for route in of(c.Route, given)} == (set() if together else {first.replica})
+    given = run.go(*run.answers(last), leave=(c.Route, c.Pull))
+    begun = {route.replica for route in of(c.Route, given)}
+    assert begun == ({first.replica, last.replica} if together else {last.replica})
+    # One that went down is not waited for.
+    run.go(c.Down(last.replica and "replica", last.replica, "killed"), leave=("replica", c.Route, c.Pull))
+    assert run.controller.coordinator.progress().behind == 0

@@ -28,6 +28,7 @@ class Progress:
         dropped: groups filtered or failed.
         batch_groups: groups in one batch.
         last_version: the version at which the run ends.
+        behind: replicas that are up, do not serve the newest version that may be pulled, and whose devices are not lent.
     """
 
     version: int
@@ -39,6 +40,7 @@ class Progress:
     dropped: int
     batch_groups: int
     last_version: int
+    behind: int = 0
 
 
 @record

@@ -95,6 +95,9 @@ class RoleBased:
             until it has done its work.
         machine_failures: failures on one machine in the window after which the machine is no longer used; 0 for never.
         standby: whether a trainer that lost its machine takes a replica's, which starts anew elsewhere (section 5.1.3).
+        machines_count: whether the loss of the trainer's machine is a fault like any other, so that the first one in the first
+            iteration and the second one in a step restart the whole task, as the paper says ("an explicit machine or code
+            error"). Else it never does while the trainer has restarts left: the fault is known to be the machine's.
 
     Raises:
         RecoveryError: a limit is out of its range.
@@ -105,6 +108,7 @@ class RoleBased:
     window_s: float = 600.0
     machine_failures: int = 0
     standby: bool = False
+    machines_count: Annotated[bool, Tried((False, True))] = False
 
     def __post_init__(self) -> None:
         _check_limits(self)
@@ -120,7 +124,10 @@ class RoleBased:
             return self._task(failure)
         unfit = failure.cause is Cause.MACHINE and bool(failure.machine) and failure.failures <= self.max_restarts
         code_error = role == REPLICA and failure.cause is Cause.BROKE and failure.first_iteration
-        if not unfit and (code_error or (role == TRAINER and restarts_task(failure))):
+        excused = unfit and (
+            failure.starting or not self.machines_count
+        )  # a machine that failed its checks is no fault
+        if not excused and (code_error or (role == TRAINER and restarts_task(failure))):
             return self._task(failure)
         if unfit and role == TRAINER and self.standby and failure.standbys:
             return RecoveryAction.STANDBY

@@ -117,7 +117,8 @@ class DelayConfig(_Strict):
         predict_s: seconds until the ranker has answered.
         report_s: finished trajectories are reported at multiples of this.
         snapshot_s: replicas report their load so often.
-        checkpoint_s: seconds until a checkpoint is durable.
+        copy_s: seconds for which a checkpoint blocks the trainer, while its state is copied into host memory.
+        checkpoint_s: seconds from then until a checkpoint is durable; the trainer goes on meanwhile.
         route_s: seconds for a command to be carried out (tokens travel; nothing else waits).
         detect_s: seconds until a death is noticed.
         hang_s: seconds of silence until a member counts as down; without it those of `deadlines.silent_s`.
@@ -128,6 +129,7 @@ class DelayConfig(_Strict):
     reward_s: Seconds = 0.0
     report_s: Annotated[float, Field(gt=0)] = 1.0
     snapshot_s: Annotated[float, Field(gt=0)] = 5.0
+    copy_s: Seconds = 0.0
     checkpoint_s: Seconds = 10.0
     route_s: Seconds = 0.0
     detect_s: Seconds = 5.0

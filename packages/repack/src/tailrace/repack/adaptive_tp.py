@@ -30,7 +30,7 @@ class AdaptiveTP:
         count: replicas at the start.
         tp: devices of each at the start; they have `count * tp` devices in all.
         short, long: devices of a replica in the first round of each kind; None: `tp`. More than all replicas have together
-            become as many as they have.
+            become as many as they have. The paper takes what a profile finds best; here whoever configures the run says it.
         devices_per_machine: most devices of a replica, since links between machines are slow.
         heads: the model's attention heads, which the devices of a replica divide; None: not known.
         smallest: fewest devices that hold the weights and a whole response.

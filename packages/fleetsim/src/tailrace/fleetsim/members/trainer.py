@@ -216,7 +216,7 @@ class Trainer:
             return self._gradients_s(rest) + fleet.training.update_s(0, 0.0)
         if isinstance(command, c.Step):
             return self._compute(command.mini_batches, fleet.data_s / (fleet.parts if self.parts else 1))
-        return 0.0
+        return fleet.delays.copy_s if isinstance(command, c.Checkpoint) else 0.0
 
     def _gradients_s(self, names: tuple[str, ...]) -> float:
         """Seconds of the gradients of a part of a batch on all devices, without an optimizer step."""

@@ -108,6 +108,7 @@ class Coordinator:
             dropped=ledger.counts.filtered + ledger.counts.failed,
             batch_groups=self._spec.batch_groups,
             last_version=trainer.steps,
+            behind=sum([replica.version != trainer.published for replica in self._fleet.up()]),
         )
 
     def due(self, kinds: Set[type], now: float) -> bool:

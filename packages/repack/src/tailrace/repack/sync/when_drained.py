@@ -28,12 +28,16 @@ class WhenDrained:
     Args:
         behind: most versions that a replica may be behind and still be given groups: the bound of an admission such as
             `one-step`. It matters where admission has no bound, since a replica would otherwise never drain.
+        together: whether nobody is given groups under a new version until all replicas have it, but those whose devices the
+            trainer has: "the rollout phase does not begin until all rollouts have finished updating" (RobustRL, section 5.2.1,
+            of semi-sync). Else each begins when it has it.
 
     Raises:
         LoadError: `behind` is below 0.
     """
 
     behind: Annotated[int, Tried((0, 1, 3))] = 1
+    together: Annotated[bool, Tried((False, True))] = False
 
     def __post_init__(self) -> None:
         if self.behind < 0:
@@ -52,7 +56,8 @@ class WhenDrained:
 
     def accepts(self, replica: ReplicaView, progress: Progress) -> bool:
         """Whether it has room and is not too far behind; it may have work already. Admission knows which versions may start."""
-        return self._is_new_enough(replica, progress) and replica.held < replica.capacity
+        waits = self.together and progress.behind > 0 and replica.version == progress.published
+        return self._is_new_enough(replica, progress) and replica.held < replica.capacity and not waits
 
     def _may_be_given_work(self, view: ReplicaView, cycle: Cycle) -> bool:
         return view.version is not None and may_run_at(
