@@ -221,3 +221,24 @@ def test_bad_settings_are_refused(model_path, tmp_path):
 
 def test_the_backend_is_registered():
     assert plugins.load("tailrace.backend", "fsdp2") is TrainerWorker
+
+
+@pytest.mark.parametrize("mini_batches", [1, 3])
+def test_it_says_how_many_micro_batches_a_call_has(model_path, mini_batches):
+    batches = [make_experiences(4, 4, vocab_size=VOCAB, seed=seed) for seed in range(mini_batches)]
+    with TrainerWorker(model_path, dataclasses.replace(CPU, micro_batch_tokens=64)) as worker:
+        ended, expected = 0, []
+
+        def count():
+            nonlocal ended
+            ended += 1
+            expected.append(worker.expected_micro_batches)
+
+        worker.watch_micro_batches(count)
+        worker.step(batches)
+        assert ended > mini_batches
+        assert expected[0] == expected[0] // mini_batches * mini_batches
+        assert abs(expected[-1] - ended) <= ended / 2
+        begun = ended
+        worker.accumulate(batches[0])
+        assert expected[-1] == ended - begun

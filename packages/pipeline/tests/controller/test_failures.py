@@ -92,6 +92,21 @@ def test_a_step_that_is_made_again_and_lost_again_achieves_nothing(recovery, eve
     assert "no space left for a checkpoint" in run.view.failure
 
 
+@pytest.mark.parametrize("recovery", ["isolate", "role-based", "restart-task"])
+def test_a_step_that_takes_longer_than_detection_allows_ends_the_run_and_says_which_limit(recovery):
+    run = Scripted(spec(recovery=policy("recovery", recovery)))
+    run.go(c.Tick(), leave=(c.Step,))
+    for _ in range(10_000):
+        if run.view.failure is not None:
+            break
+        run.forget(c.Step)
+        run.later(5.0, leave=(c.Step,))
+    assert run.view.failure is not None, f"it goes on after {run.now:.0f} s"
+    assert "trainer 0 is down and is not restarted: stood still for " in run.view.failure
+    said = "by pipeline.detection it may stand still for 300 s: raise that if a healthy trainer needs longer"
+    assert run.view.failure.endswith(said)
+
+
 def test_a_trainer_that_fails_at_another_step_each_time_may_do_so_for_ever():
     run = Scripted(spec(steps=60, recovery=isolate(trainer_restarts=1)))
     run.go(c.Tick(), leave=(c.Step,))

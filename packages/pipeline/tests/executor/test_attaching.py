@@ -55,7 +55,9 @@ def test_a_deadline_outlives_its_controller(run):
     run.controller.news()
     run.pass_time(31.0)
     downs = [event for event in run.controller.news() if isinstance(event, c.Down)]
-    assert [event.reason for event in downs] == ["waited 30 s for trainer 0 to train version 1"]
+    assert [event.reason for event in downs] == [
+        "waited 30 s for trainer 0 to train version 1; no micro-batch was seen to end; the deadline is 30 s (deadlines.step_s)"
+    ]
     run.pass_time(31.0)
     (down,) = run.controller.news()
     assert down.reason == "waited 60 s for trajectories to be scored"

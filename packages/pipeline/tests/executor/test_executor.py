@@ -1,5 +1,7 @@
 """The executor by itself: what goes where, in which order, what is waited for, and whose word counts."""
 
+import re
+
 import pytest
 from scripted_host import Driven
 
@@ -218,7 +220,62 @@ def test_one_that_lives_and_does_not_answer_in_time_is_down(run, command, role, 
     assert run.controller.news() == []
     run.pass_time(2.0)
     name = "r0" if role == "replica" else "0"
-    assert run.controller.news() == [c.Down(role, name, f"waited {limit_s} s for {what}", c.Cause.SILENT)]
+    (down,) = run.controller.news()
+    said = f"waited {limit_s} s for {what}"
+    if type(command) in (c.Step, c.Accumulate):
+        said += f"; no micro-batch was seen to end; the deadline is {limit_s} s (deadlines.step_s)"
+    assert down == c.Down(role, name, said, c.Cause.SILENT)
+
+
+def _late_step(run, *activities, longest_s=0.0):
+    """The reason of a trainer that is given a step and misses its deadline, 30 s, after it said this at these seconds of it."""
+    (trainer,) = run.up(("trainer", "0"))
+    trainer.says(c.Activity("trainer", "0", "idle", 7))
+    run.settle()
+    if longest_s:
+        run.give(c.Step(8, 1, (("0.0",),)))
+        trainer.takes()
+        run.pass_time(longest_s)
+        trainer.says(c.Stepped(1, {}, answers=8))
+        run.settle()
+    run.give(c.Step(9, 2, (("1.0",),)))
+    trainer.takes()
+    run.controller.news()
+    passed = 0.0
+    for at_s, progress, share in activities:
+        run.pass_time(at_s - passed)
+        passed = at_s
+        trainer.says(c.Activity("trainer", "0", "training", progress, share=share))
+        run.settle()
+    assert not [event for event in run.controller.news() if isinstance(event, c.Down)]
+    run.pass_time(31.0 - passed)
+    (down,) = [event for event in run.controller.news() if isinstance(event, c.Down)]
+    assert down.cause is c.Cause.SILENT
+    return down.reason
+
+
+def test_a_deadline_that_a_healthy_step_exceeds_says_what_the_step_needs_and_which_key_to_raise(run):
+    reason = _late_step(run, (5.0, 7, 0.0), (10.0, 9, 0.1), (20.0, 11, 0.2), (25.0, 12, 0.25))
+    assert reason.startswith("waited 30 s for trainer 0 to train version 2; it went on all the while, 25% were done: ")
+    needed = int(re.search(r"this step needs about (\d+) s", reason)[1])
+    assert abs(needed - 100) <= 4
+    assert reason.endswith("the deadline is 30 s (deadlines.step_s): raise it")
+
+
+def test_a_step_whose_trainer_cannot_say_how_far_it_is_needs_more_than_it_had(run):
+    reason = _late_step(run, (5.0, 7, 0.0), (20.0, 11, 0.0))
+    assert (
+        "it went on all the while: this step needs more than 30 s, the deadline is 30 s (deadlines.step_s): raise it"
+        in reason
+    )
+
+
+def test_a_step_that_did_nothing_is_not_told_to_get_more_time(run):
+    reason = _late_step(run, (5.0, 7, 0.0), (20.0, 7, 0.0), longest_s=4.0)
+    assert "raise" not in reason
+    assert reason.endswith(
+        "no micro-batch was seen to end; the deadline is 30 s (deadlines.step_s), the longest step so far took 4 s"
+    )
 
 
 def test_a_newer_version_takes_the_place_of_one_that_is_not_out_yet(run):

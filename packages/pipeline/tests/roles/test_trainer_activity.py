@@ -134,3 +134,16 @@ def test_a_watch_that_is_closed_reads_no_more():
     watch.close()
     assert cores.closed == 1
     assert not watch._thread.is_alive()
+
+
+def test_how_much_of_a_command_is_done_is_told_where_the_backend_says_how_much_it_has():
+    now, events = [0.0], []
+    activity = TrainerActivity("0", events.append, watched=True, clock=lambda: now[0], expected=lambda: 8)
+    for number in (1, 2):
+        activity.begins(Step(number, number, ()))
+        for _ in range(4):
+            now[0] += REPORT_S
+            activity.ended_micro_batch()
+    assert [one.share for one in events if one.share] == 2 * [0.125, 0.25, 0.375, 0.5]
+    activity.begins(Publish(3, 2))
+    assert events[-1].share == 0.0

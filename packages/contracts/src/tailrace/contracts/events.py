@@ -332,6 +332,7 @@ class Activity:
         progress: a replica's engine steps, or the trainer's micro-batches, since it started.
         still_s: seconds for which it had work and its progress did not change.
         slowest_s: seconds of its slowest step in this phase so far.
+        share: of the trainer's command, how much of its micro-batches is done, from 0 to 1; 0 also where it cannot say.
     """
 
     role: str
@@ -340,6 +341,7 @@ class Activity:
     progress: int = 0
     still_s: float = 0.0
     slowest_s: float = 0.0
+    share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,8 @@ class Gradients:
         self._shared_prompt_tokens, self._on_phase = shared_prompt_tokens, on_phase
         self.ended: Callable[[], None] = lambda: None
         """called at the end of each micro-batch"""
+        self.planned = 0
+        """micro-batches of the samples that were added last, or are"""
 
     def add(self, samples: Sequence[TrainingSample], *, alone: bool, supervised: bool = False) -> Tally:
         """Add gradients of the weighted sum of the samples' losses.
@@ -82,7 +84,7 @@ class Gradients:
             token_budget=config.micro_batch_tokens,
             shared_prompt_tokens=self._shared_prompt_tokens,
         )[state.place if alone else state.cell * state.ranks + state.place]
-        tally = Tally(state.device)
+        tally, self.planned = Tally(state.device), len(mine)
         for number, rows in enumerate(mine):
             begun = time.perf_counter()
             batch = to_tensors(rows, state.device, state.dtype)

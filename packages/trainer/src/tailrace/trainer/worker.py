@@ -84,6 +84,7 @@ class TrainerWorker:
         shared_prompt_tokens = config.shared_prompt_tokens if policy.shares_prompts else 0
         self._state = ShardedPolicy(policy, config, self.device, rank, world_size)
         reference = Reference(load_policy(model_path, dtype), self._state) if config.kl_coefficient else None
+        self._mini_batches = 1
         self.on_phase: Callable[[str], None] = lambda _: None
         """Called as "forward" and "backward" of a micro-batch, and the "optimizer" step, begin. It may be set to another."""
         self._gradients = Gradients(self._state, reference, shared_prompt_tokens, lambda phase: self.on_phase(phase))
@@ -94,6 +95,11 @@ class TrainerWorker:
     def watch_micro_batches(self, ended: Callable[[], None]) -> None:
         """Have a function called at the end of each micro-batch from now on, on the thread that computes it."""
         self._gradients.ended = ended
+
+    @property
+    def expected_micro_batches(self) -> int:
+        """About how many micro-batches the call under way has, on this rank: its mini-batches are taken for alike."""
+        return self._gradients.planned * self._mini_batches
 
     @property
     def steps(self) -> int:
@@ -122,7 +128,7 @@ class TrainerWorker:
         for number, samples in enumerate(batches):
             if not samples:
                 raise BatchError(f"found no response token in mini-batch {number}, expected at least one")
-        steps = []
+        steps, self._mini_batches = [], len(mini_batches)
         for experiences, samples in zip(mini_batches, batches, strict=True):
             self._state.drop_gradients()
             tally = self._gradients.add(samples, alone=False)
@@ -146,7 +152,7 @@ class TrainerWorker:
             BatchError: a group came before, or cannot be trained on. Nothing was changed.
             TrainerConfigError: advantages need the whole batch.
         """
-        started = time.perf_counter()
+        started, self._mini_batches = time.perf_counter(), 1
         tally = self._parts.add(experiences)
         metrics = self._reported(means(tally.over(self._state.group)))
         seconds = {"forward_s": tally.forward_s, "backward_s": tally.backward_s}
@@ -169,7 +175,7 @@ class TrainerWorker:
             NonFiniteGradientError: the gradient is not finite.
             With any of these the weights are unchanged, and what was accumulated is forgotten.
         """
-        started = time.perf_counter()
+        started, self._mini_batches = time.perf_counter(), 1
         tally = self._parts.end(rest)
         total = tally.over()
         if not total["tokens"]:

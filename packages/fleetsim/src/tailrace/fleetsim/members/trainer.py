@@ -163,7 +163,9 @@ class Trainer:
             return
         if self._speed > 0:
             self._pulses += 1
-            self.member.say([c.Activity("trainer", self.member.id, "training", self._pulses)])
+            self._account()
+            share = 1.0 - work.left_s / work.whole_s
+            self.member.say([c.Activity("trainer", self.member.id, "training", self._pulses, share=share)])
         self.time.at(self.time.now() + PULSE_S, self._pulse, computing)
 
     def _schedule(self, work: _Work) -> None:

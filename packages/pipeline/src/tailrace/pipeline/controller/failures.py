@@ -191,6 +191,11 @@ class Failures:
             self.task = (over, member, reason)
         elif action is _ACTIONS.FAIL:
             before = f"; the task had been restarted for {'; '.join(self._causes)}" if self._causes else ""
+            if reason.why is c.Why.STILL and "limit_s" in reason.numbers:
+                before += (
+                    f"; by pipeline.detection it may stand still for {reason.numbers['limit_s']:.0f} s: raise that if "
+                    f"a healthy {member.role} needs longer"
+                )
             self._fail(
                 f"{member.role} {member.id} is down and is not restarted: {failure.reason} (failure {failure.failures} of "
                 f"it without work in between){before}"

@@ -6,14 +6,59 @@ A `Route` has no deadline here, since the length of a response is unknown. A rep
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tailrace import contracts as c
-from tailrace.pipeline.executor.deployment import RANKER, SCORER, Deadlines
+from tailrace.pipeline.errors import DeadlineError
+from tailrace.pipeline.executor.deployment import RANKER, SCORER, TRAINER, Deadlines
 from tailrace.pipeline.executor.outcomes import Outcomes
 from tailrace.pipeline.executor.running import Running
 from tailrace.pipeline.executor.waits import Waits
 
 Down = Callable[[Running, BaseException], None]
+ALIVE_S = 60.0  # a trainer that goes on has ended a micro-batch since then
+
+
+@dataclass(slots=True)
+class _Training:
+    """What is known of a step, or a part of one, that the trainer was given.
+
+    Args:
+        since_s: when.
+        progress: micro-batches of the trainer when it was last heard of; None if it was not.
+        moved_s: when more of them were told; None if none ended since.
+        share: of its micro-batches, as last told at `share_s`; 0 if the trainer cannot say.
+    """
+
+    since_s: float
+    progress: int | None = None
+    moved_s: float | None = None
+    share: float = 0.0
+    share_s: float = 0.0
+
+    def heard(self, event: c.Activity, now: float) -> None:
+        if self.progress is not None and event.progress > self.progress:
+            self.moved_s = now
+        self.progress = event.progress
+        if event.share > self.share:
+            self.share, self.share_s, self.moved_s = event.share, now, now
+
+    def late(self, error: BaseException, limit_s: float, longest_s: float, now: float) -> DeadlineError:
+        """What to say if it was not done by its deadline: whether the deadline is at fault, and its key."""
+        known = f"the deadline is {limit_s:g} s (deadlines.step_s)"
+        if self.moved_s is None:
+            said = f"no micro-batch was seen to end; {known}"
+            if longest_s:
+                said += f", the longest step so far took {longest_s:.0f} s"
+        elif now - self.moved_s > max(ALIVE_S, limit_s / 4):
+            said = f"nothing went on for the last {now - self.moved_s:.0f} s; {known}"
+        elif self.share:
+            needed_s = (self.share_s - self.since_s) / self.share
+            said = f"it went on all the while, {self.share:.0%} were done: this step needs about {needed_s:.0f} s, "
+            said += f"{known}: raise it"
+        else:
+            said = f"it went on all the while: this step needs more than {now - self.since_s:.0f} s, {known}: raise it"
+        return DeadlineError(f"{error}; {said}")
 
 
 class Answers:
@@ -32,6 +77,8 @@ class Answers:
         self._scores = Outcomes(waits, "trajectories to be scored", deadlines.score_s, down)
         self._lengths = Outcomes(waits, "lengths to be predicted", deadlines.predict_s, down)
         self._of_role = {SCORER: self._scores, RANKER: self._lengths}
+        self._training: dict[int, _Training] = {}  # by the command's number
+        self._longest_s, self._now = 0.0, 0.0
         self._calls: dict[Running, Outcomes] = {}  # of each environment
         self._called: dict[str, int] = {}  # number of the newest call of a trajectory
         self._heard: dict[type, Callable[[c.Event], None]] = dict.fromkeys(
@@ -44,12 +91,13 @@ class Answers:
         limits = self._deadlines
         match command:
             case c.Step(version=version):
-                self._add(running, command.seq, f"{running} to train version {version}", limits.step_s, now)
+                self._train(running, command.seq, f"{running} to train version {version}", now)
             case c.Accumulate(version=version, cell=None):
-                self._add(running, command.seq, f"{running} to train a part of version {version}", limits.step_s, now)
+                self._train(running, command.seq, f"{running} to train a part of version {version}", now)
             case c.Accumulate(version=version, cell=cell):
-                what = f"cell {cell} of {running} to add gradients of version {version}"
-                self._add(running, command.seq, what, limits.step_s, now)
+                self._train(
+                    running, command.seq, f"cell {cell} of {running} to add gradients of version {version}", now
+                )
             case c.Publish(version=version, relays=relays):  # if sealed, its deadline is that of its checkpoint too
                 if self._publishing is not None:  # a newer version replaces one that is not published yet
                     self._end(self._publishing)
@@ -102,6 +150,7 @@ class Answers:
 
     def heard(self, events: Sequence[c.Event], now: float) -> None:
         """End or renew waits after events of members."""
+        self._now = now
         scored: list[str] = []
         predicted: list[int] = []
         turned: list[str] = []
@@ -116,6 +165,9 @@ class Answers:
             elif kind is c.Turned or kind is c.CallFailed:
                 if event.answers is None or event.answers >= self._called.get(event.trajectory, 0):  # type: ignore[union-attr]
                     turned.append(event.trajectory)  # type: ignore[union-attr]
+            elif kind is c.Activity:
+                if event.role == TRAINER and self._training:  # type: ignore[union-attr]
+                    self._training[min(self._training)].heard(event, now)  # type: ignore[arg-type]
             elif kind in self._heard:
                 self._heard[kind](event)
         if scored:
@@ -129,6 +181,7 @@ class Answers:
     def forget(self, running: Running) -> None:
         """End all waits for a member that is gone."""
         self._numbers = {seq: entry for seq, entry in self._numbers.items() if entry[1] is not running}
+        self._training = {seq: one for seq, one in self._training.items() if seq in self._numbers}
         if running.role in self._of_role:
             self._of_role[running.role].clear()
         self._calls.pop(running, None)
@@ -138,6 +191,16 @@ class Answers:
             what, now, timeout_s, None, lambda _: None, lambda error: self._down(running, error), running
         )
         self._numbers[seq] = (number, running)
+
+    def _train(self, running: Running, seq: int, what: str, now: float) -> None:
+        """Wait for a step or a part of one, and say of one that is late whether it went on."""
+        training, limit_s = _Training(now), self._deadlines.step_s
+
+        def late(error: BaseException) -> None:
+            self._down(running, training.late(error, limit_s, self._longest_s, now + limit_s))
+
+        self._numbers[seq] = self._waits.add(what, now, limit_s, None, lambda _: None, late, running), running
+        self._training[seq] = training
 
     def _answered(self, event: c.Event) -> None:
         answers: int | None = event.answers  # type: ignore[union-attr]
@@ -150,6 +213,9 @@ class Answers:
             self._publishing = None
 
     def _end(self, seq: int) -> None:
+        training = self._training.pop(seq, None)
+        if training is not None:
+            self._longest_s = max(self._longest_s, self._now - training.since_s)
         entry = self._numbers.pop(seq, None)
         if entry is not None:
             self._waits.settle(entry[0])

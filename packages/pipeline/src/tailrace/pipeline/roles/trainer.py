@@ -121,7 +121,12 @@ class TrainerRole:
         self._cell, self._place = divmod(rank, world_size // cells)
         self._cells = cells
         watch = getattr(self._backend, "watch_micro_batches", None)
-        self._activity = TrainerActivity(member, self._tell, watched=watch is not None)
+        self._activity = TrainerActivity(
+            member,
+            self._tell,
+            watched=watch is not None,
+            expected=lambda: getattr(self._backend, "expected_micro_batches", 0),
+        )
         cores = None
         if watch is not None:
             watch(self._activity.ended_micro_batch)

@@ -27,6 +27,7 @@ class TrainerActivity:
         tell: takes the events.
         watched: whether the backend says when a micro-batch ends; otherwise it is `STEPPING` while it trains.
         clock: seconds, never decreasing.
+        expected: about how many micro-batches the command under way has; 0 if the backend does not say.
     """
 
     def __init__(
@@ -36,10 +37,12 @@ class TrainerActivity:
         *,
         watched: bool,
         clock: Callable[[], float] = time.monotonic,
+        expected: Callable[[], int] = lambda: 0,
     ) -> None:
         self._member, self._tell, self._clock = member, tell, clock
         self._computing = TRAINING if watched else STEPPING
-        self._phase, self._done = IDLE, 0
+        self._phase, self._done, self._done_before = IDLE, 0, 0
+        self._expected = expected
         self._slowest_s: dict[str, float] = {}
         self._began_s = self._told_s = self._moved_s = clock()
         self._lock = threading.RLock()
@@ -48,6 +51,7 @@ class TrainerActivity:
         """A command begins."""
         with self._lock:
             self._began_s = self._moved_s = self._clock()
+            self._done_before = self._done
             self._at(self._phase_of(command))
 
     def ended_micro_batch(self) -> None:
@@ -111,4 +115,6 @@ class TrainerActivity:
     def _say(self, now: float) -> None:
         self._told_s = now
         slowest_s = self._slowest_s.get(self._phase, 0.0)
-        self._tell(Activity("trainer", self._member, self._phase, self._done, slowest_s=slowest_s))
+        done = self._done - self._done_before if self._phase == TRAINING else 0
+        share = min(1.0, done / max(done, self._expected())) if done and self._expected() else 0.0
+        self._tell(Activity("trainer", self._member, self._phase, self._done, slowest_s=slowest_s, share=share))
