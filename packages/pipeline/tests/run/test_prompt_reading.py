@@ -57,7 +57,7 @@ def test_prompts_that_fit_are_used_as_they_stand(prepared):
     pool = PromptPool.from_file(found.train[0])
     assert (pool[0].prompt, pool[0].answer, pool[0].metadata) == (" a  b\n", "3", {"metadata": {"level": [1, None]}})
     assert pool[1].prompt == words(ROOM)
-    assert found.counts["train"] == {"rows": 2, "dropped": 0, "truncated": 0, "most_tokens": ROOM}
+    assert PromptCounts(**found.counts["train"]) == PromptCounts(2, most_tokens=ROOM)
     assert [row["phase"] for row in told] == ["reading the prompts"]
 
 
@@ -91,7 +91,7 @@ def test_no_held_out_problem_is_asked_twice(prepared):
 def test_overlong_prompts_lose_their_beginning(prepared):
     found, _ = prepared([{"prompt": words(ROOM + 3), "answer": "x"}], overlong="truncate-left")
     assert texts(found.train[0]) == [words(ROOM, 3)]
-    assert found.counts["train"] == {"rows": 1, "dropped": 0, "truncated": 1, "most_tokens": ROOM}
+    assert PromptCounts(**found.counts["train"]) == PromptCounts(1, truncated=1, most_tokens=ROOM)
 
 
 def test_a_text_whose_end_has_other_tokens_is_cut_until_it_fits(tmp_path):

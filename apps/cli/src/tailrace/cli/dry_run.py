@@ -86,8 +86,8 @@ def _prompts(config: RunConfig, counts: Mapping[str, PromptCounts]) -> str:
 def _rows(found: PromptCounts) -> str:
     lengths = "lengths not looked at: the model's context is not known yet"
     if found.most_tokens is not None:
-        lengths = str(found) or f"none longer than {found.most_tokens:,} tokens"
-    return f"{found.rows:,}; {lengths}"
+        lengths = found.lengths or f"none longer than {found.most_tokens:,} tokens"
+    return "; ".join(part for part in (f"{found.rows:,}", lengths, found.answers) if part)
 
 
 def _model(config: RunConfig) -> str:

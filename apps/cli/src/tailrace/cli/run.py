@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from tailrace.cli.controller_process import ATTACH, LAUNCH, RESUME, ControllerProcess, LeftController, Order
 from tailrace.cli.errors import CommandError
 from tailrace.cli.preflight import check
@@ -117,6 +119,8 @@ def _checked(config: RunConfig, options: RunOptions, root: Path) -> tuple[RunCon
         check_new(RunDirectory(root))
         check_disk(config, root)
     gathered.done()
+    for note in found.notes if found is not None else ():
+        typer.echo(f"note: {note}", err=True)
     return sized(config, found), found.counts if found is not None else {}
 
 

@@ -41,6 +41,12 @@ def boxes(text: str) -> list[str]:
     return found
 
 
+def unboxed(text: str) -> str:
+    """The content of the boxes in an answer, as a list if there are several, or the answer itself."""
+    found = dict.fromkeys(boxes(text))
+    return ", ".join(found) if found else text
+
+
 def solution_answer(answer: str) -> str:
     """What a reference answer asks for: what stands behind ``####`` in the last line, as in GSM8K, else all of it."""
     found = _SOLUTION.search(answer)

@@ -51,10 +51,15 @@ class TaskConfig(_Strict):
     """the column of a file with the prompt; within another column with points: input.messages"""
     answer_column: str = "answer"
     """the column of a file with the answer, likewise: reward_model.ground_truth"""
+    verifier_column: str = "verifier"
+    """the column of a file with a row's own verifier; "": none, if that column says something else"""
     chat: bool = False
     """whether a prompt that is text is a user's message, with the model's chat template; lists of messages always have it"""
     overlong: Literal["refuse", "drop", "truncate-left"] = "refuse"
     """prompts of a file that leave no room for rollout.max_tokens: an error, left out, or cut off at their beginning"""
+
+    unmatched: Literal["keep", "drop", "refuse"] = "keep"
+    """rows whose answer their verifier can never match: counted and used all the same, left out, or an error"""
 
     @property
     def training(self) -> dict[str, SourceConfig]:
@@ -64,10 +69,11 @@ class TaskConfig(_Strict):
         return {f"sources.{place}": source for place, source in enumerate(self.sources)}
 
     def columns(self, source: SourceConfig) -> dict[str, Any]:
-        """The columns of a source with the prompt and the answer, as arguments of `tailrace.trajstore.read_prompts`."""
+        """A source's columns with prompt, answer and verifier, as arguments of `tailrace.trajstore.read_prompts`."""
         return {
             "prompt_column": source.prompt_column or self.prompt_column,
             "answer_column": source.answer_column or self.answer_column,
+            "verifier_column": self.verifier_column,
         }
 
     @property

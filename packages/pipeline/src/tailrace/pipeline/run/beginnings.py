@@ -210,7 +210,7 @@ def _with_files(config: RunConfig, files: Mapping[str, Path]) -> RunConfig:
         each.model_copy(update={"path": files.get(f"sources.{at}"), **plain}) for at, each in enumerate(task.sources)
     ]
     update = {"train": files.get(TRAIN), "held_out": files.get(HELD_OUT), "sources": tuple(sources)}
-    columns = {"prompt_column": "prompt", "answer_column": "answer"}
+    columns = {"prompt_column": "prompt", "answer_column": "answer", "verifier_column": "verifier"}
     return config.model_copy(update={"task": task.model_copy(update={**update, **columns})})
 
 

@@ -1,8 +1,10 @@
-"""Checks a run's prompts before it starts: each row of its files, and the verifier, which is tried on the first of them."""
+"""Checks a run's prompts before it starts: each row of its files, and whether its verifier pays a right answer to the first."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tailrace.contracts import plugins
@@ -10,12 +12,16 @@ from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError, config_error
 from tailrace.pipeline.roles.prompts import item_metadata
+from tailrace.pipeline.run.environments import environment_of
 from tailrace.pipeline.run.prompt_reading import FoundPrompts, read_files
 from tailrace.pipeline.run.scoring import check_judge, check_sandbox, score_settings
 from tailrace.reward import Kind, Outcome, RewardScheduler, ScoreItem, Scorer, ScoringFailure, kind_of
 from tailrace.reward.tasks import get_task, task_names
-from tailrace.reward.verifiers import is_reference
+from tailrace.reward.verifiers import is_reference, written
 from tailrace.trajstore import Prompt
+
+_TRY_S = 60.0  # seconds for trying right answers; a slow verifier is tried with fewer
+_SOLUTIONS = ("solution", "reference_solution", "response", "completion", "output")
 
 
 def check_data(config: RunConfig) -> FoundPrompts | None:
@@ -43,11 +49,14 @@ def check_data(config: RunConfig) -> FoundPrompts | None:
         with gathered.check():
             check_judge(config)
     for name, source in config.task.training.items():
-        first = found.first.get(name)
-        verifier = None if first is None else first.verifier or config.task.verifier
-        if first is not None and verifier is not None and _known(verifier) and kind_of(verifier) is Kind.MATH:
+        rows: dict[str, list[tuple[str, Prompt]]] = {}
+        for where, prompt in found.first.get(name, []):
+            verifier = prompt.verifier or config.task.verifier
+            if _known(verifier) and kind_of(verifier) is Kind.MATH:
+                rows.setdefault(verifier, []).append((where, prompt))
+        for verifier, tried in rows.items():
             with gathered.check():
-                _try_verifier(config, verifier, source.path, first)
+                found.notes += _try_verifier(config, verifier, source.path, tried)
     gathered.done()
     return found
 
@@ -57,14 +66,68 @@ def _known(verifier: str) -> bool:
     return is_reference(verifier) or verifier in plugins.names("tailrace.verifier")
 
 
-def _try_verifier(config: RunConfig, name: str, path: Path, prompt: Prompt) -> None:
-    """Verify one row's reference answer by its verifier, in a separate process."""
-    item = ScoreItem("", f"<answer>{prompt.answer}</answer>", prompt.answer, name, item_metadata(prompt))
+def _try_verifier(config: RunConfig, name: str, path: Path, rows: list[tuple[str, Prompt]]) -> list[str]:
+    """Judge right answers of some rows by their verifier, in a separate process, until one of each row earns something.
+
+    Returns:
+        A line if it pays none of the ways in which a right answer may be written. Where an environment answers, it may judge
+        what no single response shows, so nothing is said of it.
+
+    Raises:
+        ConfigError: it can judge no response of the first row.
+    """
     own = {name: name} if is_reference(name) else {}
+    turns = environment_of(config) is not None
+    until, unpaid, tried = time.monotonic() + _TRY_S, [], 0
     with Scorer(own, timeout_s=config.deadlines.verify_s) as scorer:
-        (outcome,) = scorer.score([item])
-    if isinstance(outcome, ScoringFailure):
-        raise ConfigError(f"key 'task.verifier': tried on the first row of {path}: {outcome.reason}")
+
+        def judged(prompt: Prompt, response: str) -> Outcome:
+            item = ScoreItem("", response, prompt.answer, name, item_metadata(prompt), prompt.prompt)
+            return scorer.score([item])[0]
+
+        for where, prompt in rows:
+            if time.monotonic() > until:
+                break
+            responses = [*written(prompt.answer), *_solutions(prompt)]
+            outcomes = (judged(prompt, response) for response in (responses[:1] if turns else responses))
+            paid, failure = _first_paid(outcomes, _reward(judged(prompt, "")), until)
+            if failure is not None and not tried:
+                raise ConfigError(f"key 'task.verifier': tried on the first row of {path}: {failure}")
+            tried += 1
+            unpaid += [] if paid else [where]
+    if turns or len(unpaid) < tried:
+        return []
+    example = next(written(rows[0][1].answer))
+    said = (
+        f"verifier {name}: it paid nothing for a right answer to the first {tried} rows of {path}, written in a tag "
+        f"({example:.80}), a box, bold, a sentence, alone, and as the row has it; does it want another form or column?"
+    )
+    return [said]
+
+
+def _first_paid(outcomes: Iterator[Outcome], nothing: float, until: float) -> tuple[bool, str | None]:
+    """Whether one of the outcomes pays more than no answer does, and why there was none, if each was a failure."""
+    failure, failed = "", True
+    for outcome in outcomes:
+        if isinstance(outcome, ScoringFailure):
+            failure = failure or outcome.reason
+        else:
+            failed = False
+            if outcome.correct or outcome.reward > nothing:
+                return True, None
+        if time.monotonic() > until:
+            break
+    return False, failure if failed else None
+
+
+def _reward(outcome: Outcome) -> float:
+    return 0.0 if isinstance(outcome, ScoringFailure) else outcome.reward
+
+
+def _solutions(prompt: Prompt) -> list[str]:
+    """Reference solutions among a row's further columns."""
+    texts = (item_metadata(prompt).get(column) for column in _SOLUTIONS)
+    return [text for text in texts if isinstance(text, str) and text.strip()]
 
 
 def _try_references(config: RunConfig, references: list[tuple[str, Prompt]]) -> None:

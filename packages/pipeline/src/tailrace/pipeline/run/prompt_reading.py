@@ -26,11 +26,15 @@ from tailrace.pipeline.run.prompt_lengths import Context, context_of
 from tailrace.pipeline.run.scoring import code_settings
 from tailrace.reward import Kind, kind_of
 from tailrace.reward.code import CodeRowError, read_tests
+from tailrace.reward.verifiers import unmatched
 from tailrace.trajstore import Prompt, PromptFileError, read_prompts
 
 TRAIN, HELD_OUT = "train", "held_out"
 REFERENCES = 16
 """So many reference solutions of a file are run before a run starts."""
+
+TRIED = 4
+"""So many rows of a file are tried with right answers before a run starts."""
 
 SHOWN = 5
 """Faults of one file that are listed one by one."""
@@ -44,6 +48,9 @@ class PromptCounts:
         rows: rows of the file.
         dropped: those left out, since they are too long.
         truncated: those cut off at their beginning, since they are too long.
+        unmatched: those whose answer their verifier can never match.
+        left_out: those of them that are left out.
+        why: where the first of them stands and why nothing can match it.
         most_tokens: most tokens of a prompt; None if it is not known yet, and so no length was looked at.
     """
 
@@ -51,17 +58,33 @@ class PromptCounts:
     dropped: int = 0
     truncated: int = 0
     most_tokens: int | None = None
+    unmatched: int = 0
+    left_out: int = 0
+    why: str = ""
 
     @property
     def used(self) -> int:
         """Rows that the run uses."""
-        return self.rows - self.dropped
+        return self.rows - self.dropped - self.left_out
 
     def __str__(self) -> str:
-        """In words; empty if every row is used as it stands."""
+        """In words; empty if every row is used as it stands and none is known to be of no use."""
+        return "; ".join(part for part in (self.lengths, self.answers) if part)
+
+    @property
+    def lengths(self) -> str:
+        """In words, what became of prompts that are too long; empty if there are none."""
         done = [("dropped", self.dropped), ("cut off at their beginning", self.truncated)]
         parts = [f"{count:,} of {self.rows:,} {word}" for word, count in done if count]
         return f"{' and '.join(parts)}: longer than {self.most_tokens:,} tokens" if parts else ""
+
+    @property
+    def answers(self) -> str:
+        """In words, how many answers can never be matched; empty if none is known."""
+        if not self.unmatched:
+            return ""
+        done = "were left out" if self.left_out else 'stay in, and task.unmatched = "drop" leaves them out'
+        return f"{self.unmatched:,} of {self.rows:,} have an answer that can never be matched ({self.why}) and {done}"
 
 
 @dataclass(slots=True)
@@ -70,17 +93,19 @@ class FoundPrompts:
 
     Args:
         counts: by key of the table `task`: ``train`` or ``sources.0`` and so on, and `HELD_OUT` if there is one.
-        first: the first prompt of each of these that has the right form.
+        first: the first prompts of each of these whose answers can be matched, and where they stand; at most `TRIED`.
         references: where the first programs with a reference solution stand, and their prompts; at most `REFERENCES` of a file.
         verifiers: all verifiers that rows use, in order of their first row.
         faults: a line for each row that is wrong, for at most five rows of a file, and the number of others.
+        notes: what to know before a run starts, a line each, that does not keep it from starting.
     """
 
     counts: dict[str, PromptCounts] = field(default_factory=dict)
-    first: dict[str, Prompt] = field(default_factory=dict)
+    first: dict[str, list[tuple[str, Prompt]]] = field(default_factory=dict)
     references: list[tuple[str, Prompt]] = field(default_factory=list)
     verifiers: dict[str, None] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
 
 
 def sources_of(config: RunConfig) -> dict[str, SourceConfig]:
@@ -114,11 +139,12 @@ def read_files(config: RunConfig, model: Path | None, *, into: Path | None = Non
             gathered.add(f"{source.path}: {len(reader.faults) - SHOWN:,} more rows are wrong")
         elif reader.dropped and reader.dropped == reader.rows:
             gathered.add(f"{source.path}: every prompt is longer than {context.most if context else 0:,} tokens")
+        elif reader.unmatched and reader.unmatched == reader.rows:
+            gathered.add(f"{source.path}: no row has an answer that can be matched; {reader.why}")
         found.counts[name], places[name] = reader.counts(), reader.places
         found.verifiers |= reader.verifiers
         found.references += reader.references
-        if reader.first is not None:
-            found.first[name] = reader.first
+        found.first[name] = reader.first
     held_out = places.pop(HELD_OUT, {})
     for name, trained in places.items():
         both = [place for prompt, place in held_out.items() if prompt in trained]
@@ -176,11 +202,13 @@ class _Reader:
         self.references: list[tuple[str, Prompt]] = []
         self.faults: list[PromptFileError] = []
         self.places: dict[str, str] = {}
-        self.first: Prompt | None = None
+        self.first: list[tuple[str, Prompt]] = []
+        self._unmatched, self.unmatched, self.left_out, self.why = task.unmatched, 0, 0, ""
         self.rows = self.dropped = self.truncated = 0
 
     def counts(self) -> PromptCounts:
-        return PromptCounts(self.rows, self.dropped, self.truncated, self._context.most if self._context else None)
+        most = self._context.most if self._context else None
+        return PromptCounts(self.rows, self.dropped, self.truncated, most, self.unmatched, self.left_out, self.why)
 
     def texts(self) -> Iterator[tuple[Prompt, str]]:
         """Each prompt that is used, with its text as it is used."""
@@ -204,11 +232,15 @@ class _Reader:
                 wrong = self._wrong_tests(prompt)
                 if wrong is None and prompt.answer.strip() and len(self.references) < REFERENCES:
                     self.references.append((where, prompt))
-            self.first = self.first or prompt
+            left_out = False
+            if wrong is None and (why := unmatched(verifier, prompt.answer)):
+                wrong, left_out = self._never_matched(where, verifier, why)
+            elif len(self.first) < TRIED:
+                self.first.append((where, prompt))
             if beginning is None:  # otherwise rows differ that have the same words, such as games that begin alike
                 self.places.setdefault(prompt.prompt, where)
-            text: str | None = prompt.prompt
-            if wrong is None and self._context is not None:
+            text: str | None = None if left_out else prompt.prompt
+            if wrong is None and text is not None and self._context is not None:
                 given = None if beginning is None else beginning.tokens
                 tokens = self._context.tokens(prompt.prompt) if given is None else len(given)
                 if tokens > self._context.most:
@@ -218,11 +250,23 @@ class _Reader:
             elif text is not None:
                 yield prompt, text
 
+    def _never_matched(self, where: str, verifier: str, why: str) -> tuple[str | None, bool]:
+        """Count a row whose answer can never be matched. Returns what is wrong, and whether the row is left out."""
+        self.unmatched += 1
+        self.why = self.why or f"{where}: {why}; verifier {verifier}"
+        self.left_out += self._unmatched == "drop"
+        said = f"found an answer that the verifier {verifier!r} can never match: {why}"
+        refused = f'{said}; task.unmatched = "drop" leaves it out' if self._unmatched == "refuse" else None
+        return refused, self._unmatched == "drop"
+
     def _wrong(self, prompt: Prompt) -> str | None:
         if not prompt.prompt.strip() and not self._may_be_empty:
             return "found an empty prompt, expected text"
         if prompt.verifier is not None and prompt.verifier not in self._known:
-            return f"found the verifier {prompt.verifier!r}, {expected_one_of(prompt.verifier, sorted(self._known))}"
+            known = expected_one_of(prompt.verifier, sorted(self._known))
+            return (
+                f'found the verifier {prompt.verifier!r}, {known}; task.verifier_column = "" makes the column metadata'
+            )
         return None
 
     def _wrong_tests(self, prompt: Prompt) -> str | None:

@@ -1,5 +1,6 @@
 """Verifiers: each judges a response against an answer. Entry-point group ``tailrace.verifier``."""
 
+from tailrace.reward.verifiers.answers import unmatched, written
 from tailrace.reward.verifiers.environment import environment
 from tailrace.reward.verifiers.exact import exact
 from tailrace.reward.verifiers.numeric import numeric
@@ -26,6 +27,8 @@ __all__ = [
     "load_verifier",
     "numeric",
     "read_verdict",
+    "unmatched",
     "verifier_names",
     "with_cpu_budget",
+    "written",
 ]

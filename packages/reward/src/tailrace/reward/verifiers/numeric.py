@@ -35,6 +35,11 @@ def numeric(response: str, answer: str, metadata: Mapping[str, Any]) -> float:
     return float(given is not None and given[0] == asked[0] and (given[1] == asked[1] or "" in (given[1], asked[1])))
 
 
+def is_number(text: str) -> bool:
+    """Whether a reference answer is a number, perhaps with a unit."""
+    return _quantity(text) is not None
+
+
 def _quantity(text: str) -> tuple[Fraction, str] | None:
     """A number and its unit, or None. ``1011_2`` is no number: its digits are of another base."""
     if len(text) > _MAX_LETTERS or "_" in text:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from tailrace.reward.errors import ScoringError
-from tailrace.reward.extraction import boxed, boxes, last_number, solution_answer, tagged
+from tailrace.reward.extraction import boxed, last_number, solution_answer, tagged, unboxed
 from tailrace.reward.turns import said
 from tailrace.reward.verifiers.math import expressions, words
 from tailrace.reward.verifiers.math.magnitude import flat
@@ -50,12 +50,12 @@ def math(response: str, answer: str, metadata: Mapping[str, Any]) -> float:
         ScoringError: `answer` is empty.
     """
     answer = solution_answer(answer)
-    reference = _asked_side(plain(_unboxed(answer)))
+    reference = _asked_side(plain(unboxed(answer)))
     if not reference:
         raise ScoringError(f"found the reference answer {answer[:60]!r}, expected one that is not empty")
     response = said(response, metadata)
     found = tagged(response)
-    found = boxed(response) if found is None else _unboxed(solution_answer(found))
+    found = boxed(response) if found is None else unboxed(solution_answer(found))
     if found is None:
         found = _unmarked(response) if value(quantity(reference)[0]) is not None else None
     if found is None:
@@ -308,9 +308,3 @@ def _approximated(text: str) -> list[str]:
 
 def _fraction(text: str) -> str:
     return text[:-1] + r" \cdot \frac{1}{100}" if text.endswith("%") else text
-
-
-def _unboxed(text: str) -> str:
-    """The content of the boxes in an answer, as a list if there are several, or the answer itself."""
-    found = dict.fromkeys(boxes(text))
-    return ", ".join(found) if found else text
