@@ -434,6 +434,238 @@ def f(n):
     return 0 if n==0 else 1+f(n-1)
 threading.Thread(target=lambda: print(f(100000))).start()
 """,
+    "codecs": """
+import codecs,sys
+sys.stdout=codecs.getwriter('utf-8')(sys.stdout.buffer)
+print('é')
+""",
+    "fdopen buf": """
+import os,sys
+sys.stdout=os.fdopen(sys.stdout.fileno(),'w',1024)
+print(7)
+""",
+    "unbuffered": """
+import os,sys
+sys.stdout=os.fdopen(1,'wb',0)
+sys.stdout.write(b'7')
+""",
+    "write_through": """
+import io,sys
+sys.stdout=io.TextIOWrapper(open(1,'wb',0),write_through=True)
+print(7)
+""",
+    "stdin StringIO": """
+import io,sys
+sys.stdin=io.StringIO(sys.stdin.read())
+print(input())
+""",
+    "stdin open0": """
+import sys
+sys.stdin=open(0)
+print(input())
+""",
+    "/dev/stdout": """
+open('/dev/stdout','w').write('7')
+""",
+    "readline override": """
+import sys
+input=sys.stdin.readline
+print(input())
+""",
+    "bytesio out": """
+import sys,io
+out=io.BytesIO()
+import atexit
+atexit.register(lambda: sys.stdout.buffer.write(out.getvalue()))
+out.write(b'7')
+""",
+    "atexit lambda sys.stdout": """
+import sys,os,atexit,io
+sys.stdout=io.StringIO()
+atexit.register(lambda: os.write(1,sys.stdout.getvalue().encode()))
+print(7)
+""",
+    "print obj": """
+class O:
+    def __init__(s): s.b=[]
+    def write(s,x): s.b.append(x)
+    def flush(s):
+        import os
+        os.write(1,''.join(s.b).encode()); s.b=[]
+import sys
+sys.stdout=O()
+print(7)
+""",
+    "__del__ flush": """
+import sys,os
+class O:
+    b=''
+    def write(s,x): s.b+=x
+    def __del__(s): os.write(1,s.b.encode())
+    def flush(s): pass
+o=O()
+o.write('7')
+""",
+    "redirect": """
+import contextlib,io
+f=io.StringIO()
+with contextlib.redirect_stdout(f): print(1)
+print(f.getvalue())
+""",
+    "logging": """
+import logging,sys
+logging.basicConfig(stream=sys.stdout,level=20)
+logging.info('x')
+""",
+    "thread pool late": """
+from concurrent.futures import ThreadPoolExecutor
+import time
+def w():
+    time.sleep(.3); print(7)
+ThreadPoolExecutor().submit(w)
+""",
+    "thread from thread": """
+import threading,time
+def b():
+    time.sleep(.1); print('b')
+def a():
+    threading.Thread(target=b).start(); print('a')
+threading.Thread(target=a).start()
+""",
+    "timer": """
+import threading
+threading.Timer(.2,print,(7,)).start()
+""",
+    "_thread": """
+import _thread,time
+_thread.start_new_thread(lambda: print(7,flush=True),())
+time.sleep(.3)
+""",
+    "exit in main w/ thread": """
+import threading,time,sys
+threading.Thread(target=lambda:(time.sleep(.2),print('t'))).start()
+print('m')
+sys.exit(0)
+""",
+    "KeyboardInterrupt": """
+raise KeyboardInterrupt
+""",
+    "umask nothing": """
+import resource
+print(resource.getrlimit(resource.RLIMIT_CORE)[0])
+""",
+    "cprofile": """
+import cProfile
+def f(): return 7
+cProfile.run('f()') if False else print(f())
+""",
+    "lru": """
+import functools
+@functools.lru_cache(None)
+def f(n): return n if n<2 else f(n-1)+f(n-2)
+print(f(300))
+""",
+    "deep gen": """
+import sys
+sys.setrecursionlimit(10000)
+from types import GeneratorType
+def bootstrap(f,stack=[]):
+    def w(*a,**k):
+        if stack: return f(*a,**k)
+        to=f(*a,**k)
+        while True:
+            if type(to) is GeneratorType:
+                stack.append(to); to=next(to)
+            else:
+                stack.pop()
+                if not stack: break
+                to=stack[-1].send(to)
+        return to
+    return w
+@bootstrap
+def s(n):
+    if n==0: yield 0
+    r=yield s(n-1)
+    yield r+1
+print(s(5000))
+""",
+    "heavy stack main": """
+import sys,resource
+sys.setrecursionlimit(10**6)
+try: resource.setrlimit(resource.RLIMIT_STACK,(1<<27,-1))
+except Exception: pass
+print(7)
+""",
+    "input splitlines": """
+import sys
+print(sys.stdin.read().splitlines())
+""",
+    "stdin fileno": """
+import sys
+for f in (sys.stdin, sys.stdout, sys.stderr): print(f.fileno(), f.name, f.mode, f.encoding, f.errors, f.isatty())
+print(sys.stdin.seekable())
+""",
+    "select stdin": """
+import select,sys
+print(bool(select.select([sys.stdin],[],[],1)[0]))
+""",
+    "asyncio subprocess": """
+import asyncio,sys
+async def m():
+    p=await asyncio.create_subprocess_exec(sys.executable,'-I','-S','-c','print(7)',stdout=-1)
+    print((await p.communicate())[0])
+asyncio.run(m())
+""",
+    "match": """
+match [1,2]:
+    case [a,b]: print(a,b)
+""",
+    "walrus future": """
+from __future__ import division, print_function, annotations
+print(1/2)
+""",
+    "global main": """
+import sys
+x=1
+def f():
+    m=sys.modules['__main__']; m.x=5
+f()
+print(x)
+""",
+    "unpickle main": """
+import pickle,io,sys
+class P: pass
+assert P.__module__=='__main__'
+print(pickle.dumps(P)[:30])
+""",
+    "timeit": """
+import timeit
+x=3
+print(timeit.timeit('x', globals=globals(), number=1) < 1, timeit.timeit('from __main__ import x', number=1)<1)
+""",
+    "exit code bool": """
+import sys
+print(7)
+sys.exit(False)
+""",
+    "exit 120": """
+import sys
+print(7)
+sys.exit(120)
+""",
+    "coding": """
+# -*- coding: latin-1 -*-
+print('é')
+""",
+    "tabs": """
+if 1:
+	print(7)
+""",
+    "a mark of the encoding": "\ufeffprint(7)\n",
+    "ends of lines of Windows": "print(7)\r\nif 1:\r\n    print(8)\r\n",
+    "a form feed": "\x0cprint(7)\n",
+    "no end of line": "print(7)",
+    "a zero byte": "print(7)\n\x00",
 }
 
 
@@ -452,7 +684,7 @@ def judged():
 
 def plain(program, folder):
     """Exit status and output of the program under plain Python, its input a file."""
-    (folder / "program.py").write_text(program)
+    (folder / "program.py").write_bytes(program.encode())
     (folder / "input").write_text(STDIN)
     command = [sys._base_executable, "-I", "-X", "utf8", "program.py"]
     with (folder / "input").open() as stdin:

@@ -27,8 +27,10 @@ def same_value(written: str, expected: Any, tolerance: float = TOLERANCE) -> boo
             on is met by its exact value alone.
     """
     try:
+        if "NaN" not in written and written == json.dumps(expected):  # by far the quickest where values are large
+            return True
         pairs = [(json.loads(written), expected)]
-    except (ValueError, RecursionError):
+    except (ValueError, TypeError, RecursionError):
         return False
     while pairs:
         found, wanted = pairs.pop()

@@ -86,6 +86,11 @@ def say(out: int, **found: Any) -> None:
     write(out, dumps(found).encode() + b"\n")
 
 
+def source(asked: dict[str, Any]) -> bytes:
+    """The program as a file has it, where a mark or a comment may say how it is encoded."""
+    return asked["program"].encode("utf-8", "surrogatepass")  # type: ignore[no-any-return]
+
+
 def made(name: str) -> dict[str, Any]:
     """The namespace of a new module that stands where imports find it."""
     module, here = type(sys)(name), os.getcwd()  # noqa: PTH109 (no more imports than needed)
@@ -102,7 +107,7 @@ def called(asked: dict[str, Any], given: Any, out: int) -> None:
     space = made("program")
     status = 1
     try:
-        exec(compile(asked["program"], "program.py", "exec", dont_inherit=True), space)  # noqa: S102 (inside the sandbox)
+        exec(compile(source(asked), "program.py", "exec", dont_inherit=True), space)  # noqa: S102 (inside the sandbox)
         first, *rest = asked["entry_point"].split(".")
         if not rest and first not in space and hasattr(space.get("Solution"), first):
             first, rest = "Solution", [first]
@@ -119,7 +124,7 @@ def run(asked: dict[str, Any]) -> None:
     """Run the whole program. It ends with the process."""
     space = made("__main__")
     sys.setrecursionlimit(sys.getrecursionlimit() + FRAMES)
-    exec(compile(asked["program"], "program.py", "exec", dont_inherit=True), space)  # noqa: S102 (inside the sandbox)
+    exec(compile(source(asked), "program.py", "exec", dont_inherit=True), space)  # noqa: S102 (inside the sandbox)
 
 
 def become_test(asked: dict[str, Any], given: bytes, out: int, path: str) -> Callable[[], None]:
@@ -236,7 +241,7 @@ def main() -> Callable[[], None] | None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         prctl(PR_SET_DUMPABLE, 0)
         with open("program.py", "wb") as file:  # noqa: PTH123
-            file.write(asked["program"].encode("utf-8", "surrogatepass"))
+            file.write(source(asked))
         say(replies, tests=asked["count"])
         for _ in range(asked["count"]):
             found = test(asked, requests, replies)
