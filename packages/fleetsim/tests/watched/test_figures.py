@@ -167,10 +167,10 @@ def remedies(watched, rates):
 
 def test_a_change_is_advised_only_if_it_gains(laminar):
     full = replace(laminar, result=replace(laminar.result, preemptions=10_000))
-    lost, tried = remedies(full, [0.99, 0.8])
-    assert [config.pipeline.prompts_per_replica for config in tried] == [4, 6]
+    lost, tried = remedies(full, [1.01])
+    assert [config.pipeline.prompts_per_replica for config in tried] == [6]
     assert "KV cache" not in lost
-    gained, _ = remedies(full, [1.05, 1.2])
+    gained, _ = remedies(full, [1.2])
     rate = laminar.result.tokens_per_s * 1.2
     assert f"Simulated too: pipeline.prompts_per_replica=6 trains on {rate:,.0f} tokens/s, 20.0 % more." in gained
     assert remedies(laminar, []) == (" ".join(findings(laminar)), [])
@@ -182,19 +182,19 @@ def test_what_is_advised_is_so_when_it_is_simulated():
     told = [text for text in advice(many) if text.startswith("The trainer waits for")]
     assert len(told) == 1
     said = re.search(
-        r"Simulated too: fleet.trainer.gpus=(\d+) trains on (.*) tokens/s, with (\d+) devices fewer", told[0]
+        r"Simulated too: fleet.trainer.gpus=(\d+) trains on (.*) tokens/s, .* with (\d+) devices fewer", told[0]
     )
     assert int(said[1]) + int(said[3]) == 32
     again = simulate(configured(SYNCHRONOUS, trainer={"gpus": int(said[1])}), seed=many.seed)
     assert f"{again.tokens_per_s:,.0f}" == said[2]
-    assert again.tokens_per_s >= 0.99 * many.result.tokens_per_s
+    assert again.tokens_per_s >= 0.98 * many.result.tokens_per_s
 
 
 def test_devices_that_wait_are_no_fault_where_fewer_are_slower(laminar):
     """Every change that was tried loses a little, or is not faster and saves nothing."""
     idle = replace(laminar.figures, roles=[replace(used, idle=0.5) for used in laminar.figures.roles])
     waiting = replace(laminar, figures=idle)
-    lost, tried = remedies(waiting, [0.98] * 12)
+    lost, tried = remedies(waiting, [0.97] * 12)
     assert tried
     assert "waits for" not in lost
     assert "are idle" not in lost

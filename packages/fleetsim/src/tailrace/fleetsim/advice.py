@@ -32,8 +32,9 @@ PUBLISHING = 0.1
 GROWTH = 1.25
 FEWEST_BATCHES = 3
 SETTLED = 0.2
-GAIN, NO_LOSS = 0.02, 0.01
-LESS = (0.75, 0.5)
+GAIN = LOSS = 0.02
+LESS = 0.75
+SPARE = 1.2  # devices for those that would just be busy
 
 Rates = Callable[[Sequence[RunConfig], int], Sequence[float]]
 """Trained tokens per second of each configuration, simulated with a seed; 0 for one that cannot be."""
@@ -167,23 +168,19 @@ def _suspects(watched: Watched) -> Iterator[Suspect]:
 
 def _less(config: RunConfig) -> list[Change]:
     """Less work at once for a replica."""
-    prompts = sorted({max(1, round(share * config.pipeline.prompts_per_replica)) for share in LESS})
-    found = [
-        Change({"pipeline": {"prompts_per_replica": count}})
-        for count in prompts
-        if count < config.pipeline.prompts_per_replica
-    ]
+    prompts = round(LESS * config.pipeline.prompts_per_replica)
+    found = [Change({"pipeline": {"prompts_per_replica": prompts}})] if prompts else []
     rollout = config.fleet.get("rollout")
     most = rollout.get("max_running") if isinstance(rollout, Mapping) else None
     if most is not None:
-        found += [Change({"fleet": {"rollout": {"max_running": max(1, round(share * most))}}}) for share in LESS]
+        found.append(Change({"fleet": {"rollout": {"max_running": max(1, round(LESS * most))}}}))
     return found
 
 
 def _other_splits(watched: Watched, wanted: Callable[[Split, Split], bool], busy: float) -> list[Change]:
-    """Fewer devices for the side that waits: the next number, what would just be busy, and one between.
+    """Fewer devices for the side that waits, with some to spare: the other side gets the rest, or nobody does.
 
-    Each is tried twice: the other side gets the rest, in replicas of the same size, or nobody does.
+    The second is tried half-way too.
 
     Args:
         wanted: says of the split now and another whether the other has fewer devices on the side that waits.
@@ -203,14 +200,11 @@ def _other_splits(watched: Watched, wanted: Callable[[Split, Split], bool], busy
         return []
     trains = found[0].trainer < now.trainer
     sizes = [split.trainer if trains else split.rollout for split in found]  # ever fewer
-    aim = busy * (now.trainer if trains else now.rollout)
-    enough = max((at for at, size in enumerate(sizes) if size >= aim), default=0)
     side, had = ("trainer", now.trainer) if trains else ("rollout", now.rollout)
-    changes = []
-    for at in sorted({0, enough // 2, enough}):
-        both = {"trainer": {"gpus": found[at].trainer}, "rollout": {"gpus": found[at].rollout}}
-        changes += [Change({"fleet": both}), Change({"fleet": {side: both[side]}}, had - sizes[at])]
-    return changes
+    enough = max((at for at, size in enumerate(sizes) if size >= SPARE * busy * had), default=0)
+    both = {"trainer": {"gpus": found[enough].trainer}, "rollout": {"gpus": found[enough].rollout}}
+    fewer = [Change({"fleet": {side: {"gpus": sizes[at]}}}, had - sizes[at]) for at in sorted({enough // 2, enough})]
+    return [Change({"fleet": both}), *fewer]
 
 
 def _remedies(watched: Watched, suspects: Sequence[Suspect], rates: Rates) -> Iterator[str]:
@@ -227,14 +221,14 @@ def _remedies(watched: Watched, suspects: Sequence[Suspect], rates: Rates) -> It
     for suspect in suspects:
         own = [(rate, change) for (of, change, _), rate in zip(tried, found, strict=True) if of is suspect]
         faster = [(rate, change) for rate, change in own if rate > (1 + GAIN) * now]
-        spared = [(rate, change) for rate, change in own if change.saves and rate >= (1 - NO_LOSS) * now]
+        spared = [(rate, change) for rate, change in own if change.saves and rate >= (1 - LOSS) * now]
         if faster:
             rate, change = max(faster, key=lambda one: one[0])
         elif spared:
             rate, change = max(spared, key=lambda one: one[1].saves)
         else:
             continue
-        more = f", {percent(rate / now - 1)} more" if faster and now else ""
+        more = f", {percent(abs(rate / now - 1))} {'more' if rate > now else 'less'}" if now else ""
         fewer = f", with {many(change.saves, 'device')} fewer" if change.saves else ""
         yield f"{suspect.seen}. Simulated too: {_said(change.layer)} trains on {rate:,.0f} tokens/s{more}{fewer}."
 
