@@ -20,6 +20,7 @@ from tailrace.reward import (
     SettingsError,
     VerifierSettings,
 )
+from tailrace.reward.functions import VerifierWorker
 
 HERE = Path(__file__).parent
 TESTS = {"entry_point": "f", "tests": [{"args": [n], "expected": 2 * n} for n in range(3)]}
@@ -210,3 +211,59 @@ def test_a_closed_scheduler_says_so():
 def test_settings_that_cannot_work_are_refused(settings):
     with pytest.raises(SettingsError, match="expected"):
         settings()
+
+
+def test_a_cancelled_verification_keeps_its_process_and_the_next_gets_its_own_verdict(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import os, time\n\n\ndef verify(response, answer, metadata):\n    time.sleep(float(answer))\n"
+        "    return float(response)\n"
+    )
+    settings = VerifierSettings(own={"mine": f"{tmp_path}/mine.py:verify"}, timeout_s=60.0)
+
+    async def go():
+        worker = VerifierWorker(settings)
+        try:
+            first = await worker.score(ScoreItem("a", "0.25", "0", "mine"))
+            pid = worker.pid
+            for seconds in ("0.3", "0.05"):  # it is under way when it is cancelled, or all but done
+                scoring = asyncio.create_task(worker.score(ScoreItem("b", "0.5", seconds, "mine")))
+                await asyncio.sleep(0.1)
+                scoring.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await scoring
+                after = await worker.score(ScoreItem("c", "0.75", "0", "mine"))
+                assert (first.reward, after.reward, worker.pid) == (0.25, 0.75, pid)
+            hangs = asyncio.create_task(worker.score(ScoreItem("d", "0.5", "50", "mine")))
+            await asyncio.sleep(0.1)
+            hangs.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait_for(hangs, 20.0)
+            assert worker.pid != pid, "one that goes on for long is ended with its process"
+            assert (await worker.score(ScoreItem("e", "1", "0", "mine"))).reward == 1.0
+        finally:
+            await worker.close()
+
+    asyncio.run(go())
+
+
+def test_a_verifier_that_is_being_imported_is_not_imported_anew_because_its_first_score_is_cancelled(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(tmp_path / 'imports')!r}).open('a').write('x')\ntime.sleep(0.5)\n\n\n"
+        "def verify(response, answer, metadata):\n    return 1.0\n"
+    )
+
+    async def go():
+        worker = VerifierWorker(VerifierSettings(own={"slow": f"{tmp_path}/slow.py:verify"}))
+        try:
+            scoring = asyncio.create_task(worker.score(ScoreItem("a", "", "", "slow")))
+            while not (tmp_path / "imports").exists():
+                await asyncio.sleep(0.02)
+            scoring.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await scoring
+            assert (await worker.score(ScoreItem("b", "", "", "slow"))).reward == 1.0
+        finally:
+            await worker.close()
+
+    asyncio.run(asyncio.wait_for(go(), 60.0))
+    assert (tmp_path / "imports").read_text() == "x"
