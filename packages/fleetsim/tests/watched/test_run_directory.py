@@ -149,6 +149,11 @@ def test_a_figure_has_one_value_on_the_page_in_the_terminal_and_in_the_files(wri
         assert terminal[name].split("\n")[0].strip() == f"{busy} busy"
         assert f"{role} {figures.role(role).members} {busy}" in page.words
     assert "From the end of the warm-up" in page.words
+    late, most = f"{figures.staleness_mean:.2f}", figures.staleness_max
+    assert terminal["staleness"].startswith(f"{late} mean, {most} max")
+    assert f"Behind the warm-up: mean {late}, max {most}, " in page.words
+    status = read_json(root / "status.json")
+    assert (status["staleness_mean"], status["staleness_max"]) == (figures.staleness_mean, figures.staleness_max)
     rate = figures.tokens_per_s
     assert terminal["throughput"].startswith(f"{rate:,.0f} tokens/s")
     assert f"trained tokens per second {rate:,.0f}" in page.words

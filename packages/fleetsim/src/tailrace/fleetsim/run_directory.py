@@ -21,7 +21,7 @@ from tailrace.fleetsim.watch import SimulationProgress, Watched, watch_fleet
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError
-from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
+from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.metrics import MetricsObserver
 from tailrace.pipeline.run.status import StatusObserver
 from tailrace.pipeline.run.summary import summarise
@@ -113,7 +113,9 @@ def simulate_into(
             log.close()
         written = _write(watched, directory, keep_events=keep_events, said=said)
         status.settle()
-        status.status.trained_tokens_per_s = read_json(directory.summary)["tokens_per_s"]
+        shown, figures = status.status, watched.figures  # what was measured, behind the warm-up
+        shown.trained_tokens_per_s = figures.tokens_per_s
+        shown.staleness_mean, shown.staleness_max = figures.staleness_mean, figures.staleness_max
         failure = watched.result.failure
         status.phase("done" if failure is None else "failed", failure or "")
     except KeyboardInterrupt:
@@ -172,6 +174,8 @@ def _write(
             **watched.folds.came_and_went.plain(),
             **watched.folds.faults.figures(watched.fleet.faults).plain(),
             "tokens_per_s": watched.figures.tokens_per_s,
+            "staleness_mean": round(watched.figures.staleness_mean, 4),
+            "staleness_max": watched.figures.staleness_max,
             "simulated_in_s": round(watched.wall_s, 2),
             "warnings": found["warnings"],
             "figures": rows(watched),

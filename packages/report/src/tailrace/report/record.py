@@ -69,6 +69,12 @@ class Record:
         return self.last_step_s - min(published) if published and self.batches else 0.0
 
     @property
+    def measured(self) -> list[Batch]:
+        """The batches that figures are of: all of a real run, those behind the warm-up of a simulated one."""
+        warm_up = (self.directory.simulated or {}).get("warm_up", 0)
+        return self.batches[warm_up:] or self.batches
+
+    @property
     def window_s(self) -> tuple[float, float]:
         """The stretch of time of which shares are told: of a real run, from the first replica with weights to the last step.
 

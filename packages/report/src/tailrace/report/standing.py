@@ -21,7 +21,7 @@ def standing(record: Record, written: RunStatus) -> RunStatus:
         written: what its driver wrote last. It may have died later, so only what a log does not tell is taken from it.
     """
     history, interruptions = record.folds.history, record.folds.interruptions
-    lags = [lag for batch in record.batches for lag in batch.at_consumption]
+    lags = [lag for batch in record.measured for lag in batch.at_consumption]
     rewards = [row["reward_mean"] for row in record.steps if row.get("reward_mean") is not None]
     found = replace(
         written,

@@ -18,16 +18,16 @@ def staleness_charts(record: Record) -> list[Chart]:
 
 
 def staleness_in_words(record: Record) -> str:
-    """Mean, maximum and bound of what was trained on."""
-    lags = [lag for batch in record.batches for lag in batch.at_consumption]
+    """Mean, maximum and bound of what was trained on, behind the warm-up of a simulated run."""
+    lags = [lag for batch in record.measured for lag in batch.at_consumption]
     bound = record.folds.history.bound
     guaranteed = "no bound" if bound is None else f"bound {bound}"
     return f"mean {sum(lags) / len(lags):.2f}, max {max(lags)}, {guaranteed}" if lags else guaranteed
 
 
 def _histogram(record: Record) -> Chart:
-    completed = Counter(lag for batch in record.batches for lag in batch.at_completion)
-    consumed = Counter(lag for batch in record.batches for lag in batch.at_consumption)
+    completed = Counter(lag for batch in record.measured for lag in batch.at_completion)
+    consumed = Counter(lag for batch in record.measured for lag in batch.at_consumption)
     lags = list(range(max([*completed, *consumed]) + 1))
     total = sum(consumed.values())
     data = [
@@ -65,7 +65,8 @@ def _by_step(record: Record) -> Chart:
 def _by_batch(record: Record) -> Chart:
     batches = [Counter(batch.at_consumption) for batch in record.batches]
     words = staleness_in_words(record)
-    note = f"Staleness: the trainer's version less the oldest in a trajectory. All that was trained on: {words}."
+    of = "All that was trained on" if record.directory.simulated is None else "Behind the warm-up"
+    note = f"Staleness: the trainer's version less the oldest in a trajectory. {of}: {words}."
     against = _against(record, max(max(batch) for batch in batches))
     return batches_chart(batches, f"Staleness of each batch{against}", note)
 
