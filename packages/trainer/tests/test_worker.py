@@ -242,3 +242,111 @@ def test_it_says_how_many_micro_batches_a_call_has(model_path, mini_batches):
         begun = ended
         worker.accumulate(batches[0])
         assert expected[-1] == ended - begun
+
+
+def segments(**changes):
+    return (Segment(**{"version": 0, "tokens": (1, 2), "logprobs": (-1.0, -1.0), **changes}),)
+
+
+SPOILT = {
+    "the reward None": {"reward": None},
+    "the reward nan": {"reward": float("nan")},
+    "the reward '1'": {"reward": "1"},
+    "the reward 1000": {"reward": 10**400},
+    "an empty prompt": {"prompt": ()},
+    "a list as the prompt": {"prompt": [1, 2]},
+    "nothing as the prompt": {"prompt": None},
+    "a str as the prompt": {"prompt": "12"},
+    "a str in the prompt": {"prompt": (1, "2")},
+    "a float in the prompt": {"prompt": (1, 2.0)},
+    "a bool in the prompt": {"prompt": (1, True)},
+    f"the token {VOCAB} in the prompt": {"prompt": (0, VOCAB, 1)},
+    "the token -1 in the prompt": {"prompt": (0, -1)},
+    f"the token {VOCAB} in the response": {"segments": segments(tokens=(VOCAB, 0))},
+    f"the token {2**40} in the response": {"segments": segments(tokens=(0, 2**40))},
+    "the token -7 in the response": {"segments": segments(tokens=(0, -7))},
+    "a list as the response": {"segments": segments(tokens=[0, 1])},
+    "a NoneType in the response": {"segments": segments(tokens=(0, None))},
+    "a log-probability that is not finite": {"segments": segments(logprobs=(-1.0, None))},
+    "a log-probability that is": {"segments": segments(logprobs=(-1.0, "-1"))},
+    "a log-probability": {"segments": segments(logprobs=(-1.0, float("-inf")))},
+    "a list as the group": {"group": [1]},
+}
+
+
+@pytest.mark.parametrize("found", SPOILT)
+def test_a_trajectory_that_cannot_be_trained_on_is_named(model_path, found):
+    good = make_experiences(1, 4, vocab_size=VOCAB, seed=0)
+    bad = dataclasses.replace(good[1], trajectory="5.1", **SPOILT[found])
+    with TrainerWorker(model_path, CPU) as worker:
+        before = {name: tensor.clone() for name, tensor in worker.weights()}
+        for call in (lambda batch: worker.step([batch]), worker.accumulate, worker.apply):
+            with pytest.raises(BatchError, match=f"found {found}.* on trajectory 5.1, expected"):
+                call([good[0], bad, *good[2:]])
+        assert worker.steps == 0
+        assert all(torch.equal(tensor, before[name]) for name, tensor in worker.weights())
+        assert worker.step([good])["trajectories"] == 4
+
+
+@pytest.mark.parametrize(
+    ("of", "found"),
+    [
+        (lambda good: [], "no mini-batch"),
+        (lambda good: (), "no mini-batch"),
+        (lambda good: [[]], "no response token in mini-batch 0"),
+        (lambda good: [good, []], "no response token in mini-batch 1"),
+        (lambda good: good, r"trajectory 0\.0 as mini-batch 0"),
+        (lambda good: [good, good[0]], r"trajectory 0\.0 as mini-batch 1"),
+        (lambda good: good[0], "a Experience"),
+        (lambda good: None, "nothing"),
+        (lambda good: "batch", "a str"),
+        (lambda good: [None], "nothing as mini-batch 0"),
+        (lambda good: ["batch"], "a str as mini-batch 0"),
+        (lambda good: [[*good, None]], "nothing at place 4"),
+        (lambda good: [[dataclasses.asdict(good[0])]], "a dict at place 0"),
+        (lambda good: [[(1, 2)]], "a tuple at place 0"),
+    ],
+)
+def test_what_is_no_list_of_mini_batches_is_said(model_path, of, found):
+    good = make_experiences(1, 4, vocab_size=VOCAB, seed=0)
+    with TrainerWorker(model_path, CPU) as worker:
+        with pytest.raises(BatchError, match=f"found {found}"):
+            worker.step(of(good))
+        assert worker.steps == 0
+        assert worker.step(iter([iter(good)]))["trajectories"] == 4
+
+
+@pytest.mark.parametrize("call", ["accumulate", "apply"])
+@pytest.mark.parametrize(
+    "of", [lambda good: None, lambda good: good[0], lambda good: [good], lambda good: "text", lambda good: 3]
+)
+def test_what_is_no_list_of_experiences_is_said(model_path, call, of):
+    good = make_experiences(1, 4, vocab_size=VOCAB, seed=0)
+    with TrainerWorker(model_path, CPU) as worker:
+        with pytest.raises(BatchError, match=r"found .* expected"):
+            getattr(worker, call)(of(good))
+        worker.accumulate(iter(good))
+        assert worker.apply()["trajectories"] == 4
+
+
+@pytest.mark.parametrize(
+    ("sequences", "found"),
+    [
+        ([], "no response token in 0 sequences"),
+        ([()], "a tuple as sequence 0"),
+        ([((1,), (2,)), 7], "a int as sequence 1"),
+        ([((1,), (2,)), "ab"], "a str as sequence 1"),
+        ([((1,), 2)], "a int as the response of sequence 0"),
+        ([("1", (2,))], "a str as the prompt of sequence 0"),
+        ([((1,), (2,)), ((1,), (VOCAB,))], f"the token {VOCAB} in the response of sequence 1"),
+        ([((-1,), (2,))], "the token -1 in the prompt of sequence 0"),
+        ([((1,), (2.5,))], "a float in the response of sequence 0"),
+        ([((), (2,))], "an empty prompt"),
+    ],
+)
+def test_a_sequence_that_cannot_be_learned_is_named(model_path, sequences, found):
+    with TrainerWorker(model_path, CPU) as worker:
+        with pytest.raises(BatchError, match=f"found {found}"):
+            worker.sft_step(sequences, lr=0.1)
+        assert worker.steps == 0
+        assert worker.sft_step([([1, 2], [3])], lr=0.1)["tokens"] == 1

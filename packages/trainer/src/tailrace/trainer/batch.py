@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from numbers import Integral
+from typing import Any
 
 from tailrace.contracts import Experience
 from tailrace.trainer.advantages import batch_advantages, group_advantages, token_weights
@@ -13,17 +15,24 @@ from tailrace.trainer.errors import BatchError
 from tailrace.trainer.layout import TrainingSample
 
 
-def grpo_samples(mini_batches: Sequence[Sequence[Experience]], config: TrainerConfig) -> list[list[TrainingSample]]:
+def grpo_samples(
+    mini_batches: Sequence[Sequence[Experience]], config: TrainerConfig, vocabulary: int | None = None
+) -> list[list[TrainingSample]]:
     """The samples of each mini-batch. Advantages are normalised over whole groups, even if mini-batches split a group.
 
     Samples are left out if no token of them was generated, so a mini-batch may have none. What environments answered is context
     for the tokens behind it; behind the last generated token it is left out.
 
+    Args:
+        mini_batches: experiences, one list for each optimizer step.
+        config: the trainer's settings.
+        vocabulary: token ids that the model knows; None: as many as there are.
+
     Raises:
-        BatchError: a trajectory has no reward or no prompt, or a log-probability is not finite.
+        BatchError: see `check_experiences`.
     """
     batch = [experience for mini_batch in mini_batches for experience in mini_batch]
-    rewards = [_reward(experience) for experience in batch]
+    rewards = check_experiences(batch, vocabulary)
     groups = [experience.group for experience in batch]
     if config.advantages == "batch":
         advantages = iter(batch_advantages(groups, rewards))
@@ -48,15 +57,21 @@ def _sample(experience: Experience, weight: float, advantage: float) -> Training
     return TrainingSample(experience.prompt, tokens[:end], weight, logprobs[:end], advantage, generated[:end])
 
 
-def supervised_samples(sequences: Sequence[TokenExample]) -> list[TrainingSample]:
+def supervised_samples(sequences: Sequence[TokenExample], vocabulary: int | None = None) -> list[TrainingSample]:
     """Samples whose loss is the mean over all response tokens that are learned, once it is divided by their number.
 
     Raises:
-        BatchError: no sequence has a token to learn, a prompt is empty, or a response has more or fewer flags than tokens.
+        BatchError: no sequence has a token to learn, a prompt is empty, a token is none that the model knows, or a response has
+            more or fewer flags than tokens.
     """
     samples = []
-    for example in sequences:
-        prompt, response = example[0], example[1]
+    for number, example in enumerate(sequences):
+        if not isinstance(example, tuple | list) or len(example) not in (2, 3):
+            expected = "expected (prompt, response) or (prompt, response, learned)"
+            raise BatchError(f"found {_kind(example)} as sequence {number}, {expected}")
+        prompt, response = (tuple(tokens) if _iterable(tokens) else tokens for tokens in example[:2])
+        for what, tokens in (("prompt", prompt), ("response", response)):
+            _check_tokens(what, tokens, f"of sequence {number}", vocabulary)
         learned = tuple(example[2]) if len(example) == 3 else ()
         if learned and len(learned) != len(response):
             raise BatchError(
@@ -71,14 +86,88 @@ def supervised_samples(sequences: Sequence[TokenExample]) -> list[TrainingSample
     return samples
 
 
-def _reward(experience: Experience) -> float:
-    name = experience.trajectory
-    if experience.reward is None or not math.isfinite(experience.reward):
+def check_mini_batches(mini_batches: Any) -> list[list[Experience]]:
+    """The mini-batches of a step, as lists.
+
+    Raises:
+        BatchError: there is none, or something else in its place.
+    """
+    if isinstance(mini_batches, Experience) or not _iterable(mini_batches):
         raise BatchError(
-            f"found the reward {experience.reward} on trajectory {name}, expected a number: score it first"
+            f"found {_kind(mini_batches)}, expected a list of mini-batches, which are lists of experiences"
         )
+    found = list(mini_batches)
+    for number, mini_batch in enumerate(found):
+        if isinstance(mini_batch, Experience):
+            raise BatchError(
+                f"found trajectory {mini_batch.trajectory} as mini-batch {number}, expected a list of experiences for each "
+                "optimizer step: step([experiences]) does one"
+            )
+        if not _iterable(mini_batch):
+            raise BatchError(f"found {_kind(mini_batch)} as mini-batch {number}, expected a list of experiences")
+    if not found:
+        raise BatchError("found no mini-batch, expected at least one: each is an optimizer step")
+    return [list(mini_batch) for mini_batch in found]
+
+
+def check_experiences(experiences: Any, vocabulary: int | None = None) -> list[float]:
+    """Check that experiences can be trained on.
+
+    Returns:
+        Their rewards.
+
+    Raises:
+        BatchError: one has no reward, no prompt, a token that the model does not know, or a log-probability that is not finite.
+            The message names its trajectory.
+    """
+    if not _iterable(experiences):
+        raise BatchError(f"found {_kind(experiences)}, expected a list of experiences")
+    return [_checked(number, experience, vocabulary) for number, experience in enumerate(experiences)]
+
+
+def _checked(number: int, experience: Any, vocabulary: int | None) -> float:
+    if not isinstance(experience, Experience):
+        raise BatchError(f"found {_kind(experience)} at place {number}, expected an Experience")
+    on = f"on trajectory {experience.trajectory}"
+    reward: Any = experience.reward
+    if not _finite(reward):
+        raise BatchError(f"found the reward {reward!r:.40} {on}, expected a number: score it first")
+    if not isinstance(experience.group, Hashable):
+        raise BatchError(f"found {_kind(experience.group)} as the group {on}, expected its number")
+    _check_tokens("prompt", experience.prompt, on, vocabulary)
     if not experience.prompt:
-        raise BatchError(f"found an empty prompt on trajectory {name}, expected at least one token")
-    if not all(math.isfinite(value) for segment in experience.segments for value in segment.logprobs):
-        raise BatchError(f"found a log-probability that is not finite on trajectory {name}, expected the engine's own")
-    return experience.reward
+        raise BatchError(f"found an empty prompt {on}, expected at least one token")
+    for segment in experience.segments:
+        _check_tokens("response", segment.tokens, on, vocabulary)
+        if not all(map(_finite, segment.logprobs)):
+            raise BatchError(f"found a log-probability that is not finite {on}, expected the engine's own")
+    return float(reward)
+
+
+def _check_tokens(what: str, tokens: Any, on: str, vocabulary: int | None) -> None:
+    if not isinstance(tokens, tuple):
+        raise BatchError(f"found {_kind(tokens)} as the {what} {on}, expected a tuple of token ids")
+    strange = {kind for kind in set(map(type, tokens)) if kind is bool or not issubclass(kind, Integral)}
+    if strange:
+        raise BatchError(f"found a {min(kind.__name__ for kind in strange)} in the {what} {on}, expected token ids")
+    lowest, highest = (min(tokens), max(tokens)) if tokens else (0, 0)
+    if lowest < 0 or (vocabulary is not None and highest >= vocabulary):
+        wrong, below = (
+            (lowest, "at least 0") if lowest < 0 else (highest, f"one below {vocabulary}, the model's vocabulary")
+        )
+        raise BatchError(f"found the token {wrong} in the {what} {on}, expected {below}")
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except (TypeError, ValueError, OverflowError):  # no number, or a whole one that no float holds
+        return False
+
+
+def _iterable(value: Any) -> bool:
+    return hasattr(value, "__iter__") and not isinstance(value, str | bytes | dict)
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch.distributed as dist
 
 from tailrace.contracts import Experience
-from tailrace.trainer.batch import grpo_samples
+from tailrace.trainer.batch import check_experiences, grpo_samples
 from tailrace.trainer.errors import BatchError, TrainerConfigError
 from tailrace.trainer.gradients import Gradients
 from tailrace.trainer.sharded import ShardedPolicy
@@ -26,11 +26,14 @@ class PartialBatch:
         state: the policy, which has the sums.
         rank: this process.
         world_size: number of processes.
+        vocabulary: token ids that the model knows.
     """
 
-    def __init__(self, gradients: Gradients, state: ShardedPolicy, rank: int, world_size: int) -> None:
+    def __init__(
+        self, gradients: Gradients, state: ShardedPolicy, rank: int, world_size: int, vocabulary: int | None = None
+    ) -> None:
         self._gradients, self._state, self._config = gradients, state, state.config
-        self._rank, self._world_size = rank, world_size
+        self._rank, self._world_size, self._vocabulary = rank, world_size, vocabulary
         self._groups: dict[int, None] = {}
         self._tally = Tally(state.device)
 
@@ -71,7 +74,7 @@ class PartialBatch:
         self._tally, self._groups = Tally(self._state.device), {}
 
     def _add(self, experiences: Sequence[Experience], *, alone: bool) -> Tally:
-        (samples,) = grpo_samples([experiences], self._config)
+        (samples,) = grpo_samples([experiences], self._config, self._vocabulary)
         if not self._groups:
             self._state.drop_gradients()
         try:
@@ -92,6 +95,7 @@ class PartialBatch:
                 f"found advantages = {self._config.advantages!r} with gradients of parts of a batch, expected 'group': others "
                 "need the rewards of the whole batch"
             )
+        check_experiences(experiences, self._vocabulary)
         seen: set[int] = set()
         for groups in [*before, {experience.group for experience in experiences}]:
             for group in groups:

@@ -38,6 +38,11 @@ class Policy(nn.Module):
         self.direct_head = False
         self.shares_prompts = False
 
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids the model knows."""
+        return int(self.lm.get_input_embeddings().weight.shape[0])
+
     def forward(self, batch: MicroBatch, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the micro-batch's response tokens; see `token_logprobs` for their shapes."""
         inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
@@ -58,7 +63,7 @@ class Policy(nn.Module):
         """Find out which shortcuts give the same log-probabilities as the model's own forward pass."""
         training = self.lm.training
         self.lm.eval()
-        vocabulary = int(self.lm.get_input_embeddings().weight.shape[0])
+        vocabulary = self.vocabulary
         draw = random.Random(0)
         device = self.lm.get_input_embeddings().weight.device
         prompt = tuple(draw.randrange(vocabulary) for _ in range(5))

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tailrace.contracts import Experience
 from tailrace.paramserver.layout import Layout
-from tailrace.trainer.batch import grpo_samples, supervised_samples
+from tailrace.trainer.batch import check_mini_batches, grpo_samples, supervised_samples
 from tailrace.trainer.checkpoint import restore
 from tailrace.trainer.checkpoint_writer import CheckpointWriter, export_model
 from tailrace.trainer.config import TrainerConfig
@@ -82,13 +82,14 @@ class TrainerWorker:
         dtype = parameter_dtype(config)
         policy = load_policy(model_path, dtype)
         shared_prompt_tokens = config.shared_prompt_tokens if policy.shares_prompts else 0
+        self._vocabulary = policy.vocabulary
         self._state = ShardedPolicy(policy, config, self.device, rank, world_size)
         reference = Reference(load_policy(model_path, dtype), self._state) if config.kl_coefficient else None
         self._mini_batches = 1
         self.on_phase: Callable[[str], None] = lambda _: None
         """Called as "forward" and "backward" of a micro-batch, and the "optimizer" step, begin. It may be set to another."""
         self._gradients = Gradients(self._state, reference, shared_prompt_tokens, lambda phase: self.on_phase(phase))
-        self._parts = PartialBatch(self._gradients, self._state, rank, world_size)
+        self._parts = PartialBatch(self._gradients, self._state, rank, world_size, self._vocabulary)
         self._model_path = Path(model_path)
         self._checkpoints = CheckpointWriter(self._model_path, self._state, rank, world_size, config.timeout_s)
 
@@ -124,7 +125,8 @@ class TrainerWorker:
         """
         started = time.perf_counter()
         self._require_no_part("a step")
-        batches = grpo_samples(mini_batches, self.config)
+        mini_batches = check_mini_batches(mini_batches)
+        batches = grpo_samples(mini_batches, self.config, self._vocabulary)
         for number, samples in enumerate(batches):
             if not samples:
                 raise BatchError(f"found no response token in mini-batch {number}, expected at least one")
@@ -153,7 +155,7 @@ class TrainerWorker:
             TrainerConfigError: advantages need the whole batch.
         """
         started, self._mini_batches = time.perf_counter(), 1
-        tally = self._parts.add(experiences)
+        tally = self._parts.add(tuple(experiences) if isinstance(experiences, Iterator) else experiences)
         metrics = self._reported(means(tally.over(self._state.group)))
         seconds = {"forward_s": tally.forward_s, "backward_s": tally.backward_s}
         return metrics | seconds | {"step_s": time.perf_counter() - started}
@@ -176,7 +178,7 @@ class TrainerWorker:
             With any of these the weights are unchanged, and what was accumulated is forgotten.
         """
         started, self._mini_batches = time.perf_counter(), 1
-        tally = self._parts.end(rest)
+        tally = self._parts.end(tuple(rest) if isinstance(rest, Iterator) else rest)
         total = tally.over()
         if not total["tokens"]:
             raise BatchError("found no response token in the whole batch, expected at least one")
@@ -200,7 +202,7 @@ class TrainerWorker:
         """
         started = time.perf_counter()
         self._require_no_part("a supervised step")
-        samples = supervised_samples(sequences)
+        samples = supervised_samples(sequences, self._vocabulary)
         self._state.drop_gradients()
         tally = self._gradients.add(samples, alone=False, supervised=True)
         if self.rank == 0:
