@@ -7,7 +7,9 @@ from fnmatch import fnmatch
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import get_args
 
+from tailrace import contracts
 from tailrace.cli.main import main
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
@@ -26,6 +28,22 @@ def test_the_plugin_guide_lists_every_group_and_every_suite():
         module, _, function = name.rpartition(".")
         found = getattr(import_module(module), function, None) or import_module(name)
         assert found, name
+
+
+def test_the_page_says_which_event_answers_which_command():
+    """As the commands' own docstrings do, and with every event, whether it answers one or not."""
+    section = (
+        (DOCS / "architecture.md").read_text().split("## Which event answers which command\n")[1].split("\n## ")[0]
+    )
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$", section, re.MULTILINE)
+    answers = {name: answer for names, answer in rows for name in re.findall(r"`(\w+)`", names)}
+    assert answers.keys() == {command.__name__ for command in get_args(contracts.Command)}
+    for name, answer in answers.items():
+        said = re.search(r"Answered by ([^.]*)\.", getattr(contracts, name).__doc__)
+        told = set(re.findall(r"`(\w+)`", said[1])) if said else set()
+        assert told <= set(re.findall(r"`(\w+)`", answer)), name
+        assert told or answer.startswith("none"), name
+    assert {event.__name__ for event in get_args(contracts.Event)} <= set(re.findall(r"`(\w+)[`(]", section))
 
 
 def test_links_between_documents_lead_somewhere():

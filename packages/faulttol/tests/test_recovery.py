@@ -17,7 +17,7 @@ RESTART_TASK, START_OVER = RecoveryAction.RESTART_TASK, RecoveryAction.START_OVE
 
 
 def failure(role="replica", failures=1, others=0, **more):
-    return Failure(role, "0", Cause.DIED, failures=failures, others=others, **more)
+    return Failure(role, "0", cause=Cause.DIED, failures=failures, others=others, **more)
 
 
 @pytest.mark.parametrize("name", names("tailrace.recovery"))
@@ -152,7 +152,7 @@ def test_isolate_moves_nobody_where_there_is_no_room_and_the_member_alone_from_t
     assert Isolate().on_down(failure(**exhausted | {"others": 0})) is FAIL
     assert Isolate().on_down(failure(**exhausted | {"others": 0}, elsewhere=1)) is EVICT_MACHINE
     assert Isolate().on_down(failure(**exhausted, elsewhere=1, beside_store=True)) is RecoveryAction.REPLACE
-    lost = Failure("replica", "0", Cause.MACHINE, failures=4, others=1, machine="m0", stood="m0", elsewhere=1)
+    lost = Failure("replica", "0", cause=Cause.MACHINE, failures=4, others=1, machine="m0", stood="m0", elsewhere=1)
     assert Isolate().on_down(lost) is EVICT, "the machine is gone already, and the member failed before it was"
 
 

@@ -21,7 +21,7 @@ class Driven:
     def fails(self, *, starting=False, role="trainer", cause=Cause.DIED, **more):
         trouble = self.troubles.failed(role, "0", self.step, starting=starting)
         failure = Failure(
-            role, "0", cause, step=self.step, starting=starting, first_iteration=trouble.first_iteration,
+            role, "0", cause=cause, step=self.step, starting=starting, first_iteration=trouble.first_iteration,
             step_failures=trouble.step_failures, failed_starts=trouble.failed_starts,
             task_restarts=trouble.task_restarts, **more,
         )  # fmt: skip

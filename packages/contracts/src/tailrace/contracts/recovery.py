@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
 from tailrace.contracts.events import Cause
@@ -150,9 +150,14 @@ class FleetView:
 
 @record
 class Failure:
-    """A member went down.
+    """A member went down. All but who it is is given by keyword.
 
     Args:
+        role: its role.
+        member: its id, which events call `id`.
+        cause: what became of it.
+        reason: one line for people to read.
+        machine: where it stood when it failed, if its machine is known.
         phase: the phase that it last reported; empty if none.
         step: batches trained on so far.
         failures: failures of this member since it last did work, including this one, whatever time lies between them. For the
@@ -173,11 +178,11 @@ class Failure:
         moved: failures among `failures` after which it was given another machine; 0 if it was given none since it last worked.
         elsewhere: other machines on which what stands on its machine could start; 0 if its machine is unknown.
         beside_store: whether the data role stands on its machine, which is then not given up for a member's sake.
-        reason: one line for people to read.
     """
 
     role: str
     member: str
+    _: KW_ONLY
     cause: Cause
     reason: str = ""
     machine: str = ""

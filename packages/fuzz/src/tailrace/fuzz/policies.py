@@ -194,7 +194,7 @@ def streams_parts(training: Choice, policies: Policies = NONE) -> bool:
 def ends_run(recovery: Any, role: str, *, failures: int, others: int) -> bool:
     """Whether a recovery ends the run when a member has failed so often, and the whole task was restarted before each time."""
     failure = Failure(
-        role, "0", Cause.DIED, failures=failures, role_failures=failures, others=others, step_failures=failures,
+        role, "0", cause=Cause.DIED, failures=failures, role_failures=failures, others=others, step_failures=failures,
         task_restarts=failures - 1,
     )  # fmt: skip
     return bool(recovery.on_down(failure) is RecoveryAction.FAIL)

@@ -146,8 +146,8 @@ class GroupKeeper:
         failure = Failure(
             self._group.role,
             id_,
-            cause,
-            why,
+            cause=cause,
+            reason=why,
             failures=len(times),
             role_failures=sum(map(len, self._failed.values())),
             starting=id_ in self._starting,
