@@ -23,6 +23,7 @@ from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.fleet import Replicas, ReplicaState
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.lending import Lending
+from tailrace.pipeline.controller.members import Members
 from tailrace.pipeline.controller.states import Phase
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.controller.weights import Weights
@@ -264,7 +265,20 @@ def _hybrids_that_yield_before_their_share(patch):
     patch.setattr(Hybrid, "_yield", lambda policy, batch, others: batch.trains or batch.ready or batch.done > 0)
 
 
+def _failures_that_are_forgotten(patch):
+    """As it once was: what fails again after the policy's window fails for the first time."""
+    count = Members.failure
+
+    def failure(members, state, event, now, window_s, *rest):
+        if members.failed and now - members.failed[-1][0] >= window_s:
+            state.failures.clear()
+        return count(members, state, event, now, window_s, *rest)
+
+    patch.setattr(Members, "failure", failure)
+
+
 MUTANTS = {
+    "failures that are forgotten": Mutant(_failures_that_are_forgotten, (PROGRESS,)),
     "a step before hybrids have left": Mutant(_a_step_before_hybrids_have_left, (SHARED,)),
     "hybrids that yield before their share": Mutant(_hybrids_that_yield_before_their_share, (SHARED, PROGRESS)),
     "a step that waits for what only it lets start": Mutant(

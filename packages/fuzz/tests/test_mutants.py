@@ -28,6 +28,7 @@ FIRST = {
     "a pull lost while no relay lives": 1209,
     "the dead among the living": 1681,
     "commands that count as taken": 1904,
+    "failures that are forgotten": 196,
 }
 ALL = {**MUTANTS, **EXECUTOR_MUTANTS, **TURN_MUTANTS, **ATTACH_MUTANTS}
 # Where the shrinking is looked at each time; it repeats the runs of a case.
@@ -37,7 +38,12 @@ SHRUNK = (
     "a trajectory lost with its replica",
     "sessions that nobody ends",
 )
-LONG = {"a chain that keeps a dead relay", "a route sent before its discard", "a poll without deadline"}
+LONG = {
+    "a chain that keeps a dead relay",
+    "a route sent before its discard",
+    "a poll without deadline",
+    "failures that are forgotten",
+}
 
 
 def hunt(mutant, first):

@@ -133,6 +133,7 @@ class Case(_Strict):
         colocated: whether they stand on the devices of the replicas.
         machines: over which members are placed, and which may die; 0: they have none.
         hybrids: where they do, replicas on whose devices they stand: the others are a pool of their own; 0: all of them.
+        step_s: deadline of a training step, which a healthy one may exceed; None: it exceeds none.
     """
 
     seed: int
@@ -160,7 +161,14 @@ class Case(_Strict):
     hybrids: Annotated[int, Field(ge=0)] = 0
     environments: EnvironmentsCase = EnvironmentsCase()
     messages: MessagesCase = MessagesCase()
+    step_s: Annotated[float, Field(gt=0)] | None = None
     faults: tuple[CaseFault, ...] = ()
+
+    @property
+    def hurries(self) -> bool:
+        """Whether healthy members may be taken for down, since their deadlines are shorter than what they do."""
+        given = self.pipeline.detection.options
+        return self.step_s is not None or "phase_s" in given or given.get("device_s", STILL_S) < STILL_S
 
     def refuses(self, prompt: int) -> bool:
         """Whether engines refuse a prompt."""

@@ -44,6 +44,13 @@ ADMIT_ROUNDS = ("on-policy", "one-step")
 WATCH_ROUNDS = ("adaptive-tp", "scale-down", "adaptive-tp-scale-down")
 WATCH_ITERATIONS = ("balanced",)
 YIELD = ("hybrid",)
+SHARE_OF_HURRY = 0.06
+RESTARTS_IN_VAIN = {
+    "isolate": ("max_restarts", "trainer_restarts", "data_restarts"),
+    "role-based": ("max_restarts", "max_task_restarts"),
+    "restart-task": ("max_task_restarts",),
+}
+"""What ends a run in which everything that is started again fails as before."""
 
 
 def draw_case(seed: int, policies: Policies = NONE) -> Case:
@@ -168,7 +175,25 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     pipeline |= draw_newer(detection, "detection", policies)
     if "detection" in policies:
         pipeline["detection"] = draw_policy(detection, "detection", policies)
+    hurry = Random(f"tailrace fuzz {seed}, deadlines")
+    if hurry.random() < SHARE_OF_HURRY and not {"detection", "recovery"} & set(policies):
+        _hurries(hurry, content)
     return Case.model_validate(content)
+
+
+def _hurries(random: Random, content: dict[str, Any]) -> None:
+    """Steps take longer than their deadline or a window of detection: the run gives up, or what is done in time is enough."""
+    pipeline = content["pipeline"]
+    limits = {name: random.choice([0, 1, 2]) for name in RESTARTS_IN_VAIN[pipeline["recovery"]["name"]]}
+    pipeline["recovery"] = {**pipeline["recovery"], **limits, "window_s": random.choice([0.2, 4.0, 600.0])}
+    window_s = random.choice([0.3, 2.0, 8.0])
+    match random.choice(["deadline", "deadline", "role-aware", "rank-level", "cluster-level"]):
+        case "deadline":
+            content["step_s"] = window_s
+        case "role-aware":
+            pipeline["detection"] = {"name": "role-aware", "phase_s": {"training": window_s}, "slow_factor": 0.0}
+        case name:
+            pipeline["detection"] = {"name": name, "device_s": window_s}
 
 
 def _hybrids(random: Random, replicas: int) -> dict[str, Any]:

@@ -74,7 +74,11 @@ class FuzzSimulation:
                 answering=Random(f"what environments do in case {case.seed}"),
                 environments=case.environments,
             ),
-            deadlines=dataclasses.replace(deadlines, call_s=min(patience_s, case.call_s)),
+            deadlines=dataclasses.replace(
+                deadlines,
+                call_s=min(patience_s, case.call_s),
+                step_s=patience_s if case.step_s is None else min(patience_s, case.step_s),
+            ),
             log=MortalLog(self._deaths),
         )
         self.checker = Checker(case, self.simulation, plane)
