@@ -92,9 +92,9 @@ def real(count: int, seed: int, engine_name: str) -> dict[str, dict[str, float]]
     from tailrace.contracts import Sampling
     from tailrace.pipeline.config.target import configuration
     from tailrace.pipeline.roles.prompts import Prompts
-    from tailrace.pipeline.run.build import stop_tokens
     from tailrace.pipeline.run.directory import RunDirectory
     from tailrace.pipeline.run.prepare import prepare
+    from tailrace.pipeline.run.stop_tokens import stop_tokens
     from tailrace.rollout import build_engine
     from tailrace.trajstore import MixOrder
 
@@ -115,7 +115,7 @@ def real(count: int, seed: int, engine_name: str) -> dict[str, dict[str, float]]
             shuffle_seed=seed,
         )
         order = MixOrder(config.task.shares, shuffle_seed=seed)
-        sampling = Sampling(config.rollout.temperature, config.rollout.max_tokens, stop_tokens(prepared.model))
+        sampling = Sampling(config.rollout.temperature, config.rollout.max_tokens, stop_tokens(config, prepared.model))
         engine = build_engine(engine_name, str(prepared.model), {"seed": seed, **config.rollout.options})
         scores = Scores(config, prepared, prompts)
 

@@ -371,7 +371,7 @@ def test_prompts_that_are_too_long(capsys, tmp_path, monkeypatch):
     model_directory(tmp_path / "model")
     words = {"pre_tokenizer": {"type": "Whitespace"}, **json.loads((tmp_path / "model" / "tokenizer.json").read_text())}
     (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(words))
-    (tmp_path / "model" / "config.json").write_text('{"max_position_embeddings": 60}')
+    (tmp_path / "model" / "config.json").write_text('{"max_position_embeddings": 60, "eos_token_id": 0}')
     rows = [{"prompt": text, "answer": "2"} for text in ("1 + 1 =", "1 + 1 = " * 200)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "mine.toml").write_text(

@@ -63,11 +63,12 @@ def test_a_dataset_beside_the_configuration(dry, tmp_path, capsys):
 
 
 def test_a_file_of_another_kind(dry, tmp_path):
-    (tmp_path / "mine" / "a.json").write_text(json.dumps(ROWS))
-    status, _, err = dry('train = "a.json"')
+    (tmp_path / "mine" / "a.txt").write_text(json.dumps(ROWS))
+    status, _, err = dry('train = "a.txt"')
     assert status == 2
     assert err[0].endswith(
-        "found the ending '.json', expected one of .jsonl, .ndjson, .csv, .parquet, or a dataset as hf:NAME:SPLIT"
+        "found the ending '.txt', expected one of .jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow, text also with .gz, .bz2, "
+        ".xz behind it, or a dataset as hf:NAME:SPLIT"
     )
 
 

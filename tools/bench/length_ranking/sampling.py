@@ -70,12 +70,12 @@ def _generate(
     from tokenizers import Tokenizer
 
     from tailrace.contracts import Sampling
-    from tailrace.pipeline.run.build import stop_tokens
     from tailrace.rollout import build_engine
+    from tailrace.rollout.checkpoint import end_tokens
 
     clock.check(60.0)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    stops = stop_tokens(model)
+    stops = end_tokens(str(model))
     options = {"threads": 1, "max_num_seqs": _BATCH, "max_model_len": MAX_MODEL_LEN, "seed": seed}
     clock.say(file.stem, "starting the engine")
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tailrace.pipeline.config.loading import validate
+from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.prompt_reading import TRAIN, read_files
 
 pytest.importorskip("transformers", reason="it renders chat templates")
@@ -135,6 +136,36 @@ def test_a_model_without_a_template(read, model):
     ]  # fmt: skip
     (model / "chat_template.jinja").write_text(TEMPLATE)
     assert read(ASKED)[1] == []
+
+
+def test_the_template_has_its_options(read, model):
+    thinking = "{% if enable_thinking is defined and not enable_thinking %}<no thoughts>{% endif %}"
+    (model / "chat_template.jinja").write_text(TEMPLATE.replace("<assistant>", f"<assistant>{thinking}"))
+    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    assert read(ASKED[1:])[0] == ["<user>2 + 2? (ann)</><assistant>"]
+    options = {"enable_thinking": False}
+    assert read(ASKED[1:], chat_options=options)[0] == ["<user>2 + 2? (ann)</><assistant><no thoughts>"]
+    assert read(ASKED[1:], chat_options={**options, "add_generation_prompt": False})[0] == ["<user>2 + 2? (ann)</>"]
+    (line,) = read(ASKED[1:], chat_options={"enable_thinkin": False})[1]
+    assert line == (
+        "key 'task.chat_options': found 'enable_thinkin', which the model's chat template does not use, expected one of "
+        "add_generation_prompt, enable_thinking, raise_exception; did you mean 'enable_thinking'?"
+    )
+    with pytest.raises(
+        ConfigError, match=r"'task.chat_options': .*expected: variables of the chat template, not 'tokenize'"
+    ):
+        read(ASKED, chat_options={"tokenize": True})
+
+
+def test_a_conversation_gets_no_token_before_it(read, model, tmp_path):
+    from tokenizers import Tokenizer, processors
+
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(single="a $A", special_tokens=[("a", 0)])
+    tokenizer.save(str(model / "tokenizer.json"))
+    read(ASKED, "as it stands", chat=False)
+    rows = [json.loads(line) for line in (tmp_path / f"{TRAIN}.jsonl").read_text().splitlines()]
+    assert [row.get("before") for row in rows] == [None, [0]]
 
 
 def test_a_small_model_has_none(read):

@@ -94,6 +94,57 @@ def test_overlong_prompts_lose_their_beginning(prepared):
     assert PromptCounts(**found.counts["train"]) == PromptCounts(1, truncated=1, most_tokens=ROOM)
 
 
+def with_begin(model, begin="<s>", **settings):
+    """The model's tokenizer with a token that stands before each text."""
+    from tokenizers import Tokenizer, processors
+
+    path = model / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.add_special_tokens(["<s>"])
+    number = tokenizer.token_to_id(begin)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A {begin}", special_tokens=[(begin, number)]
+    )
+    tokenizer.save(str(path))
+    if settings:
+        (model / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def encoded(found, model):
+    prompts = Prompts(tokenizer=model / "tokenizer.json", train=found.train, held_out=None, modes={})
+    return prompts.encode(TrajectoryRef("0.0", 0, 0, prompt=0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "before"),
+    [
+        ({}, (2,)),  # what the tokenizer does, and not its end behind the text
+        ({"add_bos_token": True, "bos_token": "a"}, (0,)),
+        ({"add_bos_token": True, "bos_token": {"content": "a"}}, (0,)),
+        ({"add_bos_token": False, "bos_token": "a"}, ()),
+        ({"bos_token": "a"}, (2,)),
+    ],
+)
+def test_a_text_stands_behind_the_token_that_the_tokenizer_asks_for(prepared, model, settings, before):
+    with_begin(model, **settings)
+    found, _ = prepared([{"prompt": "x a", "answer": "x"}])
+    assert encoded(found, model) == (*before, 1, 0)  # "x" is unknown, 1
+
+
+def test_a_text_that_begins_so_itself_gets_no_second_one(prepared, model):
+    with_begin(model, begin="a")
+    found, _ = prepared([{"prompt": "a x", "answer": "x"}])
+    assert encoded(found, model) == (0, 1)
+
+
+def test_the_token_before_a_text_counts_and_stays_when_it_is_cut(prepared, model):
+    with_begin(model, begin="a")
+    with pytest.raises(ConfigError, match=r"line 1: found a prompt of 11 tokens, expected at most 10"):
+        prepared([{"prompt": words(ROOM), "answer": "x"}])
+    found, _ = prepared([{"prompt": words(ROOM), "answer": "x"}], overlong="truncate-left", name="cut")
+    assert encoded(found, model) == (0, *[1] * (ROOM - 1))
+
+
 def test_a_text_whose_end_has_other_tokens_is_cut_until_it_fits(tmp_path):
     from tokenizers import Tokenizer, models
 
@@ -106,8 +157,8 @@ def test_a_text_whose_end_has_other_tokens_is_cut_until_it_fits(tmp_path):
     for text in ("abcdabcdabcd", "dcbabcdcbadddd", "bcd" * 30, "abcd" * 30 + "b"):
         cut = context.truncated(text)
         assert text.endswith(cut)
-        assert 0 < context.tokens(cut) <= 3
-        assert cut == text or context.tokens(text) > 3
+        assert 0 < len(context.tokens(cut)) <= 3
+        assert cut == text or len(context.tokens(text)) > 3
 
 
 def test_a_file_of_overlong_prompts_alone(prepared):

@@ -11,6 +11,7 @@ from rich.table import Table
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.environments import has_own_rows, held_out_problems
 from tailrace.pipeline.run.prompt_reading import PromptCounts
+from tailrace.pipeline.run.stop_tokens import stops_in_words
 from tailrace.pipeline.spec import AXES
 from tailrace.rollout import select_engine
 
@@ -43,6 +44,7 @@ def show_plan(
             f"{pipeline.steps:,} of {pipeline.prompts_per_step:,} prompts x {pipeline.samples_per_prompt:,} responses",
         ),
         ("trains on", f"{trajectories:,} responses of at most {rollout.max_tokens:,} tokens"),
+        *(("", line) for line in ([] if config.model.path is None else stops_in_words(config, config.model.path))),
         ("replicas", f"{rollout.replicas:,} with {select_engine(rollout.engine)}{_pools(config)}"),
         ("trainer", f"{config.trainer.backend}, {config.trainer.processes:,} process(es)"),
         ("relays", f"{_relays(config)}, transport {config.relay.transport}, codec {config.relay.codec}"),

@@ -16,6 +16,7 @@ from tailrace.pipeline.run import build
 from tailrace.pipeline.run.data_check import check_data
 from tailrace.pipeline.run.pools import replica_gpus
 from tailrace.pipeline.run.prompt_reading import FoundPrompts
+from tailrace.pipeline.run.stop_tokens import stop_tokens
 from tailrace.reward.verifiers import is_reference
 
 CONNECT_S = 5.0
@@ -65,6 +66,7 @@ def _verifier(config: RunConfig) -> None:
 def _model(config: RunConfig) -> None:
     if config.model.path is not None:
         check_model(config.model.path)
+        stop_tokens(config, config.model.path)
 
 
 def _machine(config: RunConfig) -> None:

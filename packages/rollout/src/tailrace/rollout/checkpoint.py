@@ -1,8 +1,10 @@
-"""What a Hugging Face model directory says: the parameters of complete weights, the vocabulary, the tokens that end."""
+"""What a Hugging Face model directory says: the parameters of complete weights, the vocabulary, tokens that begin and end."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -64,6 +66,45 @@ def end_tokens(model_path: str) -> tuple[int, ...]:
     return tuple(found) if isinstance(found, list) else (found,)
 
 
+def begin_tokens(model_path: str, tokenizer: Any) -> tuple[int, ...]:
+    """The tokens that a model's tokenizer puts before a text that is no conversation, such as Llama's and Gemma's first token.
+
+    ``add_bos_token`` of ``tokenizer_config.json`` says so, or else what the tokenizer itself does.
+
+    Args:
+        model_path: the model's directory.
+        tokenizer: its ``tokenizer.json``, a `tokenizers.Tokenizer`.
+
+    Raises:
+        ModelLoadError: the tokenizer's settings cannot be read.
+    """
+    settings = tokenizer_settings(model_path)
+    asks = settings.get("add_bos_token")
+    if isinstance(asks, bool):
+        bos = tokenizer.token_to_id(special_token(settings, "bos_token")) if asks else None
+        return () if bos is None else (bos,)
+    encoded = tokenizer.encode("a", add_special_tokens=True)
+    added = takewhile(lambda pair: pair[1], zip(encoded.ids, encoded.special_tokens_mask, strict=True))
+    return tuple(token for token, _ in added)
+
+
+def tokenizer_settings(model_path: str) -> dict[str, Any]:
+    """What ``tokenizer_config.json`` says; empty if there is none.
+
+    Raises:
+        ModelLoadError: it cannot be read.
+    """
+    path = Path(model_path) / "tokenizer_config.json"
+    return _read(path) if path.is_file() else {}
+
+
+def special_token(settings: Mapping[str, Any], name: str) -> str:
+    """The text of a special token, such as ``eos_token``, in a tokenizer's settings; empty if it names none."""
+    found = settings.get(name)
+    found = found.get("content") if isinstance(found, Mapping) else found
+    return found if isinstance(found, str) else ""
+
+
 def vocabulary(model_path: str) -> int | None:
     """Number of tokens that a model directory's ``config.json`` says the model knows; None if it does not say.
 
@@ -76,13 +117,16 @@ def vocabulary(model_path: str) -> int | None:
 
 
 def _config(model_path: str) -> dict[str, Any]:
-    path = Path(model_path) / "config.json"
+    return _read(Path(model_path) / "config.json")
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"cannot read {path}: {type(error).__name__}: {error}") from error
     if not isinstance(config, dict):
-        raise ModelLoadError(f"{path}: found {str(config)[:60]}, expected the settings of a model")
+        raise ModelLoadError(f"{path}: found {str(config)[:60]}, expected an object of settings")
     return config
 
 

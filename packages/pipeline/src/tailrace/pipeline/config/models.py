@@ -152,6 +152,8 @@ class RolloutConfig(_Strict):
     """sampling temperature in training"""
     max_tokens: Positive = 192
     """most tokens of a response; with turns, what the environment answers is counted too, since it fills the context"""
+    stop_tokens: Annotated[tuple[int | str, ...] | None, BeforeValidator(as_tuple)] = None
+    """tokens that end a response, by id or text; none: eos_token_id of the model's generation_config.json or config.json"""
     cost_model: CostModelConfig | None = None
     """decoding time for the policies that plan with it; `tailrace fit-cost RUN` fits it"""
     options: dict[str, Any] = {}

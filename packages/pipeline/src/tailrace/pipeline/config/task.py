@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from tailrace.pipeline.config.fields import FilePath, Positive, Share, as_tuple
+
+_OF_THE_CALL = {
+    *("conversation", "messages", "tokenize", "chat_template", "continue_final_message", "padding", "truncation"),
+    *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+}
+"""Arguments with which a template is rendered, and no variables of it."""
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+def _of_templates(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a chat template, none of which is of the call that renders it."""
+    for name in options:
+        if name in _OF_THE_CALL:
+            raise ValueError(f"variables of the chat template, not {name!r}, which is not the template's")
+    return options
 
 
 class SourceConfig(_Strict):
@@ -55,6 +69,8 @@ class TaskConfig(_Strict):
     """the column of a file with a row's own verifier; "": none, if that column says something else"""
     chat: bool = False
     """whether a prompt that is text is a user's message, with the model's chat template; lists of messages always have it"""
+    chat_options: Annotated[dict[str, Any], AfterValidator(_of_templates)] = {}
+    """variables of the chat template beside the messages, such as { enable_thinking = false }; add_generation_prompt is true"""
     overlong: Literal["refuse", "drop", "truncate-left"] = "refuse"
     """prompts of a file that leave no room for rollout.max_tokens: an error, left out, or cut off at their beginning"""
 

@@ -16,6 +16,10 @@ METADATA = "metadata"
 """The column of a run's own prompt files with what a verifier gets beside the answer."""
 
 
+BEFORE = "before"
+"""The column of a run's own prompt files with the tokens that stand before a prompt's text; none: none do."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecodingMode:
     """How one kind of response is drawn.
@@ -78,7 +82,8 @@ class Prompts:
         begun = beginning_of(prompt)
         given = None if begun is None else begun.tokens
         text = prompt.prompt + prefix if given is None else prefix
-        return (*(given or ()), *self._tokenizer.encode(text, add_special_tokens=False).ids)
+        before = given or prompt.metadata.get(BEFORE, ())
+        return (*before, *self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def prefix(self, ref: TrajectoryRef) -> str:
         """The text with which the response was forced to begin."""

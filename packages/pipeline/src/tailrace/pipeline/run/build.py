@@ -65,8 +65,8 @@ from tailrace.pipeline.run.ranking import check_ranker, ranker_settings
 from tailrace.pipeline.run.scoring import check_scoring, score_settings
 from tailrace.pipeline.run.scripted_faults import check_faults
 from tailrace.pipeline.run.sharing import check_shared
+from tailrace.pipeline.run.stop_tokens import stop_tokens
 from tailrace.pipeline.spec import AXES, EvaluationPlan, PipelineSpec
-from tailrace.rollout.checkpoint import end_tokens
 
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
@@ -212,7 +212,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     apart = {"apart": True} if engine == "vllm" and config.executor.name == "local" else {}
     trainer = trainer_config(config)
     modes, transfer = prepared.modes(), _transfer(config)
-    rollout, stops = config.rollout, stop_tokens(prepared.model)
+    rollout, stops = config.rollout, stop_tokens(config, prepared.model)
     answered = environment_of(config) is not None
     sampling = SamplingTable(rollout.temperature, rollout.max_tokens, stops, modes, config.seed, answered)
     data = {
@@ -388,11 +388,3 @@ def trainer_config(config: RunConfig) -> Any:
             "expected 'group' with it: advantages over the batch are not known before the batch is complete"
         )
     return read
-
-
-def stop_tokens(model: Path) -> tuple[int, ...]:
-    """The end-of-sequence tokens of a model directory."""
-    found = end_tokens(str(model))
-    if not found:
-        raise ConfigError(f"{model}: found no eos_token_id in its configuration, expected one: responses could not end")
-    return found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import extra
+from tailrace.contracts import expected_one_of, extra
 from tailrace.pipeline.errors import ConfigError
 from tailrace.trajstore import Messages, PromptFileError
 
@@ -21,10 +22,16 @@ class Chat:
     Args:
         model: the directory of the model with its tokenizer; None if it does not exist yet.
         texts: whether prompts that are text are a user's message too; otherwise they are used as they stand.
+        options: further variables of the template, such as ``enable_thinking``.
     """
 
-    def __init__(self, model: Path | None, *, texts: bool) -> None:
+    def __init__(self, model: Path | None, *, texts: bool, options: Mapping[str, Any] | None = None) -> None:
         self._model, self._texts = model, texts
+        self._options = {"add_generation_prompt": True, **(options or {})}
+
+    def renders(self, prompt: str | Messages) -> bool:
+        """Whether the template makes a prompt's text; otherwise it is used as it stands."""
+        return not isinstance(prompt, str) or (self._texts and bool(prompt.strip()))
 
     def text(self, prompt: str | Messages) -> str:
         """The text of a prompt; of messages, with what begins the model's answer.
@@ -34,7 +41,7 @@ class Chat:
             ConfigError: the model has no template.
         """
         if isinstance(prompt, str):
-            if not self._texts or not prompt.strip():
+            if not self.renders(prompt):
                 return prompt
             prompt = [{"role": "user", "content": prompt}]
         tokenizer = self._tokenizer
@@ -43,7 +50,7 @@ class Chat:
         refused: Exception | None = None
         for messages in (prompt, _with_text_arguments(prompt)):
             try:
-                text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+                text: str = tokenizer.apply_chat_template(messages, tokenize=False, **self._options)
             except (TemplateError, TypeError, ValueError, KeyError) as error:  # a template may do anything
                 refused = refused or error
             else:
@@ -73,7 +80,25 @@ class Chat:
                 f"key 'model.path': {self._model}: found no chat template, and {asks}: expected chat_template.jinja, or "
                 "'chat_template' in tokenizer_config.json"
             )
+        self._check_options(tokenizer)
         return tokenizer
+
+    def _check_options(self, tokenizer: Any) -> None:
+        """Refuse options that the template does not look at: they would change nothing."""
+        from jinja2 import Environment, TemplateError, meta
+
+        templates = tokenizer.chat_template
+        texts = templates.values() if isinstance(templates, dict) else [templates]
+        try:
+            known = set().union(*(meta.find_undeclared_variables(Environment().parse(text)) for text in texts))  # noqa: S701
+        except TemplateError:
+            return  # with extensions of the library's own; what is wrong with it, the first prompt tells
+        unknown = [name for name in self._options if name not in known and name != "add_generation_prompt"]
+        if unknown:
+            raise ConfigError(
+                f"key 'task.chat_options': found {unknown[0]!r}, which the model's chat template does not use, "
+                f"{expected_one_of(unknown[0], sorted(known - {'messages'}))}"
+            )
 
 
 def has_template(model: Path) -> bool:

@@ -46,6 +46,7 @@ from tailrace.pipeline.run.ranker_figures import prompt_characters
 from tailrace.pipeline.run.replay import replay
 from tailrace.pipeline.run.scripted_faults import build_faults, further_faults
 from tailrace.pipeline.run.status import RunStatus, StatusObserver
+from tailrace.pipeline.run.stop_tokens import stops_in_words
 from tailrace.pipeline.run.summary import summarise
 from tailrace.pipeline.run.training_time import training_seconds
 from tailrace.trainer import checkpoints
@@ -190,6 +191,8 @@ class _Launch:
             prepared = prepare(config, directory, self._preparing)
             token = new_token() if self._cluster is None else self._cluster.token
             deployment = build_deployment(config, prepared, directory, token=token)
+            for line in stops_in_words(config, prepared.model)[1:]:
+                self._preparing({"phase": line})
         except BaseException:
             host.close()
             raise

@@ -13,6 +13,7 @@ from tailrace.environment import SessionError
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.roles.observations import check_tokens
+from tailrace.rollout.checkpoint import begin_tokens
 from tailrace.trajstore import PromptFileError
 
 
@@ -24,15 +25,21 @@ class Context:
         tokenizer: the model's tokenizer.
         most: most tokens of a prompt.
         max_tokens: most tokens of a response.
+        begin: tokens that the tokenizer puts before a text that is no conversation.
     """
 
     tokenizer: Any
     most: int
     max_tokens: int
+    begin: tuple[int, ...] = ()
 
-    def tokens(self, text: str) -> int:
-        """Number of tokens of a prompt, as the engine gets it."""
-        return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
+    def tokens(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text itself."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def before(self, text: str) -> tuple[int, ...]:
+        """Tokens that stand before a text that is no conversation: none where it has them itself."""
+        return () if not self.begin or self.tokens(text)[: len(self.begin)] == self.begin else self.begin
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of tokens that the environment gave, to be looked at.
@@ -54,11 +61,11 @@ class Context:
             f"= {self.max_tokens:,}"
         )
 
-    def truncated(self, text: str) -> str:
-        """The longest end of a text that begins at a token's beginning and has at most `most` tokens."""
+    def truncated(self, text: str, before: int = 0) -> str:
+        """The longest end of a text that begins at a token's beginning and has, with `before` others, at most `most` tokens."""
         while True:
             offsets = self.tokenizer.encode(text, add_special_tokens=False).offsets
-            over = len(offsets) - self.most
+            over = len(offsets) + before - self.most
             if over <= 0:
                 return text
             # What is left may be split into other tokens, even into more: so it is counted again. At least one character goes.
@@ -94,4 +101,4 @@ def context_of(config: RunConfig, model: Path | None) -> Context | None:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises Exception itself
         raise ConfigError(f"key 'model.path': {path} is no tokenizer: {error}") from error
-    return Context(tokenizer, total - max_tokens, max_tokens)
+    return Context(tokenizer, total - max_tokens, max_tokens, begin_tokens(str(model), tokenizer))

@@ -20,14 +20,14 @@ from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.task import SourceConfig
 from tailrace.pipeline.roles.beginnings import COLUMN, Beginning, beginning_of
-from tailrace.pipeline.roles.prompts import METADATA, item_metadata
+from tailrace.pipeline.roles.prompts import BEFORE, METADATA, item_metadata
 from tailrace.pipeline.run.chat import Chat
 from tailrace.pipeline.run.prompt_lengths import Context, context_of
 from tailrace.pipeline.run.scoring import code_settings
 from tailrace.reward import Kind, kind_of
 from tailrace.reward.code import CodeRowError, read_tests
 from tailrace.reward.verifiers import unmatched
-from tailrace.trajstore import Prompt, PromptFileError, read_prompts
+from tailrace.trajstore import Messages, Prompt, PromptFileError, read_prompts
 
 TRAIN, HELD_OUT = "train", "held_out"
 REFERENCES = 16
@@ -123,7 +123,11 @@ def read_files(config: RunConfig, model: Path | None, *, into: Path | None = Non
         into: where to write the prompts as the run uses them, each file by its key; None: nowhere.
         begun: whether the rows have a `Beginning`, which is the rest of their prompts.
     """
-    gathered, found, chat = Gathered(), FoundPrompts(), Chat(model, texts=config.task.chat)
+    gathered, found, chat = (
+        Gathered(),
+        FoundPrompts(),
+        Chat(model, texts=config.task.chat, options=config.task.chat_options),
+    )
     context = None
     with gathered.check():
         context = context_of(config, model)
@@ -205,6 +209,7 @@ class _Reader:
         self.first: list[tuple[str, Prompt]] = []
         self._unmatched, self.unmatched, self.left_out, self.why = task.unmatched, 0, 0, ""
         self.rows = self.dropped = self.truncated = 0
+        self._rendered = False  # whether the chat template made the text of the row under way
 
     def counts(self) -> PromptCounts:
         most = self._context.most if self._context else None
@@ -212,7 +217,7 @@ class _Reader:
 
     def texts(self) -> Iterator[tuple[Prompt, str]]:
         """Each prompt that is used, with its text as it is used."""
-        render = None if self._begun else self._chat.text
+        render = None if self._begun else self._render
         for place, row in read_prompts(self._path, render=render, faults=self.faults, **self._columns):
             self.rows += 1
             beginning = beginning_of(row) if self._begun else None
@@ -226,6 +231,12 @@ class _Reader:
             prompt = dataclasses.replace(row, prompt=said)
             wrong = self._wrong(prompt)
             prompt = dataclasses.replace(prompt, verifier=prompt.verifier or self._verifier)
+            given = None if beginning is None else beginning.tokens
+            before: tuple[int, ...] = ()
+            if self._context is not None and given is None and not self._rendered:
+                before = self._context.before(prompt.prompt)
+                if before:
+                    prompt = dataclasses.replace(prompt, metadata={**prompt.metadata, BEFORE: before})
             verifier = prompt.verifier or self._default
             self.verifiers.setdefault(verifier)
             if wrong is None and kind_of(verifier) is Kind.CODE:
@@ -241,10 +252,9 @@ class _Reader:
                 self.places.setdefault(prompt.prompt, where)
             text: str | None = None if left_out else prompt.prompt
             if wrong is None and text is not None and self._context is not None:
-                given = None if beginning is None else beginning.tokens
-                tokens = self._context.tokens(prompt.prompt) if given is None else len(given)
+                tokens = len(given if given is not None else (*before, *self._context.tokens(prompt.prompt)))
                 if tokens > self._context.most:
-                    wrong, text = self._too_long(prompt.prompt, tokens, whole=given is not None)
+                    wrong, text = self._too_long(prompt.prompt, tokens, len(before), whole=given is not None)
             if wrong is not None:
                 self.faults.append(PromptFileError(f"{where}: {wrong}"))
             elif text is not None:
@@ -258,6 +268,10 @@ class _Reader:
         said = f"found an answer that the verifier {verifier!r} can never match: {why}"
         refused = f'{said}; task.unmatched = "drop" leaves it out' if self._unmatched == "refuse" else None
         return refused, self._unmatched == "drop"
+
+    def _render(self, prompt: str | Messages) -> str:
+        self._rendered = self._chat.renders(prompt)
+        return self._chat.text(prompt)
 
     def _wrong(self, prompt: Prompt) -> str | None:
         if not prompt.prompt.strip() and not self._may_be_empty:
@@ -289,9 +303,9 @@ class _Reader:
                 )
             return self._context.text(beginning.tokens)
         parts = (beginning.prompt, str(beginning.observation))
-        return self._chat.text("\n".join(part for part in parts if part.strip()))
+        return self._render("\n".join(part for part in parts if part.strip()))
 
-    def _too_long(self, text: str, tokens: int, *, whole: bool) -> tuple[str | None, str | None]:
+    def _too_long(self, text: str, tokens: int, before: int, *, whole: bool) -> tuple[str | None, str | None]:
         """What is wrong, or the text to use, if any. A prompt that is `whole` is not cut: it is not ours."""
         assert self._context is not None
         if self._overlong == "refuse" or (whole and self._overlong != "drop"):
@@ -300,7 +314,7 @@ class _Reader:
             self.dropped += 1
             return None, None
         self.truncated += 1
-        return None, self._context.truncated(text)
+        return None, self._context.truncated(text, before)
 
 
 def _read(reader: _Reader, into: Path | None) -> None:

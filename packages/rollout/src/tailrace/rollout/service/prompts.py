@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import extra
+from tailrace.rollout.checkpoint import begin_tokens
 from tailrace.rollout.errors import RequestError
 from tailrace.rollout.resumption import unknown_token
 
@@ -26,9 +27,11 @@ class PromptReader:
         self._path, self._context = model / "tokenizer.json", context
         self._vocabulary = vocabulary
         self._tokenizer: Any = None
+        self._begin: tuple[int, ...] = ()  # before a text
 
     def encode(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
-        """The token ids of each prompt. Text is encoded as it stands, without a chat template or special tokens.
+        """The token ids of each prompt. Text is encoded as it stands, without a chat template, behind what the tokenizer puts
+        before a text (`begin_tokens`), unless it begins with that itself.
 
         Raises:
             RequestError: one is empty, fills the context, has a token that the model does not know, or is text and the model
@@ -72,7 +75,8 @@ class PromptReader:
             raise RequestError(
                 f"prompt {index} has half of a character at place {error.start} ({prompt[error.start]!a}), expected text"
             ) from error
-        return tuple(self._load(index).encode(prompt, add_special_tokens=False).ids)
+        found = tuple(self._load(index).encode(prompt, add_special_tokens=False).ids)
+        return found if not found or found[: len(self._begin)] == self._begin else self._begin + found
 
     def _load(self, index: int) -> Any:
         if self._tokenizer is None:
@@ -81,4 +85,5 @@ class PromptReader:
             with extra("tailrace-rollout", "transformers"):
                 from tokenizers import Tokenizer
             self._tokenizer = Tokenizer.from_file(str(self._path))
+            self._begin = begin_tokens(str(self._path.parent), self._tokenizer)
         return self._tokenizer
