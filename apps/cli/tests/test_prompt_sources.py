@@ -67,8 +67,8 @@ def test_a_file_of_another_kind(dry, tmp_path):
     status, _, err = dry('train = "a.txt"')
     assert status == 2
     assert err[0].endswith(
-        "found the ending '.txt', expected one of .jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow, text also with .gz, .bz2, "
-        ".xz behind it, or a dataset as hf:NAME:SPLIT"
+        "found the ending '.txt', expected one of .jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow, text also with .gz, "
+        ".bz2, .xz behind it, or a dataset as hf:NAME:SPLIT"
     )
 
 
