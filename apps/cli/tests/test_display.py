@@ -1,5 +1,6 @@
 """What a person sees: in a live display, in lines, and from another shell."""
 
+import dataclasses
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import time
 import pytest
 from rich.console import Console
 
+from tailrace.cli.complaints import complain
 from tailrace.cli.display import RunLines, display
 from tailrace.cli.main import main
 from tailrace.cli.panel import clock, line, panel
@@ -72,6 +74,21 @@ def test_the_panel_shows_what_a_person_wants_to_know():
     ):  # fmt: skip
         assert words in shown
     assert "events of replica r0" not in shown
+
+
+def test_what_others_wrote_cannot_act_on_the_terminal(capsys):
+    """Incidents of the display and of plain lines, complaints, and what a controller printed."""
+    hostile = "\x1b]0;title\x07\x1b[2J\rtailrace: all is well\u202e"
+    escaped = r"\x1b]0;title\x07\x1b[2J\rtailrace: all is well\u202e"
+    written = []
+    RunLines(written.append)(training(incidents=[{"wall_s": 1.0, "text": hostile}], incidents_total=1))
+    assert written[0].endswith(escaped)
+    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
+    console.print(view(training(incidents=[{"wall_s": 1.0, "text": hostile}]), alive=True))
+    assert escaped in console.file.getvalue()
+    assert "\x1b]" not in console.file.getvalue()
+    complain(f"no such verifier: {hostile}")
+    assert capsys.readouterr().err == f"tailrace: no such verifier: {escaped}\n"
 
 
 def test_a_pipeline_that_interrupts_shows_its_bound_its_pool_and_its_interruptions():
@@ -214,7 +231,6 @@ def directory(tmp_path):
 
 
 def write(directory, status):
-    import dataclasses
 
     write_json(directory.status, {**dataclasses.asdict(status), "from_a_later_version": 1})
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 import typing
+import unicodedata
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -75,6 +76,41 @@ def test_events_and_commands_survive_json(kind):
         assert json.dumps(message, default=codec.encode_level) == text
 
     survives()
+
+
+HOSTILE = (
+    "\x1b]0;a title\x07\x1b[2J", "a\nforged: line", "\r\x08\x08over", "\x9b31m", "\x7f\x00", "\u202egnp.exe",
+    "\u2066\u2069\u200b",
+    "\u2028line\u2029", "\ud800", "\x85next", "\xad", "\U000e0041",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_others_wrote_is_recorded_as_it_can_be_shown(text):
+    """In every event with a reason, also as it comes out of a log; what can be seen is left alone."""
+    for made in (
+        c.ScoringFailed("0.0", text),
+        c.Refused("r0", "0.0", text),
+        c.PullFailed("r0", 1, text),
+        c.Down("replica", "r0", text),
+        c.PredictionFailed(0, text),
+        c.CallFailed("0.0", text),
+    ):
+        assert made.reason.isprintable()
+        assert made.reason == c.shown(text) == c.shown(c.shown(text))
+        again = codec.decode(
+            json.loads(json.dumps(codec.encode(made)).replace(json.dumps(made.reason), json.dumps(text)))
+        )
+        assert again == made
+
+
+@given(st.text())
+def test_a_shown_text_has_nothing_that_acts_and_the_rest_unchanged(text):
+    found = c.shown(text, keep="\n")
+    assert all(letter == "\n" or unicodedata.category(letter) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for letter in found)
+    found.encode()
+    if all(unicodedata.category(letter) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for letter in text):
+        assert found == text
 
 
 def test_each_command_that_changes_what_happens_to_something_says_why():

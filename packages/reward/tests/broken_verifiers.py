@@ -28,6 +28,10 @@ def raises(response, answer, metadata):
     raise ZeroDivisionError("the verifier's own mistake")
 
 
+def raises_what_it_read(response, answer, metadata):
+    raise ValueError(response)
+
+
 def dies(response, answer, metadata):
     os._exit(7)
 

@@ -41,8 +41,8 @@ def number(name, answer="12", **more):
     return ScoreItem(name, f"<answer>{answer}</answer>", "12", "numeric", **more)
 
 
-def program(name, text=DOUBLES, **more):
-    return ScoreItem(name, text, "", "code", TESTS, prompt_text="double x", **more)
+def program(name, text=DOUBLES, prompt_text="double x"):
+    return ScoreItem(name, text, "", "code", TESTS, prompt_text=prompt_text)
 
 
 @pytest.fixture
@@ -78,14 +78,17 @@ def test_outcomes_come_one_by_one_and_a_slow_kind_holds_back_only_itself():
     run(test)
 
 
-def test_a_program_that_never_ends_is_over_budget_and_right_ones_shorten_its_time():
+@pytest.mark.parametrize("prompt", ["double x", ""])
+def test_a_program_that_never_ends_is_over_budget_and_right_ones_shorten_its_time(prompt):
+    """Without the prompt's text, those of the same tests do."""
+
     async def test():
         async with RewardScheduler(code=CodeSettings(workers=1, timeouts=QUICK, recheck_share=0)) as scheduler:
-            first = await collected(scheduler, [program("unknown", NEVER_ENDS)])
+            first = await collected(scheduler, [program("unknown", NEVER_ENDS, prompt)])
             assert first["unknown"] == ScoringResult("unknown", 0.0, False, over_budget="cpu 2 s")
-            right = await collected(scheduler, [program("right")])
+            right = await collected(scheduler, [program("right", prompt_text=prompt)])
             assert right["right"] == ScoringResult("right", 1.0, True)
-            after = await collected(scheduler, [program("known", NEVER_ENDS)])
+            after = await collected(scheduler, [program("known", NEVER_ENDS, prompt)])
             assert after["known"].over_budget == "cpu 0.2 s"
             assert after["known"].seconds < first["unknown"].seconds
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.reward import ScoreItem, Scorer, ScorerClosedError, ScoringFailure, ScoringResult
+from tailrace.reward.errors import ItemError, SettingsError
 from tailrace.reward.turns import of_turns
 
 HERE = Path(__file__).parent
@@ -19,6 +20,7 @@ BROKEN = (
     "sleeps_with_a_child",
     "spins",
     "raises",
+    "raises_what_it_read",
     "dies",
     "not_a_number",
     "chatters",
@@ -105,6 +107,15 @@ def test_a_verifier_that_cannot_judge_is_a_failure_with_its_reason(make_scorer, 
     assert after == ScoringResult("b", 1.0)
 
 
+def test_what_a_verifier_raises_or_prints_cannot_act_on_a_terminal(make_scorer):
+    hostile = "\x1b]0;title\x07\x1b[2J\ntailrace: all is well\r\u202e"
+    items = [item("a", "raises_what_it_read", hostile), item("b", "no\x1b[2Jverifier")]
+    (outcome, named) = make_scorer().score(items)
+    assert outcome.reason.isprintable()
+    assert outcome.reason.endswith(r"ValueError: \x1b]0;title\x07\x1b[2J\ntailrace: all is well\r\u202e")
+    assert named.reason.isprintable()
+
+
 def test_metadata_that_json_cannot_carry_is_a_failure(make_scorer):
     broken, after = make_scorer().score([item("a", "numeric", thing=object()), item("b", "numeric")])
     assert isinstance(broken, ScoringFailure)
@@ -188,6 +199,43 @@ os.kill(os.getpid(), signal.SIGKILL)
     while alive(pid):
         assert time.monotonic() < deadline, f"worker {pid} outlived its scorer"
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("given", [len, lambda *_: 1.0, 3, "verify", "", None, str])
+def test_a_verifier_that_is_no_reference_is_refused_in_a_line(given):
+    with pytest.raises(SettingsError, match="as the verifier 'mine', expected where its function is found") as refused:
+        Scorer({"mine": given})
+    assert "'module:function' or 'file.py:function'" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+NO_TEXT = (
+    ("answer", 12), ("answer", None), ("answer", 1.5), ("response_text", b"12"), ("verifier", len),
+    ("trajectory", 0), ("prompt_text", []),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), NO_TEXT)
+def test_a_part_of_an_item_that_is_no_text_is_refused_in_a_line(field, value):
+    fields = {"trajectory": "a", "response_text": "12", "answer": "12", "verifier": "numeric", field: value}
+    with pytest.raises(ItemError, match=f"found {field} = .* of the type {type(value).__name__}, expected text"):
+        ScoreItem(**fields)
+
+
+def test_metadata_is_a_mapping():
+    with pytest.raises(ItemError, match="found metadata of the type list, expected a mapping"):
+        ScoreItem("a", "12", "12", "numeric", ["dataset"])
+
+
+COUNTS = (
+    (1.0, None, True), (0.0, None, False), (0.5, None, None), (2.0, None, None), (-1.0, None, None),
+    (0.0, True, True), (1.0, False, False),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("reward", "correct", "right"), COUNTS)
+def test_what_counts_as_right(reward, correct, right):
+    assert ScoringResult("a", reward, correct).right is right
 
 
 @pytest.mark.parametrize("options", [{"workers": 0}, {"timeout_s": 0}, {"start_timeout_s": -1}])

@@ -7,13 +7,16 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from tailrace.contracts import shown
+
+_LINES = "\n\t"
 DEBUG = "TAILRACE_DEBUG"
 """If this environment variable is set, the message is followed by the traceback."""
 
 
 def complain(message: str, *, status: int = 2) -> int:
     """Print one line on stderr. Returns the exit status."""
-    print(f"tailrace: {message}", file=sys.stderr)
+    print(f"tailrace: {shown(message, keep=_LINES)}", file=sys.stderr)
     return status
 
 

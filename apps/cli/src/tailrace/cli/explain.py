@@ -8,6 +8,7 @@ from textwrap import wrap
 import typer
 
 from tailrace.cli.measured_rows import rows
+from tailrace.contracts import shown
 from tailrace.pipeline.run.directory import RunDirectory
 
 
@@ -20,7 +21,7 @@ def explain(run: Path, trajectory: str) -> None:
     from tailrace.report.explain import explain as tell
 
     for line in tell(RunDirectory.open(run), trajectory):
-        typer.echo(f"{line.at_s:9.2f} s  version {line.version:<4d} {line.text}")
+        typer.echo(f"{line.at_s:9.2f} s  version {line.version:<4d} {shown(line.text)}")
 
 
 def fit_cost(run: Path) -> None:

@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tailrace.contracts import shown
 from tailrace.pipeline.run.status import WINDOW_STEPS, RunStatus
 
 LONG_WAIT_S = 5.0
@@ -65,7 +66,7 @@ def restarts(counts: Mapping[str, int]) -> str:
 
 def incident_line(incident: Mapping[str, Any]) -> str:
     """An incident with its time."""
-    return f"[{clock(incident['wall_s'])}] {incident['text']}"
+    return f"[{clock(incident['wall_s'])}] {shown(incident['text'])}"
 
 
 def contradictions(status: RunStatus) -> list[Text]:

@@ -18,6 +18,7 @@ from tailrace.cli.errors import CommandError
 from tailrace.cli.preflight import check
 from tailrace.cli.room import check_disk
 from tailrace.cli.watching import unwatched, watch
+from tailrace.contracts import shown
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration, written_fault
@@ -120,7 +121,7 @@ def _checked(config: RunConfig, options: RunOptions, root: Path) -> tuple[RunCon
         check_disk(config, root)
     gathered.done()
     for note in found.notes if found is not None else ():
-        typer.echo(f"note: {note}", err=True)
+        typer.echo(f"note: {shown(note)}", err=True)
     return sized(config, found), found.counts if found is not None else {}
 
 

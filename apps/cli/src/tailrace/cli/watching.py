@@ -23,6 +23,7 @@ from tailrace.cli.display import RunLines, Screen, display
 from tailrace.cli.outcome import show_outcome
 from tailrace.cli.status import read_status
 from tailrace.cli.stopping import INTERRUPTED, Stopping
+from tailrace.contracts import shown
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.hosts.ray_cluster import CLAIM, RayCluster
 from tailrace.pipeline.run.directory import RunDirectory, read_json
@@ -165,7 +166,7 @@ class Watch:
             block = file.read()
             whole = block[: block.rfind(b"\n") + 1]
             self._read += len(whole)
-            yield from whole.decode(errors="replace").splitlines()
+            yield from (shown(line, keep="\t") for line in whole.decode(errors="replace").splitlines())
 
     def _kill_if_silent(self) -> None:
         """Kill a controller that claimed its run and does so no more. The time is this process's own, and stops with it."""

@@ -35,7 +35,7 @@ from tailrace.contracts.commands import (
 )
 from tailrace.contracts.detection import DetectionPolicy, Signs, Suspected
 from tailrace.contracts.engine import Delta, Engine, EngineFactory, EngineStats, Request, Sampling
-from tailrace.contracts.errors import CodecError, PluginError, TailraceError, expected_one_of
+from tailrace.contracts.errors import CodecError, PluginError, TailraceError, expected_one_of, shown
 from tailrace.contracts.events import (
     Accumulated,
     Activity,
@@ -288,4 +288,5 @@ __all__ = [
     "extra",
     "need_extra",
     "same_rewards",
+    "shown",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tailrace.contracts.errors import shown
 from tailrace.contracts.record import record
 from tailrace.contracts.trajectory import FinishReason
 from tailrace.contracts.turns import CallFailed, Turned, TurnEnded
@@ -62,6 +63,9 @@ class Refused:
     reason: str
     answers: int | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", shown(self.reason))
+
 
 @record
 class Interrupted:
@@ -90,6 +94,9 @@ class PullFailed:
     version: int
     reason: str
     answers: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", shown(self.reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +141,9 @@ class ScoringFailed:
     trajectory: str
     reason: str
     answers: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", shown(self.reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +237,9 @@ class Down:
     machine: str = ""
     room: tuple[str, ...] | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", shown(self.reason))
+
 
 @dataclass(frozen=True, slots=True)
 class Up:
@@ -283,6 +296,9 @@ class PredictionFailed:
     prompt: int
     reason: str
     answers: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", shown(self.reason))
 
 
 @dataclass(frozen=True, slots=True)

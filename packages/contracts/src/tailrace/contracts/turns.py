@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tailrace.contracts.errors import shown
 from tailrace.contracts.record import record
 from tailrace.contracts.trajectory import FinishReason
 
@@ -80,3 +81,6 @@ class CallFailed:
     reason: str
     answers: int | None = None
     lost: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", shown(self.reason))

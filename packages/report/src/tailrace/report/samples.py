@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import same_rewards
+from tailrace.contracts import same_rewards, shown
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 
 ENDS = 400
@@ -131,7 +131,7 @@ class _Decoder:
         if self._tokenizer is None:
             text = "token ids: " + " ".join(map(str, tokens))
         else:
-            text = str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+            text = shown(str(self._tokenizer.decode(tokens, skip_special_tokens=False)), keep="\n\t")
         return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} … ({len(text)} characters)"
 
 

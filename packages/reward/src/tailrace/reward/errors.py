@@ -19,6 +19,10 @@ class SignatureError(RewardError, TypeError):
     """A function cannot be called as a verifier is, or its parameters say that it expects something else."""
 
 
+class ItemError(RewardError, TypeError):
+    """A part of what is to be scored has another type than it should."""
+
+
 class SettingsError(RewardError, ValueError):
     """A setting of the scheduler is out of its range, or contradicts another."""
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tailrace.reward.errors import ItemError
+
 
 @dataclass(frozen=True, slots=True)
 class ScoreItem:
@@ -17,7 +19,11 @@ class ScoreItem:
         answer: the reference answer of its prompt.
         verifier: name of the verifier.
         metadata: the row's metadata; JSON values only. Of a response with turns, see `tailrace.reward.turns`.
-        prompt_text: the prompt. Right programs set the timeout of later ones with the same prompt, and a judge reads it.
+        prompt_text: the prompt, which a judge reads. Right programs set the timeout of later ones with the same prompt or,
+            without it, of those with the same tests.
+
+    Raises:
+        ItemError: one of them is no text, or the metadata is no mapping.
     """
 
     trajectory: str
@@ -27,13 +33,21 @@ class ScoreItem:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     prompt_text: str = ""
 
+    def __post_init__(self) -> None:
+        for name in ("trajectory", "response_text", "answer", "verifier", "prompt_text"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise ItemError(f"found {name} = {value!r:.60} of the type {type(value).__name__}, expected text")
+        if not isinstance(self.metadata, Mapping):
+            raise ItemError(f"found metadata of the type {type(self.metadata).__name__}, expected a mapping of columns")
+
 
 @dataclass(frozen=True, slots=True)
 class ScoringResult:
     """A trajectory's reward.
 
     Args:
-        correct: whether its answer is right; None if the verifier does not say.
+        correct: whether its answer is right, as the verifier says; None if it does not say. See `right`.
         over_budget: the limit that the response used up while it was scored, as in "cpu 2 s"; empty if none. Its reward is
             then 0.
         seconds: wall time of scoring it, without its time in a queue.
@@ -44,6 +58,13 @@ class ScoringResult:
     correct: bool | None = None
     over_budget: str = ""
     seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def right(self) -> bool | None:
+        """Whether the answer counts as right: as the verifier says or, where it does not, by a reward of 1 or 0."""
+        if self.correct is not None or self.reward not in (0.0, 1.0):
+            return self.correct
+        return self.reward == 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tailrace.contracts import shown
 from tailrace.reward.errors import RewardError, ScorerClosedError
 from tailrace.reward.items import Outcome, ScoreItem, ScoringFailure, ScoringResult
 
@@ -129,4 +130,4 @@ class Pool:
                 reason = f"{type(error).__name__}: {error}"
             else:
                 return dataclasses.replace(result, seconds=time.monotonic() - begun)
-        return ScoringFailure(item.trajectory, reason, time.monotonic() - begun)
+        return ScoringFailure(item.trajectory, shown(reason), time.monotonic() - begun)

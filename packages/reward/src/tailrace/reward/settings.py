@@ -66,6 +66,9 @@ class VerifierSettings(PoolSettings):
             data row can name only these and installed verifiers.
         timeout_s: deadline of one verification, in seconds. A function that misses it has failed.
         start_timeout_s: deadline for starting a worker and for importing a verifier in it.
+
+    Raises:
+        SettingsError: a number is out of its range, or a verifier is given otherwise.
     """
 
     own: Mapping[str, str] = field(default_factory=dict)
@@ -75,6 +78,15 @@ class VerifierSettings(PoolSettings):
     def __post_init__(self) -> None:
         PoolSettings.__post_init__(self)
         check_seconds(timeout_s=self.timeout_s, start_timeout_s=self.start_timeout_s)
+        for name, reference in self.own.items():
+            if not isinstance(reference, str) or ":" not in reference:
+                found = (
+                    f"{reference!r:.60}" if isinstance(reference, str) else f"an object ({type(reference).__name__})"
+                )
+                raise SettingsError(
+                    f"found {found} as the verifier {name!r}, expected where its function is found, as text: it runs in a "
+                    "process of its own, and 'module:function' or 'file.py:function' says where"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 from tailrace.reward.code.rechecks import Rechecks
@@ -11,7 +12,7 @@ from tailrace.reward.items import Recheck, ScoreItem, ScoringResult
 from tailrace.reward.sandbox import Sandbox
 from tailrace.reward.settings import CodeSettings
 from tailrace.reward.timeouts import Anchors
-from tailrace.reward.turns import said
+from tailrace.reward.turns import TURNS, said
 
 
 class CodeBackend:
@@ -36,7 +37,7 @@ class CodeBackend:
             ScoringError: the row's tests are malformed, or the sandbox failed.
         """
         tests = read_tests(item.metadata, self._settings)
-        timeout_s = self._timeouts.timeout_s(self._anchors.get(hash(item.prompt_text), tests.reference_time_s))
+        timeout_s = self._timeouts.timeout_s(self._anchors.get(_prompt(item), tests.reference_time_s))
         with self._rechecks.measured():
             found = await self._run(item, tests, timeout_s)
         if found.over_time and timeout_s < self._timeouts.t_max_s:
@@ -55,6 +56,14 @@ class CodeBackend:
     async def _run(self, item: ScoreItem, tests: CodeTests, timeout_s: float) -> CodeRun:
         program = program_in(said(item.response_text, item.metadata), tests.entry_point)
         found = await run_tests(self._sandbox, program, tests, timeout_s)
-        if found.right and item.prompt_text:
-            self._anchors.right(hash(item.prompt_text), found.slowest_s)
+        if found.right:
+            self._anchors.right(_prompt(item), found.slowest_s)
         return found
+
+
+def _prompt(item: ScoreItem) -> int:
+    """What tells an item's prompt from others: its text or, where that is not given, its row's columns."""
+    if item.prompt_text:
+        return hash(item.prompt_text)
+    columns = {name: value for name, value in item.metadata.items() if name != TURNS}
+    return hash(json.dumps(columns, sort_keys=True, default=str))
