@@ -55,6 +55,10 @@ def cannot_read_what_is_right(response, answer, metadata):
     return float(response) if answer in response else 0.0  # a ValueError
 
 
+def takes_the_answer_first(answer, response, metadata):
+    return float(answer in response)
+
+
 def test_graded_and_plain_verifiers_are_both_well():
     for verifier in (grades, lambda response, answer, metadata: f"<answer>{answer}</answer>" in response):
         check_verifier(verifier, right="<answer>12</answer>", wrong="<answer>13</answer>", answer="12")
@@ -70,6 +74,7 @@ def test_graded_and_plain_verifiers_are_both_well():
         (changes_metadata, "changed its metadata"),
         (gives_infinity, "found the reward -inf"),
         (says_everything_is_right, "'correct' = True, a wrong one True"),
+        (takes_the_answer_first, r"found takes_the_answer_first\(answer, response, metadata\), expected verify"),
         (says_something_else, "found an object with the keys 'score', expected 'reward'"),
     ],
 )

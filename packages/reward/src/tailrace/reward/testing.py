@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tailrace.reward.errors import VerdictError
-from tailrace.reward.verifiers.protocol import Verifier
+from tailrace.reward.errors import SignatureError, VerdictError
+from tailrace.reward.verifiers.protocol import Verifier, check_signature
 from tailrace.reward.verifiers.verdict import read_verdict
 
 # Responses without a proper answer, as models write them.
@@ -47,6 +47,10 @@ def check_verifier(
     Raises:
         AssertionError: the verifier breaks the contract; the message says how.
     """
+    try:
+        check_signature(verifier)
+    except SignatureError as error:
+        raise AssertionError(str(error)) from error
     given = json.loads(json.dumps(dict(metadata or {})))
     before = copy.deepcopy(given)
 
