@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -134,6 +135,29 @@ def test_parts_add_up_and_are_within_one_of_their_share(shares, count):
     parts = task.parts(count)
     assert sum(parts.values()) == count
     assert all(abs(parts[f"t{p}"] - count * share / sum(shares)) < 1 for p, share in enumerate(shares))
+
+
+def test_a_run_below_the_working_directory_is_found_from_there_and_from_elsewhere(tmp_path, monkeypatch):
+    """Its directory is a relative path, as `tailrace run` makes one; a note of such paths is of an earlier version."""
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (model / name).write_text("{}")
+    task = {"mix": {"short-chain-sum": 1}, "train_size": 10, "held_out_size": 2}
+    config = validate([("mine", {"app": "laminar", "task": task, "model": {"path": str(model)}})])
+    monkeypatch.chdir(tmp_path)
+    directory = RunDirectory(Path("runs/mine"))
+    directory.task.mkdir(parents=True)
+    prepare(config, directory, lambda told: None)
+    note = read_json(directory.prepared)
+    for noted in (note, note | {"train": ["runs/mine/task/" + Path(note["train"][0]).name]}):
+        write_json(directory.prepared, noted)
+        for where in (tmp_path, tmp_path / "model"):
+            monkeypatch.chdir(where)
+            found = prepare(config, RunDirectory(tmp_path / "runs/mine"), lambda told: None)
+            assert all(path.is_file() for path in (*found.train, found.held_out)), noted
+        monkeypatch.chdir(tmp_path)
+        assert prepare(config, directory, lambda told: None).train[0].is_file()
 
 
 def test_a_run_that_was_moved_has_what_is_in_its_directory(tmp_path):

@@ -86,17 +86,19 @@ def _noted(value: Any, directory: RunDirectory) -> Any:
     """A value as it is noted: paths in the run's directory from there, so that it may be moved."""
     if isinstance(value, tuple):
         return [_noted(each, directory) for each in value]
-    root = directory.root.absolute()
-    return value.relative_to(root) if isinstance(value, Path) and value.is_relative_to(root) else value
+    if not isinstance(value, Path):
+        return value
+    root, path = directory.root.absolute(), value.absolute()
+    return path.relative_to(root) if path.is_relative_to(root) else path
 
 
 def _found(path: str, directory: RunDirectory) -> Path:
-    """A path that was noted. What was noted as absolute, before a run could be moved, is looked for in the directory too."""
+    """A path that was noted. One that is not there, noted before a run could be moved, is looked for by its last parts."""
     noted, root = Path(path), directory.root.absolute()
-    if not noted.is_absolute() or noted.exists():
+    if (root / noted).exists():
         return root / noted
     moved = (root.joinpath(*noted.parts[-depth:]) for depth in (1, 2))
-    return next((place for place in moved if place.exists()), noted)
+    return next((place for place in moved if place.exists()), root / noted)
 
 
 def _of_earlier(directory: RunDirectory, config: RunConfig) -> Prepared:
