@@ -32,7 +32,10 @@ def become_subreaper() -> None:
 
 @dataclass(slots=True)
 class Usage:
-    """What a group uses at one moment, whether one of it has a core or waits for one, and its CPU seconds so far."""
+    """What a group uses at one moment, and its CPU seconds so far.
+
+    `runs`: one of it has a core or waits for one. The first one does not count, which may only look after the others.
+    """
 
     processes: int
     threads: int
@@ -44,6 +47,7 @@ class Usage:
 @dataclass(slots=True)
 class _Stat:
     runs: bool
+    started: int
     threads: int
     own_cpu_s: float
     waited_cpu_s: float
@@ -88,7 +92,7 @@ class ProcessGroup:
             processes=len(seen),
             threads=sum(stat.threads for stat in seen),
             memory_bytes=sum(stat.resident_bytes for stat in seen),
-            runs=any(stat.runs for stat in seen),
+            runs=any(stat.runs for stat in sorted(seen, key=lambda stat: stat.started)[1:]),
             cpu_s=max(waited, sum(self._cpu_s.values())),
         )
 
@@ -152,4 +156,5 @@ class ProcessGroup:
                 continue
             own, waited = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
             resident = int(fields[21]) * _PAGE_BYTES
-            self._members[pid] = _Stat(fields[0] == b"R", int(fields[17]), own / _TICKS, waited / _TICKS, resident)
+            runs, started, threads = fields[0] == b"R", int(fields[19]), int(fields[17])
+            self._members[pid] = _Stat(runs, started, threads, own / _TICKS, waited / _TICKS, resident)
