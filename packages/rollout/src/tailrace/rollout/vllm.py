@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from tailrace.contracts import Delta, Engine, EngineStats, FinishReason, Request, Sampling
@@ -26,7 +27,7 @@ from tailrace.rollout.errors import (
 from tailrace.rollout.options import CacheShape, EngineOptions
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
 from tailrace.rollout.vllm_parallel import bind_workers, check_parallel, load_in_workers, worker_threads
-from tailrace.rollout.vllm_process import own_inspection, quiet_setup, updatable_linears
+from tailrace.rollout.vllm_process import kept_groups, own_inspection, quiet_setup, updatable_linears
 from tailrace.rollout.vllm_seeds import keep_seeds
 from tailrace.rollout.wheel_tag import correct_wheel_tag
 
@@ -268,7 +269,8 @@ class VLLMEngine:
     def close(self) -> None:
         """Release the model and the KV cache."""
         try:
-            self._client.shutdown()
+            with nullcontext() if self._here else kept_groups():
+                self._client.shutdown()
         finally:
             self._release()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ _ENVIRONMENT = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # takes effect if torch has not been imported yet
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # replicas and trainer share the cores
 }
+
+_ENDING = threading.Lock()
 
 
 @contextmanager
@@ -53,6 +56,21 @@ def own_inspection() -> Iterator[None]:
         yield
     finally:
         registry._run_in_subprocess = elsewhere
+
+
+@contextmanager
+def kept_groups() -> Iterator[None]:
+    """An engine whose model ran apart is ended in this context. vLLM would end the torch groups of this process, which are a
+    trainer's or another engine's."""
+    from vllm.v1.engine import core
+
+    with _ENDING:
+        ending = core.cleanup_dist_env_and_memory
+        core.cleanup_dist_env_and_memory = lambda *_, **__: None
+        try:
+            yield
+        finally:
+            core.cleanup_dist_env_and_memory = ending
 
 
 @contextmanager
