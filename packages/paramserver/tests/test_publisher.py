@@ -3,6 +3,7 @@ import threading
 import pytest
 
 from tailrace.paramserver import (
+    ManifestInvalid,
     Publisher,
     PublishTimeout,
     RelayReader,
@@ -40,6 +41,25 @@ def test_publish_never_waits_for_a_stuck_reader(spawn, token, weights, check, un
     assert sorted(version for version, _ in outcomes) == list(range(12))
     assert {version for version, error in outcomes if error is None} == {0, 1, 2, 11}
     assert all(isinstance(error, VersionSuperseded) for version, error in outcomes if error is not None)
+
+
+def test_weights_are_a_mapping_or_pairs(serve, token, weights, check):
+    relay = serve()
+    with Publisher(relay.address, token=token) as publisher, RelayReader(relay.address, token=token) as reader:
+        forms = [dict(weights(0)), dict(weights(1)).items(), [*weights(2)], (list(pair) for pair in weights(3))]
+        for version, form in enumerate(forms):
+            publisher.publish(version, form)
+            publisher.wait(version, 20)
+            with reader.lease(version) as found:
+                check(found, version)
+        (name, value), *_ = weights(4)
+        for neither in (dict(weights(4)).keys(), ["ab"], [(name,)], [(1, value)], [(name, value, 1)], "ab", None, 3):
+            with pytest.raises(ManifestInvalid, match="expected pairs of a name and a tensor, or a mapping"):
+                publisher.publish(4, neither)
+        publisher.publish(4, {"ab": value})  # a name of two letters
+        publisher.wait(4, 20)
+        with reader.lease(4) as found:
+            assert [*found] == ["ab"]
 
 
 def test_a_slot_that_stays_leased_is_reported(serve, token, weights):

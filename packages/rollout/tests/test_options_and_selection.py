@@ -42,6 +42,15 @@ def test_a_wrong_option_is_named(options, says):
     assert "\n" not in str(raised.value)
 
 
+def test_options_as_an_object_are_those_of_a_mapping(monkeypatch):
+    given = []
+    monkeypatch.setattr(selection, "load", lambda group, name: lambda path, options: given.append(options))
+    for options in (EngineOptions(), EngineOptions(max_num_seqs=3, eager=False), {"max_num_seqs": 3}):
+        build_engine("transformers", "model", options)
+    assert given == [{}, {"max_num_seqs": 3, "eager": False}, {"max_num_seqs": 3}]
+    assert EngineOptions.read(given[1]) == EngineOptions(max_num_seqs=3, eager=False)
+
+
 def test_the_engine_is_vllm_where_it_is_installed_and_transformers_elsewhere(monkeypatch):
     here = importlib.util.find_spec
     missing = set()

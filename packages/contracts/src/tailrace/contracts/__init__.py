@@ -34,7 +34,16 @@ from tailrace.contracts.commands import (
     Stop,
 )
 from tailrace.contracts.detection import DetectionPolicy, Signs, Suspected
-from tailrace.contracts.engine import Delta, Engine, EngineFactory, EngineStats, Request, Sampling
+from tailrace.contracts.engine import (
+    Delta,
+    Engine,
+    EngineFactory,
+    EngineStats,
+    Request,
+    Sampling,
+    Weights,
+    named_tensors,
+)
 from tailrace.contracts.errors import CodecError, PluginError, TailraceError, expected_one_of, shown
 from tailrace.contracts.events import (
     Accumulated,
@@ -279,6 +288,7 @@ __all__ = [
     "Up",
     "WatchesIterations",
     "WatchesRounds",
+    "Weights",
     "Why",
     "YieldsDevices",
     "adds_gradients",
@@ -286,6 +296,7 @@ __all__ = [
     "encode",
     "expected_one_of",
     "extra",
+    "named_tensors",
     "need_extra",
     "same_rewards",
     "shown",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from tailrace.contracts.trajectory import FinishReason
+
+Weights = Mapping[str, Any] | Iterable[tuple[str, Any]]
+"""Tensors by name: a mapping, or pairs of a name and a tensor."""
+_PAIRS = "expected pairs of a name and a tensor, or a mapping of names to tensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,34 @@ class Engine(Protocol):
     def close(self) -> None:
         """Release everything."""
         ...
+
+
+def named_tensors(weights: Any, refuse: type[Exception]) -> Iterable[tuple[str, Any]]:
+    """Weights as pairs of a name and a tensor, whether they came as those or as a mapping such as a ``state_dict()``.
+
+    A mapping that is read as pairs gives its names alone, and a name of two letters would pass for a pair.
+
+    Args:
+        weights: the weights (`Weights`), or what is none. What comes from a generator is checked as it comes.
+        refuse: raised, with a line, for what is neither.
+
+    Returns:
+        A list where there is a mapping, list or tuple.
+    """
+    if isinstance(weights, Mapping):
+        return list(_pairs(weights.items(), refuse))
+    if not isinstance(weights, Iterable):
+        raise refuse(f"found {type(weights).__name__} as weights, {_PAIRS}")
+    pairs = _pairs(weights, refuse)
+    return list(pairs) if isinstance(weights, list | tuple) else pairs
+
+
+def _pairs(weights: Iterable[Any], refuse: type[Exception]) -> Iterator[tuple[str, Any]]:
+    for pair in weights:
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
+            found = f"{pair!r:.60}" if isinstance(pair, str) else type(pair).__name__
+            raise refuse(f"found {found} among the weights, {_PAIRS}")
+        yield pair[0], pair[1]
 
 
 class EngineFactory(Protocol):

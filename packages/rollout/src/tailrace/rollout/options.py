@@ -74,6 +74,14 @@ class EngineOptions:
                 "above 0 and at most 1"
             )
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that are not at their default, as engines get them."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {
+            field.name: found[field.name] for field in dataclasses.fields(self) if found[field.name] != field.default
+        }
+
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> EngineOptions:
         """Read the options from a mapping.

@@ -12,6 +12,7 @@ from typing import Any
 from tailrace.contracts import Engine, expected_one_of
 from tailrace.contracts.plugins import load, names
 from tailrace.rollout.errors import EngineMissingError
+from tailrace.rollout.options import EngineOptions
 
 GROUP = "tailrace.engine"
 _OLDEST_VLLM = (0, 32)
@@ -37,8 +38,13 @@ def select_engine(name: str = "auto") -> str:
     )
 
 
-def build_engine(name: str, model_path: str, options: Mapping[str, Any]) -> Engine:
+def build_engine(name: str, model_path: str, options: EngineOptions | Mapping[str, Any]) -> Engine:
     """Build an engine by name (``"auto"`` included) for a Hugging Face model directory.
+
+    Args:
+        name: the engine.
+        model_path: the directory.
+        options: `EngineOptions`, or a mapping with those that are not at their default.
 
     Raises:
         EngineMissingError: the engine is unknown or not installed.
@@ -47,7 +53,8 @@ def build_engine(name: str, model_path: str, options: Mapping[str, Any]) -> Engi
         ModelLoadError: the model cannot be loaded.
         PluginError: the engine's plugin is broken.
     """
-    engine: Engine = load(GROUP, select_engine(name))(str(model_path), options)
+    given = options.given if isinstance(options, EngineOptions) else options
+    engine: Engine = load(GROUP, select_engine(name))(str(model_path), given)
     return engine
 
 

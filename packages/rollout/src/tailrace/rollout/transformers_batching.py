@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tailrace.contracts import Delta, Engine, EngineStats, FinishReason, Request
+from tailrace.contracts import Delta, Engine, EngineStats, FinishReason, Request, Weights, named_tensors
 from tailrace.rollout.checkpoint import parameter_names
 from tailrace.rollout.devices import resolve_device, resolve_dtype
 from tailrace.rollout.errors import (
@@ -193,7 +193,7 @@ class TransformersEngine:
             self._forget(generation)
         return _merged(last)
 
-    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
+    def load_weights(self, weights: Weights) -> None:
         """Replace every weight in place while the managers pause.
 
         Raises:
@@ -213,7 +213,7 @@ class TransformersEngine:
         with contextlib.ExitStack() as stack, torch.no_grad():
             for manager in self._managers.all():
                 stack.enter_context(_paused(manager))
-            for name, tensor in weights:
+            for name, tensor in named_tensors(weights, WeightsError):
                 if name not in parameters:
                     raise WeightsError(f"found weights for {name!r}, which the model does not have")
                 parameter = parameters[name]

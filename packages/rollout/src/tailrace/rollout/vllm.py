@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from tailrace.contracts import Delta, Engine, EngineStats, FinishReason, Request, Sampling
+from tailrace.contracts import Delta, Engine, EngineStats, FinishReason, Request, Sampling, Weights, named_tensors
 from tailrace.rollout.checkpoint import parameter_names
 from tailrace.rollout.devices import resolve_device, resolve_dtype
 from tailrace.rollout.errors import (
@@ -219,7 +219,7 @@ class VLLMEngine:
         self._complete = [delta for delta in self._complete if delta.id not in wanted]
         return last
 
-    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
+    def load_weights(self, weights: Weights) -> None:
         """Replace every weight and drop the prefix cache.
 
         Raises:
@@ -234,7 +234,7 @@ class VLLMEngine:
         seen: set[str] = set()
 
         def arriving() -> Iterator[tuple[str, Any]]:
-            for name, tensor in weights:
+            for name, tensor in named_tensors(weights, WeightsError):
                 seen.add(name)
                 yield name, tensor
 

@@ -13,9 +13,10 @@ another master if the first one is lost (`retarget`). With one buffer a version 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from tailrace.contracts import Weights, named_tensors
 from tailrace.paramserver.chunk_size import CHUNK_BYTES
 from tailrace.paramserver.clients.borrowing import Borrowing
 from tailrace.paramserver.clients.buffers import Buffers
@@ -26,6 +27,7 @@ from tailrace.paramserver.clients.staged import Staged, State
 from tailrace.paramserver.clients.staging import StagingBuffer
 from tailrace.paramserver.errors import (
     ChunkDamaged,
+    ManifestInvalid,
     ParamServerError,
     PublishTimeout,
     RelayUnreachable,
@@ -136,7 +138,7 @@ class Publisher:
     def publish(
         self,
         version: int,
-        weights: Iterable[tuple[str, Any]],
+        weights: Weights,
         *,
         stamp: int | None = None,
         sealed: bool = False,
@@ -146,7 +148,8 @@ class Publisher:
 
         Args:
             version: the version's number, from 0.
-            weights: names and torch tensors (on any device), `RawTensor`s or buffers. May be a generator.
+            weights: torch tensors (on any device), `RawTensor`s or buffers by name: a mapping, such as a ``state_dict()``, or
+                pairs, which may come from a generator.
             stamp: the publication's stamp, larger than all before. With several masters each has a publisher of its own, which
                 all publish one version with the same bytes and one stamp: relays then take it from any of them. None
                 takes the wall clock's nanoseconds.
@@ -167,6 +170,7 @@ class Publisher:
         if share is not None and stamp is None:
             raise ValueError("found a share without a stamp, expected one with the stamp of all its publishers")
         start = self._machine.now()
+        weights = named_tensors(weights, ManifestInvalid)
         with self._filling:
             staged = self._buffers.claim(version, lambda: self._closed)
             staged.pinned, staged.sealed, staged.share = stamp, sealed, share

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tailrace.contracts import Weights, named_tensors
 from tailrace.paramserver.codec.errors import CastImpossible
 from tailrace.paramserver.dlpack import speaks_dlpack, torch_view
 from tailrace.paramserver.errors import ManifestInvalid
@@ -76,7 +77,7 @@ class Cast:
         if self.dtype not in _TARGETS:
             raise CastImpossible(f"found a cast to {self.dtype!r}, expected one of {', '.join(_TARGETS)}")
 
-    def apply(self, weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    def apply(self, weights: Weights) -> Iterator[tuple[str, Any]]:
         """The same tensors in the same order, to be handed to `Publisher.publish`, those selected as casts.
 
         Args:
@@ -86,7 +87,7 @@ class Cast:
             CastImpossible: `which` selects a tensor that is not floating, or torch is not installed.
             ManifestInvalid: a tensor cannot be published.
         """
-        for name, value in weights:
+        for name, value in named_tensors(weights, ManifestInvalid):
             original = source(name, value)
             if not self.which(name, original.dtype, original.shape):
                 yield name, original
@@ -138,7 +139,7 @@ def restore(weights: Mapping[str, Any], dtype: str) -> Iterator[tuple[str, Any]]
             yield name, tensor.to(wanted) if tensor.dtype in wider else tensor
 
 
-def through(cast: Cast, weights: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def through(cast: Cast, weights: Weights) -> dict[str, Any]:
     """Torch tensors as a reader of a version finds them whose weights were cast at publication, without publishing them.
 
     Raises:

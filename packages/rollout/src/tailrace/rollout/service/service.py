@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tailrace.contracts import FinishReason, Sampling
+from tailrace.contracts import FinishReason, Sampling, Weights
 from tailrace.rollout.checkpoint import end_tokens, vocabulary
 from tailrace.rollout.errors import (
     OptionError,
@@ -28,7 +28,7 @@ from tailrace.rollout.errors import (
     UpdateRefusedError,
     VersionTimeoutError,
 )
-from tailrace.rollout.options import CacheShape
+from tailrace.rollout.options import CacheShape, EngineOptions
 from tailrace.rollout.resumption import check_sampling
 from tailrace.rollout.service.book import Book
 from tailrace.rollout.service.handle import ReplicaSetup, StartReplica
@@ -38,7 +38,7 @@ from tailrace.rollout.service.ranking import Ranker, Ranking
 from tailrace.rollout.service.replica_process import ReplicaProcess
 from tailrace.rollout.service.replicas import Replica, Replicas
 from tailrace.rollout.service.sample import Order, Sample
-from tailrace.rollout.service.staged_weights import StagedWeights, Weights
+from tailrace.rollout.service.staged_weights import StagedWeights
 from tailrace.rollout.service.stream import Key, Stream
 
 _MAX_NUM_SEQS = 64
@@ -79,7 +79,7 @@ class StreamGenerationService:
         ranker: Ranker | None = None,
         *,
         engine: str = "auto",
-        options: Mapping[str, Any] | None = None,
+        options: EngineOptions | Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
         temperature: float = 1.0,
         ahead: int | None = None,
@@ -94,7 +94,7 @@ class StreamGenerationService:
         if replicas < 1:
             raise OptionError(f"replicas: found {replicas}, expected at least 1")
         self._model = Path(model)
-        options = dict(options or {})
+        options = options.given if isinstance(options, EngineOptions) else dict(options or {})
         longest = CacheShape.read(str(model)).max_len
         self._context = min(options.get("max_model_len") or longest, longest)
         self._reader = PromptReader(self._model, self._context, vocabulary(str(model)))

@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import extra
+from tailrace.contracts import Weights, extra, named_tensors
 from tailrace.rollout.checkpoint import parameter_names, tied_names
 from tailrace.rollout.errors import ModelLoadError, UpdateRefusedError
 
-Weights = Mapping[str, Any] | Iterable[tuple[str, Any]]
 _PARTIAL = ".part"
 
 
@@ -66,7 +65,7 @@ class StagedWeights:
         """
         with extra("tailrace-rollout", "transformers"):
             from safetensors.torch import save_file
-        pairs = weights.items() if isinstance(weights, Mapping) else weights
+        pairs = named_tensors(weights, UpdateRefusedError)
         # a copy of each: tied tensors share their memory, which the format refuses
         found = ((name, tensor) for name, tensor in pairs if name not in self._tied)
         tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in found}

@@ -193,6 +193,11 @@ class EngineContract:
             engine.load_weights([*named.items(), ("model.layers.0.nothing.weight", named["model.norm.weight"])])
         with pytest.raises(WeightsError):
             engine.load_weights([*named.items(), ("model.norm.weight", named["model.norm.weight"][:-1])])
+        engine.load_weights(named)
+        for neither in (named.keys(), ["ab"], [("model.norm.weight",)], [(1, named["model.norm.weight"])], "ab", None):
+            with pytest.raises(WeightsError, match="expected pairs of a name and a tensor, or a mapping"):
+                engine.load_weights(neither)  # type: ignore[arg-type]
+        engine.load_weights(named.items())
         engine.submit([Request("r", (1, 2), Sampling(max_tokens=30))])
         with pytest.raises(EngineBusyError):
             engine.load_weights(named.items())
