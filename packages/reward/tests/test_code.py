@@ -180,6 +180,41 @@ def test_an_output_may_be_far_larger_than_expected_before_it_is_over(scored):
     assert (found.right, found.over_budget) == (False, "")
 
 
+def test_what_goes_to_the_harness_and_comes_back_is_text():
+    """A sandbox on a server takes and gives text alone."""
+    passed = []
+
+    class Textual:
+        name = "textual"
+
+        def __init__(self):
+            self._sandbox = select_sandbox()
+
+        async def run(self, program, *, stdin, limits):
+            ended = await self._sandbox.run(program, stdin=stdin.decode("ascii").encode(), limits=limits)
+            passed.append(ended.stdout.decode("ascii"))
+            return ended
+
+        async def close(self):
+            await self._sandbox.close()
+
+    async def score():
+        sandbox = Textual()
+        try:
+            called, whole = (
+                {"args": [-(10**9), "\u20ac"], "expected": "\u20ac"},
+                {"stdin": "\u20ac", "stdout": "\u20ac"},
+            )
+            rows = [call(called), {"tests": [whole]}]
+            programs = ["def f(x, y): return y", "print(input())"]
+            return [await run_tests(sandbox, *each, 5.0) for each in zip(programs, map(read_tests, rows), strict=True)]
+        finally:
+            await sandbox.close()
+
+    assert [run.right for run in asyncio.run(score())] == [True, True]
+    assert len(passed) == 2
+
+
 def test_the_harness_that_fails_is_no_zero(scored, monkeypatch):
     for broken in (
         "raise ImportError('no such module')",

@@ -34,7 +34,8 @@ def become_subreaper() -> None:
 class Usage:
     """What a group uses at one moment, and its CPU seconds so far.
 
-    `runs`: one of it has a core or waits for one. The first one does not count, which may only look after the others.
+    `runs`: one of it has a core or waits for one. Where there are several, the first one does not count, which may only look
+    after the others.
     """
 
     processes: int
@@ -92,7 +93,7 @@ class ProcessGroup:
             processes=len(seen),
             threads=sum(stat.threads for stat in seen),
             memory_bytes=sum(stat.resident_bytes for stat in seen),
-            runs=any(stat.runs for stat in sorted(seen, key=lambda stat: stat.started)[1:]),
+            runs=any(stat.runs for stat in sorted(seen, key=lambda stat: stat.started)[len(seen) > 1 :]),
             cpu_s=max(waited, sum(self._cpu_s.values())),
         )
 
