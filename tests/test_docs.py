@@ -46,6 +46,14 @@ def test_the_page_says_which_event_answers_which_command():
     assert {event.__name__ for event in get_args(contracts.Event)} <= set(re.findall(r"`(\w+)[`(]", section))
 
 
+def test_the_line_that_installs_vllm_for_cpus_has_the_workspaces_overrides():
+    """tools/test-alone installs the wheel with the README's."""
+    readme = (DOCS.parent / "packages/rollout/README.md").read_text()
+    told = re.search(r"^    cat > overrides.txt << 'END'\n(.*?)^    END$", readme, re.MULTILINE | re.DOTALL)[1]
+    known = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["tool"]["uv"]["override-dependencies"]
+    assert [line.strip() for line in told.splitlines()] == known
+
+
 def test_links_between_documents_lead_somewhere():
     root = DOCS.parent
     pages = [*DOCS.glob("*.md"), root / "README.md", *root.glob("packages/*/README.md"), *root.glob("apps/*/README.md")]

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import sys
+import warnings
 from typing import ClassVar
 
 import pytest
@@ -16,6 +18,7 @@ from tailrace.ranker import (
     UnknownMethodError,
     ceiling20,
     compare,
+    ranker,
     recall,
 )
 from tailrace.ranker.baselines.lexical import Lexical
@@ -126,6 +129,21 @@ def test_auto_keeps_its_budget_and_says_what_was_left_out():
     trials = try_methods({"a": Says(), "b": Says()}, examples, examples, setting)
     assert [trial.name for trial in trials.tried] == ["a"]
     assert trials.left_out == {"b": "no time was left of the budget"}
+
+
+def test_auto_names_the_methods_whose_library_is_not_installed(monkeypatch):
+    """Those that do not load, and those that find it out as they fit."""
+    known = {"says": Says(), "lexical": Lexical()}
+    monkeypatch.setattr(ranker, "installed_methods", lambda *, with_samples: (known, {"mine": "install mine"}))
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.warns(UserWarning, match=r"auto did not try mine, lexical: install mine; .*tailrace-ranker\[lexical\]"):
+        found = LengthRanker.train(made_examples(30), budget_s=100.0)
+    assert isinstance(found._method, Says)
+    monkeypatch.undo()
+    monkeypatch.setattr(ranker, "installed_methods", lambda *, with_samples: (known, {}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LengthRanker.train(made_examples(30), budget_s=100.0)
 
 
 def test_a_method_that_lacks_its_model_is_left_out_and_named():

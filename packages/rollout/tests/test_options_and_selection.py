@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 
@@ -144,3 +145,63 @@ def test_importing_the_package_is_light():
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     )
+
+
+IMPORT = """
+import sys
+from tailrace.rollout import EngineMissingError, build_engine
+try:
+    build_engine("vllm", sys.argv[1], {})
+except EngineMissingError as error:
+    print(error)
+"""
+
+
+def broken_import(tmp_path, raises):
+    """What is said where vLLM imports a torchvision, and that raises something."""
+    beside = tmp_path / "site"
+    for name, text in {"vllm": "import torchvision", "torchvision": raises}.items():
+        (beside / name).mkdir(parents=True)
+        (beside / name / "__init__.py").write_text(f"{text}\n")
+    information = beside / "torchvision-0.28.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0\n")
+    model = tmp_path / "model"
+    save_tiny_model(model, seed=0)
+    found = subprocess.run(
+        [sys.executable, "-c", IMPORT, str(model)],
+        env={**os.environ, "PYTHONPATH": str(beside)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert found.stderr == ""
+    return found.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "raises",
+    [
+        "raise RuntimeError('operator torchvision::nms does not exist')",
+        "raise OSError('libtorch_cuda.so: cannot open shared object file')",
+        "raise ImportError('undefined symbol')",
+        "raise AttributeError('partially initialized module')",
+    ],
+)
+def test_a_torchvision_that_breaks_vllm_is_named(tmp_path, raises):
+    [line] = broken_import(tmp_path, raises)
+    assert raises.split("'")[1] in line
+    assert "found torchvision 0.28.0" in line
+    assert "pip uninstall torchvision" in line
+
+
+def test_a_vllm_that_breaks_by_itself_names_its_error(tmp_path):
+    [line] = broken_import(tmp_path, "")  # then it lacks what is imported from it
+    assert "uninstall" not in line
+    assert "vLLM does not import (ImportError: cannot import name 'EngineArgs'" in line
+    assert "README of tailrace-rollout" in line
+
+
+def test_threads_that_are_left_to_torch():
+    assert EngineOptions.read({"threads": 0}).threads == 0
+    assert EngineOptions.read({}).threads is None
+    for wrong in (-1, False, 0.0, "0"):
+        with pytest.raises(OptionError, match="threads"):
+            EngineOptions.read({"threads": wrong})

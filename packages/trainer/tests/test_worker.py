@@ -211,6 +211,9 @@ def test_bad_settings_are_refused(model_path, tmp_path):
         TrainerConfig(normalisation="mean")
     with pytest.raises(TrainerConfigError, match="advantages = 'batch'"):
         TrainerConfig(advantages="batch", divide_by_std=False)
+    assert TrainerConfig(threads=None).threads is None
+    with pytest.raises(TrainerConfigError, match="threads"):
+        TrainerConfig(threads=-1)
     with pytest.raises(TrainerConfigError, match="found 1 ranks for 2 cells"):
         TrainerWorker(model_path, dataclasses.replace(CPU, cells=2))
     with pytest.raises(TrainerConfigError, match="no rendezvous"):

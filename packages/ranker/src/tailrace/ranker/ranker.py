@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +107,8 @@ class LengthRanker:
         Args:
             examples: prompts with the lengths of their responses.
             method: a name, see `method_names`; a method with options of its own; or ``"auto"``, the one with the best recall20
-                on prompts held back, among those that need no sample of a prompt.
+                on prompts held back, among those that need no sample of a prompt. A warning names those whose library is not
+                installed.
             seed: seed of all that is random.
             budget_s: seconds after which training ends with the best so far.
             policy: directory of the model that generates the responses, which ``hidden`` needs.
@@ -129,9 +131,12 @@ class LengthRanker:
                     "which holds a fifth back: name a method"
                 )
             learn, held = hold_out(known, HELD_BACK, seed)
-            methods, _ = installed_methods(with_samples=False)
-            best = try_methods(methods, learn, held, setting).best()
-            return cls.of_trial(best, known, held, setting, budget_s)
+            methods, unloaded = installed_methods(with_samples=False)
+            trials = try_methods(methods, learn, held, setting)
+            if lacking := unloaded | {name: trials.left_out[name] for name in trials.lacking}:
+                why = "; ".join(dict.fromkeys(lacking.values()))
+                warnings.warn(f"auto did not try {', '.join(lacking)}: {why}", stacklevel=2)
+            return cls.of_trial(trials.best(), known, held, setting, budget_s)
         name, chosen = (method, load_method(method)) if isinstance(method, str) else (registered_name(method), method)
         others, aside = _divided(known, seed)
         predictor = chosen.fit(others, dataclasses.replace(setting, deadline=setting.deadline.part(LEARNING)))

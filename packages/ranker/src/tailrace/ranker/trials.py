@@ -56,10 +56,12 @@ class Trials:
     Args:
         tried: in the order of their cost.
         left_out: why others were not, by name.
+        lacking: those of them whose library is not installed.
     """
 
     tried: tuple[Trial, ...]
     left_out: Mapping[str, str]
+    lacking: tuple[str, ...] = ()
 
     def best(self) -> Trial:
         """The highest recall20 among methods that need no samples of a prompt; of equal ones the simplest.
@@ -104,6 +106,7 @@ def try_methods(
     """
     tried: dict[str, Trial] = {}
     left_out: dict[str, str] = {}
+    lacking: list[str] = []
     order = sorted(methods, key=lambda name: not methods[name].quick)
     for at, name in enumerate(order):
         method = methods[name]
@@ -119,6 +122,7 @@ def try_methods(
             predictor, known = _fitted(method, learn, held, its)
         except (MissingExtraError, OptionError) as error:
             left_out[name] = str(error)
+            lacking += [name] if isinstance(error, MissingExtraError) else []
             continue
         train_s = setting.deadline.now() - began
         trial = Trial(name, method, predictor, known or measured(predictor, held, its_end), train_s)
@@ -126,7 +130,7 @@ def try_methods(
             {"method": name, "phase": "tried", "recall20": trial.held_back["recall20"], "train_s": train_s}
         )
         tried[name] = trial
-    return Trials(tuple(tried[name] for name in methods if name in tried), left_out)
+    return Trials(tuple(tried[name] for name in methods if name in tried), left_out, tuple(lacking))
 
 
 def measured(predictor: Predictor, examples: Sequence[Example], deadline: Deadline | None = None) -> dict[str, float]:

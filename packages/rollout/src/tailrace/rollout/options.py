@@ -33,7 +33,7 @@ class EngineOptions:
         block_tokens: tokens in one block of the KV cache; None is the engine's own choice.
         prefix_cache: keep the KV blocks of prompts for later requests with the same beginning (vLLM only).
         eager: run without CUDA graphs and compilation.
-        threads: threads for one operator on CPU; None leaves torch's setting.
+        threads: threads for one operator on CPU; None or 0 leaves torch's setting.
         seed: seed of sampling.
         tensor_parallel_size: devices that the model spans, on CPU cores (vLLM only).
         apart: run the model in a worker process even on one device (vLLM only). An engine that shares its process with a
@@ -66,6 +66,8 @@ class EngineOptions:
             raise OptionError("engine option tensor_parallel_size: found None, expected a positive integer")
         for name in (*counts, "tensor_parallel_size"):
             value = getattr(self, name)
+            if name == "threads" and type(value) is int and value == 0:
+                continue  # as the trainer's option has it
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise OptionError(f"engine option {name}: found {value!r}, expected a positive integer")
         if not isinstance(self.gpu_memory_utilization, int | float) or not 0 < self.gpu_memory_utilization <= 1:

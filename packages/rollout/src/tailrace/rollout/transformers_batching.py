@@ -87,7 +87,7 @@ class TransformersEngine:
             ) from error
         device = resolve_device(options)
         dtype = resolve_dtype(options, device)
-        if options.threads is not None:
+        if options.threads:
             torch.set_num_threads(options.threads)
         try:
             self._model = AutoModelForCausalLM.from_pretrained(

