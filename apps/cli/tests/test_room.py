@@ -32,6 +32,17 @@ def test_memory(config, monkeypatch):
         room.check_memory(config)
 
 
+def test_shared_memory(config, monkeypatch, tmp_path):
+    need = 2 * 2e9  # one relay, two versions of 2 bytes a parameter
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda place: SimpleNamespace(free=need))
+    room.check_shared_memory(config)
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda place: SimpleNamespace(free=need - 1))
+    with pytest.raises(NotHereError, match=r"relay\.count' = 1.* at least 4\.0 GB of weights in /dev/shm.*--shm-size"):
+        room.check_shared_memory(config)
+    monkeypatch.setattr(room, "_SHARED", tmp_path / "none")
+    room.check_shared_memory(config)
+
+
 def test_disk(config, monkeypatch, tmp_path):
     need = 5 * 12e9  # three checkpoints are kept while the next two are written
     monkeypatch.setattr(room.shutil, "disk_usage", lambda place: SimpleNamespace(free=need))

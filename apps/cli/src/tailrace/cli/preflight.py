@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tailrace.cli.errors import NotHereError
 from tailrace.cli.model_files import check_model
-from tailrace.cli.room import check_memory
+from tailrace.cli.room import check_memory, check_shared_memory
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import registered
@@ -74,7 +74,7 @@ def _machine(config: RunConfig) -> None:
         check_ray(config.executor.ray_address)
         return
     gathered = Gathered()
-    for part in (check_devices, check_memory):
+    for part in (check_devices, check_memory, check_shared_memory):
         with gathered.check():
             part(config)
     gathered.done()

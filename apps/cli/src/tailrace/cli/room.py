@@ -1,4 +1,4 @@
-"""Checks that a run has room on this machine: memory for its members, disk space for its checkpoints.
+"""Checks that a run has room on this machine: memory for its members, shared for its relays, disk space for its checkpoints.
 
 What is needed is estimated from below, so that no run is refused that fits.
 """
@@ -12,7 +12,7 @@ from tailrace.cli.errors import NotHereError
 from tailrace.cli.model_files import count_parameters
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.pools import relay_count
+from tailrace.pipeline.run.pools import relay_count, relay_slots
 
 _PROCESS_BYTES = 100e6  # of a member's own process, before it loads anything
 _TRAINER_BYTES = 16  # for each parameter: weight, gradient and two moments in 32 bits
@@ -21,6 +21,7 @@ _SAVED_BYTES = 12  # for each parameter of a checkpoint: weight and two moments 
 _BEING_WRITTEN = 2  # checkpoints at once, before an older one is removed
 _FEWEST_MEMBERS = 3  # data, scorer and the driver itself
 _GPU = Path("/dev/nvidiactl")
+_SHARED = Path("/dev/shm")  # noqa: S108 - where Linux has it
 
 
 def check_memory(config: RunConfig) -> None:
@@ -36,6 +37,24 @@ def check_memory(config: RunConfig) -> None:
             f"keys 'rollout.replicas' = {config.rollout.replicas:,}, 'trainer.processes' = {config.trainer.processes:,}, "
             f"'relay.count' = {config.relay.count:,}: found members that take at least {_gigabytes(need)} of memory, expected "
             f"at most {_gigabytes(free)}, which are free here; --ray-address joins a cluster"
+        )
+
+
+def check_shared_memory(config: RunConfig) -> None:
+    """Check that the weights of relays here find room in shared memory, of which a container has 64 MB by default.
+
+    Raises:
+        NotHereError: they take more than is free.
+    """
+    if not _SHARED.is_dir():
+        return
+    relays, versions = relay_count(config), min(relay_slots(config), config.pipeline.steps)
+    need = relays * versions * _SERVED_BYTES * _parameters(config)
+    free = shutil.disk_usage(_SHARED).free
+    if need > free:
+        raise NotHereError(
+            f"key 'relay.count' = {relays:,}: found relays that hold at least {_gigabytes(need)} of weights in {_SHARED}, "
+            f"expected at most {_gigabytes(free)}, which are free there; enlarge it (docker: --shm-size)"
         )
 
 
