@@ -3,7 +3,7 @@
 Standard library only. A type is here when two packages need it.
 """
 
-from tailrace.contracts.ahead import LooksAhead, PlansTokens
+from tailrace.contracts.ahead import LearnsCosts, LooksAhead, PlansTokens
 from tailrace.contracts.batchwise import StartsBatchwise
 from tailrace.contracts.clock import Clock
 from tailrace.contracts.codec import decode, encode
@@ -202,6 +202,7 @@ __all__ = [
     "IterationRecord",
     "Launch",
     "LaunchesRounds",
+    "LearnsCosts",
     "LooksAhead",
     "Lend",
     "LendReplica",

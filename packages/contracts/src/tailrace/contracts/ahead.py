@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 
 @runtime_checkable
@@ -13,6 +13,15 @@ class PlansTokens(Protocol):
     @property
     def plans_tokens(self) -> bool:
         """Whether it plans with the tokens of trajectories. A policy always gives the same answer."""
+        ...
+
+
+@runtime_checkable
+class LearnsCosts(Protocol):
+    """What a routing or relocation policy may also have, to plan with the costs of a decoding step that the run itself fits."""
+
+    def with_costs(self, k1: float, k2: float, k3: float, k4: float) -> Self:
+        """The same policy with these coefficients: seconds of a step are k1 x tokens + max(k2, k3 x trajectories) + k4."""
         ...
 
 

@@ -177,11 +177,6 @@ def _completed(
     if table.fit_stages:
         pipeline["provisioning"] = Choice(name=provisioning.name, **fitted_stages(config, split, sizes, takes))
     if table.fit_cost:
-        relocation = config.pipeline.relocation
-        takes = inspect.signature(load_policy("relocation", relocation.name)).parameters
-        if "roofline_batch" in takes and "roofline_batch" not in relocation.options:
-            options = {**relocation.options, "roofline_batch": max(1, decode.roofline_batch)}
-            pipeline["relocation"] = Choice(name=relocation.name, **options)
         rollout["cost_model"] = _cost_model(decode)
     return config.model_copy(
         update={

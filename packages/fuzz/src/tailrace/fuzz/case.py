@@ -258,6 +258,7 @@ class Case(_Strict):
             fence=self.fence,
             scoring_attempts=self.scoring_attempts,
             failed_groups_limit=self.failed_groups_limit,
+            fits_costs=pipeline.steps % 2 == 1,  # in place of those that it has
             ranker=self.predictions > 0,
             pools=self.pools,
             relay_sites=self.relay_sites,

@@ -108,6 +108,8 @@ class PipelineSpec:
         scoring_attempts: how often a failing verifier is tried before the group is reported as failed.
         failed_groups_limit: number of groups whose verifier failed that ends the run, since the verifier is then wrong, not a
             response; and of groups that engines refused with no complete one between them.
+        fits_costs: whether the costs of a decoding step are fitted to what replicas report, for policies that learn them
+            (`LearnsCosts`), since no coefficients were given.
         ranker: whether a ranker predicts the lengths of responses, for policies that use them.
         pools: pools of unequal replicas; empty if all replicas have `tp` and `replica_batch`, at the trainer's site.
         relay_sites: the site of each relay, by its number; empty if all are at the trainer's, as those beyond its end are.
@@ -148,6 +150,7 @@ class PipelineSpec:
     scoring_attempts: int = 3
     failed_groups_limit: int = 64
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
+    fits_costs: bool = False
     ranker: bool = False
     detection: DetectionPolicy = field(default_factory=RoleAware)
     pools: tuple[RolloutPool, ...] = ()

@@ -15,6 +15,7 @@ from tailrace.repack.lpt import Schedule, lpt
 from tailrace.repack.marginal_gain import ideal_gain, marginal_gain
 from tailrace.repack.marginal_throughput import MarginalThroughput
 from tailrace.repack.migration import Migration
+from tailrace.repack.online_fit import FittedCosts, OnlineFit, StepTimes
 from tailrace.repack.parallelism import Arrangement, StageShare, fewest_devices, share_devices
 from tailrace.repack.relocation import BestFit, NoRelocation
 from tailrace.repack.resizing import to_size
@@ -34,6 +35,7 @@ __all__ = [
     "BestFit",
     "Dispatch",
     "FitError",
+    "FittedCosts",
     "Hybrid",
     "Interrupting",
     "LeastLoaded",
@@ -44,6 +46,7 @@ __all__ = [
     "NoRelocation",
     "NothingFitsError",
     "OnIdle",
+    "OnlineFit",
     "RepackError",
     "ReplicaLoad",
     "RoundRobin",
@@ -51,6 +54,7 @@ __all__ = [
     "Schedule",
     "SkewAware",
     "StageShare",
+    "StepTimes",
     "ThroughputModel",
     "UnmeasuredError",
     "WhenDrained",

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Self
 
 from tailrace.contracts import Cycle, Move, ReplicaView, Tried
 from tailrace.repack.consolidation import consolidate
 from tailrace.repack.errors import LoadError
 from tailrace.repack.load import ReplicaLoad
 from tailrace.repack.projection import peak_kv
+
+ASSUMED_BATCH = 256
+"""B of `best-fit` while nothing is known of the costs of decoding."""
+NEGLIGIBLE = 0.1
+"""By how much B may lengthen a step, as a share of one trajectory's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +39,30 @@ class BestFit:
 
     Args:
         kv_threshold: share of the KV cache that may be in use after a move (C_max).
-        roofline_batch: most trajectories on one replica after a move (B). The paper gives no value; on an H800 decoding turns
-            compute-bound at 240 to 300. A replica's own capacity may lower it.
+        roofline_batch: most trajectories on one replica after a move (B). None: as many as decode "with only a negligible
+            increase in latency" (section 5.2), by the cost model: a step takes at most a tenth longer than that of one; or
+            256 while there is none. A replica's own capacity may lower it.
         headroom: share of the KV cache to keep free for the growth of moved trajectories, 0 to 0.2.
         period_s: seconds between two plans; there is also one after every update of the trainer, as soon as its weights can
             be pulled.
         literal: choose candidates by the rule as printed in Algorithm 1.
         projected: plan with the highest KV usage until a replica's trajectories have ended, by what is predicted to be left of
             them, instead of with what is in use.
+        k2, k3, k4: of the cost model (`Costed`); None: there is none.
 
     Raises:
         LoadError: a value is out of its range.
     """
 
     kv_threshold: Annotated[float, Tried((0.5, 0.9, 0.99))] = 0.99
-    roofline_batch: Annotated[int, Tried((4, 16, 64))] = 256
+    roofline_batch: Annotated[int | None, Tried((4, 16, 64, None))] = None
     headroom: Annotated[float, Tried((0.0, 0.1))] = 0.0
     period_s: Annotated[float, Tried((0.5, 2.0, 5.0))] = 5.0
     literal: bool = False
     projected: bool = False
+    k2: float | None = None
+    k3: float | None = None
+    k4: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.kv_threshold <= 1:
@@ -60,10 +71,28 @@ class BestFit:
             raise LoadError(
                 f"found headroom={self.headroom!r}, expected at least 0 and less than kv_threshold={self.kv_threshold!r}"
             )
-        if self.roofline_batch < 1:
+        if self.roofline_batch is not None and self.roofline_batch < 1:
             raise LoadError(f"found roofline_batch={self.roofline_batch!r}, expected at least 1")
         if not (self.period_s > 0 and math.isfinite(self.period_s)):
             raise LoadError(f"found period_s={self.period_s!r}, expected seconds above 0")
+
+    @property
+    def batch(self) -> int:
+        """B: as given, or by the cost model, or else 256.
+
+        Not k2 / k3: a fit tells the reading of weights (k2) from the overhead (k4) only where it saw batches on both sides of
+        the turning point, and their sum everywhere.
+        """
+        if self.roofline_batch is not None:
+            return self.roofline_batch
+        if self.k2 is None or self.k3 is None or self.k4 is None or not self.k3:
+            return ASSUMED_BATCH
+        return max(1, math.floor((self.k2 + NEGLIGIBLE * (self.k2 + self.k4)) / self.k3))
+
+    def with_costs(self, k1: float, k2: float, k3: float, k4: float) -> Self:
+        """The same policy with coefficients that were fitted in the run."""
+        del k1
+        return dataclasses.replace(self, k2=k2, k3=k3, k4=k4)
 
     def due(self, now_s: float, last_s: float, updated: bool) -> bool:
         """Whether `period_s` has passed or the weights of an update can just be pulled (Laminar section 5.1)."""
@@ -105,7 +134,7 @@ class BestFit:
         return consolidate(
             loads,
             kv_threshold=self.kv_threshold,
-            roofline_batch=max(1, min(self.roofline_batch, *(view.capacity for view in settled))),
+            roofline_batch=max(1, min(self.batch, *(view.capacity for view in settled))),
             headroom=self.headroom,
             literal=self.literal,
         )

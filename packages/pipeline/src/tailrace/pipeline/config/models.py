@@ -155,7 +155,7 @@ class RolloutConfig(_Strict):
     stop_tokens: Annotated[tuple[int | str, ...] | None, BeforeValidator(as_tuple)] = None
     """tokens that end a response, by id or text; none: eos_token_id of the model's generation_config.json or config.json"""
     cost_model: CostModelConfig | None = None
-    """decoding time for the policies that plan with it; `tailrace fit-cost RUN` fits it"""
+    """decoding time for the policies that plan with it; none: the run fits it to its own steps (summary.json)"""
     options: dict[str, Any] = {}
     """options of the engine, see `tailrace.rollout.EngineOptions`"""
 

@@ -32,7 +32,7 @@ from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.lending import Lending
 from tailrace.pipeline.controller.losses import Losses
 from tailrace.pipeline.controller.measuring import Measuring
-from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, SCORER, TRAINER, Members
+from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER, Members
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plain_state import plain_state
 from tailrace.pipeline.controller.plugin_faults import blame, policies_of
@@ -53,6 +53,7 @@ from tailrace.pipeline.controller.weights import Weights
 from tailrace.pipeline.controller.yielding import Yielding
 from tailrace.pipeline.errors import ControllerError
 from tailrace.pipeline.spec import PipelineSpec
+from tailrace.repack import OnlineFit
 
 
 class Controller:
@@ -136,6 +137,7 @@ class Controller:
             self.outbox, self._fall_back,
         )  # fmt: skip
         self.detection = Detection(spec.detection, self.members, self.fleet, self.trainer, self.failures)
+        self.costs = OnlineFit() if spec.fits_costs and _learns_costs(spec) else None
         self.now = 0.0
         self.started = False
         self.finished = False
@@ -144,7 +146,7 @@ class Controller:
         self.failure: str | None = None
         self.view = RunView(self)
         self._handlers: dict[type, Callable[[Any], None]] = {
-            c.Snapshot: self.fleet.observed,
+            c.Snapshot: self._on_snapshot,
             c.TurnEnded: self.environments.turn_ended,
             c.Turned: self.responses.turned,
             c.CallFailed: self.failed_groups.call_failed,
@@ -224,7 +226,9 @@ class Controller:
             "measuring": self.measuring,
             "failures": self.failures,
         }
-        return plain_state(self, parts)
+        fit = self.costs
+        costs = None if fit is None else (fit.seen, fit.every, fit.due_at, list(fit.samples), fit.last)
+        return {**plain_state(self, parts), "costs": costs}
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
@@ -258,6 +262,14 @@ class Controller:
         self.provisioning.plan(now)
         self.evaluations.at(self.trainer.version, 0, self.trainer.steps)
 
+    def _on_snapshot(self, event: c.Snapshot) -> None:
+        self.fleet.observed(event)
+        if self.costs is not None:
+            self.costs.take(event)
+            fitted = self.costs.refit()
+            if fitted is not None and fitted.usable:
+                self.spec = self.coordinator.learn(fitted.model)
+
     def _on_up(self, event: c.Up) -> None:
         member = self.members.came_up(event, self.now)
         if member is None or not self.failures.came_up(member):
@@ -279,6 +291,8 @@ class Controller:
             self.discards.again()
 
     def _on_down(self, event: c.Down) -> None:
+        if self.costs is not None and event.role == REPLICA:
+            self.costs.times.lost(event.id)
         self.failures.went_down(event, self.now)
 
     def _on_activity(self, event: c.Activity) -> None:
@@ -325,6 +339,8 @@ class Controller:
     def _on_resumed(self, event: c.Resumed) -> None:
         """Restart after the driver died: every process is new. Running trajectories wait for the store's report."""
         self.failure, self.finished, self.recovering = None, False, True
+        if self.costs is not None:
+            self.costs.times.before.clear()
         self.trainer.steps = self.trainer.steps if event.steps is None else event.steps
         for member in self.members.states.values():
             self.losses.lost(member)
@@ -434,3 +450,8 @@ def _plans_tokens(spec: PipelineSpec) -> bool:
     """Whether a policy of a pipeline plans with the tokens of trajectories."""
     policies = (spec.routing, spec.relocation)
     return any(isinstance(policy, c.PlansTokens) and policy.plans_tokens for policy in policies)
+
+
+def _learns_costs(spec: PipelineSpec) -> bool:
+    """Whether a policy of a pipeline plans with the costs that the run fits."""
+    return any(isinstance(policy, c.LearnsCosts) for policy in (spec.routing, spec.relocation))

@@ -36,6 +36,7 @@ from tailrace.pipeline.controller.refill import Refill
 from tailrace.pipeline.controller.states import GroupState, TrajectoryState
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.spec import PipelineSpec
+from tailrace.repack import ThroughputModel
 
 _ONCE = "a trajectory of the pool, placed once"
 _MOVE, _EVICTION, _FOR_PULL, _EMPTIED = "move", "eviction", "pull", "emptied"  # what an `Interrupt` is for
@@ -94,6 +95,15 @@ class Coordinator:
         self._members, self._gate, self._outbox = members, gate, outbox
         self._refill = refill
         self._evaluating = Evaluating(evaluations, ledger, fleet, trainer, discards, self.route, self._pull)
+
+    def learn(self, model: ThroughputModel) -> PipelineSpec:
+        """Plan with these costs of a decoding step from now on. Returns the pipeline as it is now."""
+        costs, routing, relocation = dataclasses.astuple(model), self._spec.routing, self._spec.relocation
+        if isinstance(routing, c.LearnsCosts):
+            self._spec = dataclasses.replace(self._spec, routing=routing.with_costs(*costs))
+        if isinstance(relocation, c.LearnsCosts):
+            self._spec = dataclasses.replace(self._spec, relocation=relocation.with_costs(*costs))
+        return self._spec
 
     def progress(self) -> c.Progress:
         """How far the run is, for policies."""

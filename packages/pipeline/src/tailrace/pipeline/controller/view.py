@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.coordinator import Coordinator
@@ -20,6 +20,7 @@ from tailrace.pipeline.controller.sessions import Sessions
 from tailrace.pipeline.controller.states import Counts, Phase
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.spec import PipelineSpec
+from tailrace.repack import OnlineFit
 
 
 class _Parts(Protocol):
@@ -34,6 +35,7 @@ class _Parts(Protocol):
     sessions: Sessions
     failures: Failures
     gate: c.AdmissionGate
+    costs: OnlineFit | None
     finished: bool
     failure: str | None
 
@@ -221,6 +223,22 @@ class RunView:
     def blocked_cycles(self) -> int:
         """Number of cycles in a row that placed nothing although the pool was not empty."""
         return self._parts.coordinator.blocked_cycles
+
+    @property
+    def cost_model(self) -> dict[str, Any] | None:
+        """The costs of a decoding step that the run fits itself, for policies that plan with them; None if it fits none.
+
+        `source` is ``"fitted"``, or ``"assumed"`` while policies plan with what they assume: no fit is good enough yet. Beside
+        it k1 to k4 in seconds, the `samples` of the last fit and its median relative `error`, if there is one.
+        """
+        costs = self._parts.costs
+        if costs is None:
+            return None
+        fit = costs.last
+        if fit is None:
+            return {"source": "assumed", "samples": costs.seen}
+        source = "fitted" if fit.usable else "assumed"
+        return {"source": source, **asdict(fit.model), "samples": fit.samples, "error": round(fit.error, 4)}
 
     @property
     def moves(self) -> int:

@@ -153,6 +153,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         keep_checkpoints=config.checkpoint.keep,
         fence=config.publish.fence and not controls,
         evaluation=plan,
+        fits_costs=config.rollout.cost_model is None and not config.rollout.pools,
         ranker=config.ranker is not None and not controls,
         pools=replica_pools(config),
         relay_sites=relay_sites(config),

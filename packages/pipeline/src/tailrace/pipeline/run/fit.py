@@ -10,14 +10,13 @@ from tailrace import contracts as c
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import read_events
-from tailrace.repack import FitError, ThroughputModel
+from tailrace.repack import FitError, StepTimes, ThroughputModel
 
 LEAST_SAMPLES = 20
 ENOUGH_SAMPLES = 60  # to judge the fit on parts of the run that were left out
 PARTS = 5
 MOST_ERROR = 0.15  # StaleFlow's own fit is off by 10.5 % on average (Appendix B.1)
 NEGLIGIBLE = 0.01  # of a step's time: a coefficient that never makes more is at its bound of 0, or as good as there
-STEADY = 0.3  # how far the batch may have changed between two snapshots, as a share of it
 
 Sample = tuple[float, int, float]
 
@@ -73,20 +72,9 @@ def fit_cost_model(directory: RunDirectory) -> Fit:
 
 
 def _samples(directory: RunDirectory) -> list[Sample]:
-    samples: list[Sample] = []
-    before: dict[str, c.Snapshot] = {}
-    for _, event in read_events(directory.events):
-        if not isinstance(event, c.Snapshot):
-            continue
-        last = before.get(event.replica)
-        before[event.replica] = event
-        if last is None or not event.running or not last.running or event.tokens_per_s <= 0:
-            continue
-        running = (last.running + event.running) / 2
-        if abs(last.running - event.running) <= STEADY * running:
-            kv = (last.kv + event.kv) / 2 * event.kv_capacity_tokens
-            samples.append((kv, round(running), running / event.tokens_per_s))
-    return samples
+    times = StepTimes()
+    taken = [times.take(event) for _, event in read_events(directory.events) if isinstance(event, c.Snapshot)]
+    return [sample for sample in taken if sample is not None]
 
 
 def _held_out(samples: Sequence[Sample]) -> float | None:

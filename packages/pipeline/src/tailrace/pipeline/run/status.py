@@ -105,6 +105,7 @@ class RunStatus:
     restarts: dict[str, int] = field(default_factory=dict)
     failed_groups: int = 0
     delayed_groups: int = 0
+    cost_model: dict[str, Any] | None = None
     down: list[dict[str, str]] = field(default_factory=list)
     given_up: list[dict[str, str]] = field(default_factory=list)
     members: list[dict[str, Any]] = field(default_factory=list)
@@ -250,7 +251,7 @@ class StatusObserver:
         status.interrupting_pulls, status.migrated, status.repacks = run.interrupting_pulls, run.evictions, run.moves
         status.contradictions, status.failed_groups = run.contradictions, run.counts.failed
         status.restarts = {role: count for role in ROLES if (count := run.restarts(role))}
-        status.delayed_groups = run.counts.delayed
+        status.delayed_groups, status.cost_model = run.counts.delayed, run.cost_model
         status.replica_restarts, status.down = run.replica_restarts, run.members_down()
         status.given_up = run.given_up
         healths = [member["health"] for member in status.down if member["role"] == TRAINER]

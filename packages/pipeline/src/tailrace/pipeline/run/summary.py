@@ -84,6 +84,7 @@ def summarise(
         "sessions_lost": counts.sessions_lost,
         "admitted_trajectories": counts.prompts * samples,
         "surplus_trajectories": counts.surplus_trajectories,
+        "cost_model": run.cost_model,
         "prompts": {
             "admitted": counts.prompts,
             "deferred": counts.deferred,
