@@ -1,6 +1,7 @@
 """The stream generation service on the fake engine: every sample once, the right version of every token, bounded readers."""
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -29,6 +30,7 @@ from tailrace.rollout import (
     VersionTimeoutError,
 )
 from tailrace.rollout.service import ReplicaProcess, left_directories
+from tailrace.rollout.service.prompts import PromptReader
 from tailrace.rollout.service.replica_thread import in_thread
 from tailrace.rollout.testing import TensorFakeEngine, build_fake_engine, fake_token, fake_weights, save_fake_model
 
@@ -475,6 +477,12 @@ def test_a_request_waits_for_the_version_that_it_wants(model):
         (([(1, -1)],), "prompt 0 has the token -1, expected 0 to 99999"),
         ((["text"],), "tokenizer.json"),
         (([(1,)], 0), "samples=0"),
+        (([(1,)], 1.5), "samples=1.5"),
+        (([(1,)], True), "samples=True"),
+        (([(1, 1.5)],), "prompt 0 has the token 1.5"),
+        (([(1, None)],), "prompt 0 has the token None"),
+        (([5],), "prompt 0: found int, expected text or token ids"),
+        (("text",), "found one text, expected a list of prompts"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused(model, arguments, words):
@@ -531,3 +539,26 @@ def test_the_sampling_of_a_request(model):
         assert seen == [Sampling(0.5, 5, (STOP,))]
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("settings", "before"),
+    [(None, (2,)), ({"add_bos_token": False}, ()), ({"add_bos_token": True, "bos_token": "b"}, (1,))],
+)
+def test_text_stands_behind_what_the_tokenizer_puts_before_it(tmp_path, settings, before):
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A <s>", special_tokens=[("<s>", 2)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    if settings is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    reader = PromptReader(tmp_path, 64)
+    assert reader.encode(["a b", (0, 1)]) == [(*before, 0, 1), (0, 1)]  # ids are as they are given
+    begun = tokenizer.decode(list(before), skip_special_tokens=False)
+    assert reader.encode([f"{begun} a".strip()]) == [(*before, 0)]
+    with pytest.raises(RequestError, match="prompt 0 is empty"):
+        reader.encode([""])
