@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+from tokenizers import Tokenizer
 
 from tailrace.contracts import (
     Abort,
@@ -18,6 +19,7 @@ from tailrace.contracts import (
 )
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.roles.data import DataRole
+from tailrace.pipeline.roles.prompts import Prompts
 from tailrace.trajstore import PromptFileError, TrajectoryStore
 
 STOP = FinishReason.STOP
@@ -63,8 +65,12 @@ def test_prompts_are_found_by_their_index_and_purpose_whatever_the_names(role):
 
 
 def test_a_verifier_sees_no_text_of_the_tokens_that_end_a_response_or_a_turn(data_arguments):
-    """Neither at the end nor between turns, in the whole response as in its last turn; tokens are kept as they are."""
+    """Neither at the end nor between turns, in the whole response as in its last turn; tokens are kept as they are.
+
+    What an environment says stays whole, though a token of it may end a turn of the model's, as a line break may.
+    """
     ends = (5, 9)
+    words = Tokenizer.from_file(str(data_arguments["prompts"]["tokenizer"]))
     role = DataRole(**data_arguments | {"prompts": data_arguments["prompts"] | {"end_tokens": ends}})
     role.begin("r0#1", 0, [ref(name, 3) for name in ("a", "b", "c", "d")], seq=9)
     responses = {"a": (6, 7, 5), "b": (6, 7), "c": (6, 7, 9, 5), "d": (5,)}
@@ -82,9 +88,17 @@ def test_a_verifier_sees_no_text_of_the_tokens_that_end_a_response_or_a_turn(dat
     ((talk, *_),) = role.conversations(["t"])
     role.observe("t", talk.turns[-1].serial, (8, 9), STOP, 1.0, None)
     (item,) = role.to_score(["t"])
-    assert item.response_text == texts.decode((6, 8, 7, 8))
+    assert item.response_text == texts.decode((6, 8, 9, 7, 8, 9), (True, False, False, True, False, False))
+    assert item.response_text == words.decode([6, 8, 9, 7, 8, 9], skip_special_tokens=False)
     assert item.metadata["turns"]["last"] == texts.decode((7,))
     role.close()
+
+
+def test_special_tokens_that_end_something_are_said_nowhere(data_arguments):
+    words = Tokenizer.from_file(str(data_arguments["prompts"]["tokenizer"]))
+    special = min(token for token, added in words.get_added_tokens_decoder().items() if added.special)
+    texts = Prompts(**data_arguments["prompts"] | {"end_tokens": (special,)})
+    assert texts.decode((6, special, 7, special, 8), (True, True, False, False, True)) == words.decode([6, 7, 8])
 
 
 def test_turns_are_answered_and_scored_with_what_the_verifier_needs(role):

@@ -195,7 +195,8 @@ class DataRole:
             items.append(
                 ScoreItem(
                     trajectory=experience.trajectory,
-                    response_text=self._prompts.prefix(ref) + self._prompts.decode(experience.tokens),
+                    response_text=self._prompts.prefix(ref)
+                    + self._prompts.decode(experience.tokens, experience.generated),
                     answer=prompt.answer,
                     verifier=prompt.verifier or self._verifier,
                     metadata=item_metadata(prompt) | self._turns(experience),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,8 @@ class Prompts:
         self._train = pools[0] if len(pools) == 1 else PromptMix(pools, shares, shuffle_seed=shuffle_seed)
         self._held_out = PromptPool.from_file(held_out) if held_out else None
         self._modes, self._ends = dict(modes), frozenset(end_tokens)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special_ends = {token for token in self._ends if token in added and added[token].special}
 
     def prompt(self, ref: TrajectoryRef) -> Prompt:
         """The row of a trajectory."""
@@ -89,10 +93,24 @@ class Prompts:
         """The text with which the response was forced to begin."""
         return self._modes[ref.mode].prefix if ref.purpose is Purpose.EVAL else ""
 
-    def decode(self, tokens: tuple[int, ...]) -> str:
-        """What a response says: the text of its tokens, without those that only end it or a turn of it."""
-        said = [token for token in tokens if token not in self._ends]
-        text: str = self._tokenizer.decode(said, skip_special_tokens=False)
+    def decode(self, tokens: Sequence[int], generated: Sequence[bool] | None = None) -> str:
+        """What a response says: the text of its tokens, without those that only end it or a turn of it.
+
+        Special tokens that do so are left out wherever they stand. Others, such as a line break at which generation is made to
+        stop, are left out at the end of a turn.
+
+        Args:
+            generated: for every token, whether the model generated it; None: it generated all.
+        """
+        own = [True] * len(tokens) if generated is None else generated
+        said: list[int] = []
+        for is_turn, run in groupby(zip(tokens, own, strict=True), key=itemgetter(1)):
+            part = [token for token, _ in run]
+            while is_turn and part and part[-1] in self._ends:
+                part.pop()
+            said += part
+        kept = [token for token in said if token not in self._special_ends]
+        text: str = self._tokenizer.decode(kept, skip_special_tokens=False)
         return text
 
 

@@ -37,7 +37,6 @@ from tailrace.pipeline.roles.scorer import ScorerRole
 from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
-from tailrace.pipeline.run.chat import end_of_turn
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.domains import check_domains, checkpoint_holders
 from tailrace.pipeline.run.environments import (
@@ -65,7 +64,7 @@ from tailrace.pipeline.run.ranking import check_ranker, ranker_settings
 from tailrace.pipeline.run.scoring import check_scoring, score_settings
 from tailrace.pipeline.run.scripted_faults import check_faults
 from tailrace.pipeline.run.sharing import check_shared
-from tailrace.pipeline.run.stop_tokens import stop_tokens
+from tailrace.pipeline.run.stop_tokens import end_markers, stop_tokens
 from tailrace.pipeline.spec import AXES, EvaluationPlan, PipelineSpec
 
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
@@ -226,7 +225,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
             "held_out": prepared.held_out,
             "modes": modes,
             "shuffle_seed": config.seed,
-            "end_tokens": (*stops, *end_of_turn(prepared.model)),
+            "end_tokens": end_markers(config, prepared.model),
         },
         "verifier": prepared.verifier,
         "mixed_versions": build_policy("sync", config.pipeline.sync, None, cost_facts(config)).mixes_versions,

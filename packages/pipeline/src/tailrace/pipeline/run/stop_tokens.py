@@ -40,6 +40,16 @@ def stop_tokens(config: RunConfig, model: Path) -> tuple[int, ...]:
     return tuple(dict.fromkeys(_number(tokenizer, token) for token in given))
 
 
+def end_markers(config: RunConfig, model: Path) -> tuple[int, ...]:
+    """The tokens that are no part of what a response says: those that end it, and other ends that the model's files name.
+
+    Raises:
+        ConfigError: see `stop_tokens`.
+    """
+    named = [token for token in end_tokens(str(model)) if type(token) is int]
+    return tuple(dict.fromkeys((*stop_tokens(config, model), *named, *end_of_turn(model))))
+
+
 def stops_in_words(config: RunConfig, model: Path) -> list[str]:
     """A line for what ends responses, and one for each other end that the model's files name and that ends none.
 
