@@ -32,7 +32,7 @@ class Result:
         preparation_share: share of a step's time for experience preparation.
         trajectories: trained on.
         handled_events: events that the controller took in.
-        moves: replicas emptied by relocation.
+        moves: replicas of which relocation moved work.
         preemptions: trajectories put back because a KV cache was full.
         gpus: devices in all.
         gpu_hours: devices times simulated time.
