@@ -1,5 +1,6 @@
 """For all tests: which of the long ones run, how many run at once, and where bytecode is kept."""
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -11,9 +12,14 @@ import pytest
 
 # Torch, Ray and vLLM would be compiled anew in each process that tests start, which takes longer than the tests.
 if sys.dont_write_bytecode and not os.environ.get("PYTHONPYCACHEPREFIX"):
-    os.environ["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / "tailrace-tests-bytecode")
-    os.environ["PYTHONDONTWRITEBYTECODE"] = ""
-    sys.pycache_prefix, sys.dont_write_bytecode = os.environ["PYTHONPYCACHEPREFIX"], False
+    bytecode = Path(tempfile.gettempdir()) / f"tailrace-tests-bytecode-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        bytecode.mkdir(mode=0o700)
+    if (
+        bytecode.is_dir() and not bytecode.is_symlink() and bytecode.stat().st_uid == os.getuid()
+    ):  # what lies there is run
+        os.environ |= {"PYTHONPYCACHEPREFIX": str(bytecode), "PYTHONDONTWRITEBYTECODE": ""}
+        sys.pycache_prefix, sys.dont_write_bytecode = str(bytecode), False
 
 # Under `uv run`, Ray would start each worker through uv too. Ray reads this at its import, so it is set before any test's.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
