@@ -146,6 +146,8 @@ def test_a_fleet_never_shrinks_without_a_line():
     assert incidents.lines(1.0, [gone], [moved]) == [
         "replica r1 broke: its device is gone; it failed 4 times in a row there, so it starts on another machine"
     ]
+    once = c.Restart(1, "replica", "r1", reason=c.Reason(c.Why.FAILED, numbers={"failures": 1.0, "allowed": 0.0}))
+    assert incidents.lines(1.0, [gone], [once])[0].endswith("; it failed once there, so it starts on another machine")
     for left, does in ((2.0, "2 replicas are left to do its work"), (1.0, "1 replica is left to do its work")):
         stop = c.Stop(2, "replica", "r1", reason=c.Reason(c.Why.FAILED, numbers={**numbers, "left": left}))
         assert incidents.lines(2.0, [gone], [stop]) == [

@@ -173,6 +173,7 @@ def _restarted(reason: c.Reason) -> str:
     if "failures" not in numbers:
         return "it is restarted"
     if numbers["failures"] > numbers.get("allowed", math.inf):
-        return f"it failed {numbers['failures']:.0f} times in a row there, so it starts on another machine"
+        often = "once" if numbers["failures"] == 1 else f"{numbers['failures']:.0f} times in a row"
+        return f"it failed {often} there, so it starts on another machine"
     of = f" of {numbers['allowed']:.0f}" if "allowed" in numbers else ""
     return f"restart {numbers['failures']:.0f}{of}"
