@@ -60,7 +60,7 @@ def show_reproduction(options: ReproduceOptions) -> None:
             continue
         with _shown(paper) as listener:
             found[paper] = reproduce(paper, only=only[paper], processes=jobs, quick=options.quick, listener=listener)
-        show(paper, found[paper], console)
+        show(paper, found[paper], console, quick=options.quick)
     records = [record for one in found.values() for record in one.records]
     if options.json_file is not None:
         options.json_file.write_text(json.dumps([record.plain() for record in records], indent=1) + "\n")
@@ -88,7 +88,7 @@ def _by_paper(papers: Sequence[str], only: Sequence[str]) -> dict[str, tuple[str
     return {paper: tuple(id_ for id_ in only if id_ in ids) for paper, ids in known.items()}
 
 
-def show(paper: str, found: Reproduction, console: Console) -> None:
+def show(paper: str, found: Reproduction, console: Console, *, quick: bool) -> None:
     """Print a paper's table, its orders and its score."""
     console.print(table(found.records))
     misses = [record for record in found.records if not record.within and record.target.kind not in NOT_SIMULATED]
@@ -105,6 +105,8 @@ def show(paper: str, found: Reproduction, console: Console) -> None:
     summary = summarise(found.records, found.compared)
     for line in beside(summary):
         console.print(Text(line, style="dim"))
+    if quick:
+        console.print(Text("of quick runs, which are no score:", style="dim"))
     console.print(Text(score(paper, summary), style="bold"))
 
 
