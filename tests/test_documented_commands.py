@@ -83,6 +83,7 @@ def test_each_is_run_here_or_its_kind_elsewhere():
 
 
 @pytest.mark.deep
+@pytest.mark.timeout(LONGEST_S + 60)
 @pytest.mark.parametrize("words", SHOWN)
 def test_one_that_needs_nothing_ends_rightly(words, tmp_path):
     """In full, as it is shown; what it writes goes into a folder of its own."""
