@@ -24,7 +24,8 @@ _MAX_PARTS = 64
 _BEGUN = re.compile(r"<answer>|\\(?:boxed|fbox|framebox)\s*\{")
 _HEADED = re.compile(r"^[ \t]*####[ \t]*(\S[^\n]*?)\s*$", re.M)
 _EMPHASIS = re.compile(
-    r"(?<![\w)*])(\*{1,3})(?=[^\s*])([^*\n]+)(?<=\S)\1(?![\w(*])|(?<!\w)(__|_|`)(?=[^\s_])([^_`\n]+)(?<=\S)\3(?!\w)"
+    r"(?<![A-Za-z0-9_)*])(\*{1,3})(?=[^\s*])([^*\n]+)(?<=\S)\1(?![A-Za-z0-9_(*])"
+    r"|(?<![A-Za-z0-9_])(__|_|`)(?=[^\s_])([^_`\n]+)(?<=\S)\3(?![A-Za-z0-9_])"
 )
 _STYLE = re.compile(
     r"\\(?:mathbf|mathrm|mathit|boldsymbol|bm|text|textbf|textit|underline)\s*\{\s*([-+$]*[\d.,/]+)\s*\}"
@@ -86,11 +87,11 @@ def _unmarked(response: str) -> str | None:
 
 def _is_within(before: str, number: str) -> bool:
     """Whether what stands before a number makes it a part of something else: ``x^2``, ``10-5``, ``1 3/4``, ``3:40``."""
-    if number[0] in "+-" and re.search(r"[\w)\]}]$", before):
+    if number[0] in "+-" and re.search(r"[A-Za-z0-9_)\]}]$", before):
         return True
     if "/" in number and re.search(r"\d\s*$", before):
         return True
-    return before[-1:].isalpha() or _WITHIN.search(before) is not None
+    return re.search("[A-Za-z]$", before) is not None or _WITHIN.search(before) is not None
 
 
 def same(reference: str, response: str) -> bool:
