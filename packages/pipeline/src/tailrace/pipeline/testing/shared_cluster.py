@@ -6,11 +6,13 @@ class TestMyContract(OnSharedCluster, MyContract): ...
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from tailrace.pipeline.executor.seam import Host
+from tailrace.pipeline.hosts import ray_session
 from tailrace.pipeline.hosts.ray import RayHost
 
 
@@ -20,6 +22,11 @@ class SharedCluster(RayHost):
     def __init__(self, started_s: float) -> None:
         super().__init__(started_s=started_s)
         self._spawned: list[Any] = []
+
+    @property
+    def folder(self) -> Path | None:
+        """The cluster's private folder, if this host started it."""
+        return self._folder
 
     def spawn(self, *arguments: Any) -> Any:
         """A member, which `close` ends."""
@@ -45,7 +52,14 @@ class OnSharedCluster:
             patch.setenv("RAY_worker_niceness", "0")  # members of a test are not to starve beside other tests
             yield
             ray.shutdown()
+            for folder in cls._folders:
+                ray_session.remove(folder)
+            cls._folders.clear()
+
+    _folders: ClassVar[list[Path]] = []
 
     def make_host(self, started_s: float) -> Host:
         """A host on the shared cluster."""
-        return SharedCluster(started_s)
+        host = SharedCluster(started_s)
+        self._folders.extend([] if host.folder is None else [host.folder])
+        return host
