@@ -42,11 +42,12 @@ _SET = re.compile(r"\\(?:cup|cap|setminus|mathbb|emptyset)(?![a-zA-Z])")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """An answer's parts. `brackets` are those of a tuple or an interval, such as ``[)``."""
+    """An answer's parts. `brackets` are those of a tuple or an interval, such as ``[)``; `worded` says that words join a list."""
 
     kind: Kind
     parts: tuple[str, ...]
     brackets: str = ""
+    worded: bool = False
 
 
 def shape(text: str) -> Shape:
@@ -68,7 +69,7 @@ def shape(text: str) -> Shape:
             return shape(inside)
     parts = _split(_SEPARATOR.sub(",", thousands_joined(text)))
     if len(parts) > 1:
-        return Shape("list", tuple(parts))
+        return Shape("list", tuple(parts), worded=_SEPARATOR.search(text) is not None)
     if text.count(r"\pm") == 1:
         before, after = (part.strip() for part in text.split(r"\pm"))
         return Shape("list", (f"{before} + {after}" if before else after, f"{before} - {after}"))

@@ -136,8 +136,8 @@ def _same_shape(reference: Shape, response: Shape, whole: str, given: str) -> bo
     if kinds == ("ordered", "ordered"):
         return reference.brackets == response.brackets and _in_order(reference.parts, response.parts)
     if "ordered" in kinds and "list" in kinds:
-        ordered = reference if kinds[0] == "ordered" else response
-        return ordered.brackets == "()" and _in_order(reference.parts, response.parts)
+        ordered, plain = (reference, response) if kinds[0] == "ordered" else (response, reference)
+        return ordered.brackets == "()" and not plain.worded and _in_order(reference.parts, response.parts)
     if {"one", "ordered"} == set(kinds):
         return _is_region(whole, reference) and _is_region(given, response) and expressions.equal_sets(whole, given)
     if "ordered" in kinds:
