@@ -98,7 +98,8 @@ prompt_column = "question"
 def two(tmp_path, dry):
     (tmp_path / "mine" / "a.jsonl").write_text('{"prompt": "1 + 1?", "answer": 2}\n')
     (tmp_path / "mine" / "b.csv").write_text("question,answer\n1 + 2?,3\n1 + 3?,4\n")
-    (tmp_path / "mine" / "mine.py").write_text("def verify(response, answer, metadata):\n    return float(answer in response)\n")
+    verifier = "def verify(response, answer, metadata):\n    return float(answer in response)\n"
+    (tmp_path / "mine" / "mine.py").write_text(verifier)
     return dry
 
 

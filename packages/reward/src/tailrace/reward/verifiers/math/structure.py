@@ -42,7 +42,7 @@ _SET = re.compile(r"\\(?:cup|cap|setminus|mathbb|emptyset)(?![a-zA-Z])")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """An answer's parts. `brackets` are those of a tuple or an interval, such as ``[)``; `worded` says that words join a list."""
+    """An answer's parts. `brackets` are those of a tuple or an interval, such as ``[)``; words join a list if `worded`."""
 
     kind: Kind
     parts: tuple[str, ...]
