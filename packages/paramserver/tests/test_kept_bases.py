@@ -82,8 +82,8 @@ def test_the_bases_of_many_relays_are_bounded(table):
 class Link:
     """A TCP link to a relay that a test can spoil. `mode`: passes; acks (they are lost, and the connection with them); cut."""
 
-    def __init__(self, address):
-        self.target, self.mode, self.carried = address, "passes", 0
+    def __init__(self):
+        self.target, self.mode, self.carried = "", "passes", 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._open = []
@@ -128,8 +128,9 @@ class Link:
 @pytest.mark.parametrize("seed", range(4))
 def test_exact_whatever_acknowledgements_are_lost_and_receivers_restart(serve, token, until, peer, seed):
     generator = random.Random(seed)
-    home, far = serve(slots=3, **DELTAS), serve(**DELTAS)
-    link = Link(far.address)
+    link = Link()
+    home, far = serve(slots=3, **DELTAS), serve(**DELTAS, known_as=[link.address])
+    link.target = far.address
     peer.ask(home, {"op": "set_next", "addresses": [link.address]})
     weights = {0: bytearray(generator.randbytes(NBYTES))}
     versions = itertools.count(1)
@@ -150,7 +151,7 @@ def test_exact_whatever_acknowledgements_are_lost_and_receivers_restart(serve, t
                     publish(next(versions))
                 if generator.random() < 0.3:
                     far.close()
-                    far = serve(**DELTAS)  # another one, with nothing
+                    far = serve(**DELTAS, known_as=[link.address])  # another one, with nothing
                     link.target = far.address
             link.mode = "passes"
             last = next(versions)
@@ -170,8 +171,9 @@ def test_exact_whatever_acknowledgements_are_lost_and_receivers_restart(serve, t
 
 
 def test_a_cut_costs_a_delta_and_not_a_whole_copy(serve, token, until, peer):
-    home, far = serve(slots=3, **DELTAS), serve(**DELTAS)
-    link = Link(far.address)
+    link = Link()
+    home, far = serve(slots=3, **DELTAS), serve(**DELTAS, known_as=[link.address])
+    link.target = far.address
     peer.ask(home, {"op": "set_next", "addresses": [link.address]})
     data = bytearray(random.Random(0).randbytes(NBYTES))
     with Publisher(home.address, token=token, chunk_bytes=CHUNK) as publisher:

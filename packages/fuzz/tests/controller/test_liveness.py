@@ -52,7 +52,7 @@ def watched(seed, patience_s=12.0, **fields):
 
 
 def small(case):
-    return case.replicas >= 2 and case.pipeline.steps >= 3
+    return case.replicas >= 2 and case.pipeline.steps >= 3 and not case.hurries
 
 
 @pytest.mark.parametrize("faults", [True, False], ids=["with faults", "without"])
