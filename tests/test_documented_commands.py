@@ -37,6 +37,7 @@ ELSEWHERE = {
     "replay": "apps/cli/tests",
 }
 LONGEST_S = 3 * 3600.0
+HOURS = ("reproduce", "plan", "compare", "fuzz")
 
 
 def documented():
@@ -85,8 +86,10 @@ def test_each_is_run_here_or_its_kind_elsewhere():
 @pytest.mark.deep
 @pytest.mark.timeout(LONGEST_S + 60)
 @pytest.mark.parametrize("words", SHOWN)
-def test_one_that_needs_nothing_ends_rightly(words, tmp_path):
+def test_one_that_needs_nothing_ends_rightly(words, tmp_path, pytestconfig):
     """In full, as it is shown; what it writes goes into a folder of its own."""
+    if words[0] in HOURS and not pytestconfig.getoption("deep"):
+        pytest.skip("it takes up to hours: --deep alone runs it, not a part of the long tests")
     missing = [word for word in words[1:] if re.search(r"\.(toml|jsonl?)$|^runs/", word) and not (ROOT / word).exists()]
     if "--with" in words or "--policy" in words:
         pytest.skip("it needs a plugin of one's own")
