@@ -142,7 +142,7 @@ def test_auto_names_the_methods_whose_library_is_not_installed(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(ranker, "installed_methods", lambda *, with_samples: (known, {}))
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.filterwarnings("error", message="auto did not try")
         LengthRanker.train(made_examples(30), budget_s=100.0)
 
 
