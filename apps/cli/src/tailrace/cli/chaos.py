@@ -147,7 +147,7 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def targets(config: RunConfig, roles: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Whom a campaign strikes: every member, the workers of environments, and the driver.
+    """The members that a campaign strikes: every member, the workers of environments, and the driver.
 
     Args:
         config: of its runs.

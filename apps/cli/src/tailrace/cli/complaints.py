@@ -11,7 +11,7 @@ from tailrace.contracts import shown
 
 _LINES = "\n\t"
 DEBUG = "TAILRACE_DEBUG"
-"""If this environment variable is set, the message is followed by the traceback."""
+"""Environment variable that adds the traceback to a message."""
 
 
 def complain(message: str, *, status: int = 2) -> int:

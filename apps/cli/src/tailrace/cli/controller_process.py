@@ -41,7 +41,7 @@ class Order:
     faults: Mapping[str, Any] | None = None
 
     def line(self) -> str:
-        """As a line of JSON."""
+        """The order as a line of JSON."""
         return json.dumps(asdict(self)) + "\n"
 
 
@@ -97,7 +97,7 @@ class LeftController:
         self.pid, self._directory, self._process = pid, directory, ProcessId.of(pid)
 
     def poll(self) -> int | None:
-        """As of `ControllerProcess`, from what it left: only its parent is told how a process ended."""
+        """The controller's exit status, from what it left: only its parent is told how a process ended. None while it lives."""
         if self._process.alive():
             return None
         if self._directory.summary.exists():

@@ -68,7 +68,7 @@ def read_items(file: Path) -> tuple[list[JudgeItem], list[bool | None]]:
 
 
 def agreement(outcomes: Sequence[Judgement], right: Sequence[bool | None]) -> dict[str, float]:
-    """On rows that say what is right: the share on which a judge agrees (right from 0.5 on; no score does not agree), the
+    """The share of rows on which a judge agrees with what they say is right (right from 0.5 on; no score does not agree), the
     share of always saying what is right more often, and the share of wrong ones among those that it calls right.
     """
     pairs = [(outcome, wanted) for outcome, wanted in zip(outcomes, right, strict=True) if wanted is not None]

@@ -24,7 +24,7 @@ class MeasuredPlan:
     share: StageShare
 
     def settings(self) -> dict[str, Any]:
-        """As a layer of a configuration."""
+        """This split as a layer of a configuration."""
         generation = self.share.generation
         return {
             "trainer": {"processes": self.share.train},

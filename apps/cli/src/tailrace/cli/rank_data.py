@@ -74,7 +74,7 @@ def _of_run(directory: RunDirectory) -> Iterator[Example]:
 
 
 def _groups(directory: RunDirectory) -> Iterator[tuple[c.TrajectoryRef, int, list[tuple[int, bool]]]]:
-    """Of each group a member, the version at which it was first routed, and its finished samples.
+    """Yield for each group a member, the version at which it was first routed, and its finished samples.
 
     Lengths are of generated tokens, without what environments answered.
     """

@@ -32,7 +32,7 @@ LOOK_S = 0.1
 SILENT_S = 30.0
 """A controller that has not claimed its run for so long stands still, and is killed."""
 PAUSES_S = (0.0, 2.0, 8.0)
-"""Before the first, second and third controller in a row, without a step between them, that takes another's place."""
+"""Pauses before the first, second and third controller in a row that takes another's place without a step between them."""
 _KILLED = 128
 """A shell's exit status of a process that a signal ended, less the signal."""
 _OURS = "tailrace: "

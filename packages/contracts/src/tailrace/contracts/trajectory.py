@@ -181,7 +181,7 @@ class Experience:
 
     @property
     def generated(self) -> tuple[bool, ...]:
-        """For every response token, whether the model generated it; otherwise an environment answered it."""
+        """Whether the model generated each response token; otherwise an environment answered it."""
         return tuple(not segment.observation for segment in self.segments for _ in segment.tokens)
 
     @property

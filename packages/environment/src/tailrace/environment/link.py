@@ -22,7 +22,7 @@ from tailrace.environment.errors import SetupError
 from tailrace.environment.worker import LINE_BYTES
 
 DEBUG = "TAILRACE_DEBUG"
-"""With this environment variable, what environments print is shown on stderr."""
+"""Environment variable that shows on stderr what environments print."""
 _BEATS = 4  # looks in `silent_s`
 _REAP_S = 30.0
 _SAID_BYTES = 1 << 16  # of what a worker prints, about this much is kept

@@ -63,7 +63,7 @@ class Workers:
         self._name, self._count, self._python = environment, count, python
         self._start_s, self._silent_s = start_s, silent_s
         self.links: list[WorkerLink] = []
-        """Those that may be given sessions."""
+        """Links of the workers that may be given sessions."""
         self.abilities = Abilities(False, False)
         self.lost = 0
         """Workers that went without being asked to."""

@@ -24,12 +24,12 @@ class BatchSample:
 
     @property
     def response_tokens(self) -> int:
-        """Of all turns."""
+        """Response tokens of all turns."""
         return sum(tokens for tokens, _ in self.turns)
 
     @property
     def tokens(self) -> int:
-        """Of the prompt and the response."""
+        """Tokens of the prompt and the response."""
         return self.prompt_tokens + self.response_tokens
 
 

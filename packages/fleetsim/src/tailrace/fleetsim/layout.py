@@ -66,7 +66,7 @@ class Layout:
 
     @property
     def replicas(self) -> int:
-        """Of all pools."""
+        """Replicas of all pools."""
         return sum(pool.replicas for pool in self.pools)
 
     @property
@@ -195,7 +195,7 @@ def _check_sites(table: FleetConfig) -> None:
 
 
 def _names(table: FleetConfig) -> list[str]:
-    """Of each pool; without names where all replicas are alike and at home."""
+    """The pools' names; a single empty one where all replicas are alike and at home."""
     if len(table.rollout) == 1 and _at_home(table, table.rollout[0]):
         return [""]
     found: list[str] = []

@@ -58,7 +58,7 @@ def noisy_oracle(lengths: Sequence[float], recalls: Recalls, seed: int | str) ->
 
 
 def mistaken_for(lengths: Sequence[float], noise: Noise, seed: int | str) -> list[int]:
-    """For each, the position of the one for which it is taken; see `noisy_oracle`."""
+    """The position for which each one is taken; see `noisy_oracle`."""
     draw, count = Random(f"noisy oracle {seed}"), len(lengths)
     errors = [draw.gauss(0.0, 1.0) for _ in range(count)]
     ranked = sorted(range(count), key=lambda at: (-lengths[at], at))

@@ -141,7 +141,7 @@ def finish(figures: Figures) -> str:
 
 
 def number(value: float) -> str:
-    """With two decimals below ten."""
+    """A number as text: two decimals below ten, none from there on."""
     return f"{value:,.0f}" if value >= 10 else f"{value:,.2f}"
 
 

@@ -1,4 +1,4 @@
-"""In which phase a modelled member is, for faults that strike it there.
+"""The phase that a modelled member is in, for faults that strike it there.
 
 A trainer passes its phases at shares of a command's modelled time. A replica is in "prefill" as it takes work, in "decode"
 halfway to the first end of what it generates, in "pull" as it begins one; an environment is in "tool" as a call begins. A

@@ -196,7 +196,7 @@ class Case(_Strict):
             raise CaseError(f"{path}: {explain(cls, [str(part) for part in first['loc']], first)}") from None
 
     def to_json(self) -> str:
-        """As a file: a line for each part that fits into one."""
+        """The case as a file's text: one line for each part that fits into one."""
         plain: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
         plain["faults"] = [fault.model_dump(mode="json", exclude_defaults=True) for fault in self.faults]
         return _readable(plain) + "\n"
@@ -358,7 +358,7 @@ class Case(_Strict):
 
     @property
     def call_s(self) -> float:
-        """Within these seconds an environment that has calls answers one of them, or is taken for silent."""
+        """Seconds in which an environment that has calls answers one of them, or is taken for silent."""
         environment = self.workload.environment
         longest_s = 0.0 if environment is None else environment.latency.cap or 10 * environment.latency.median
         return 5.0 + 2 * longest_s + 4 * self.messages.delay_s

@@ -206,7 +206,7 @@ def _hybrids(random: Random, replicas: int) -> dict[str, Any]:
 
 
 def _plan_with_predictions(random: Random, content: dict[str, Any], policies: Policies) -> None:
-    """In some cases the policies that can plan with predicted lengths do, and there is a ranker."""
+    """Let the policies that can plan with predicted lengths do so in some cases, and add a ranker there."""
     chosen, share = random.random() < SHARE_OF_NEWER, random.choice([0.4, 1.0])
     pipeline = content["pipeline"]
     for axis, option in PLANS_WITH_PREDICTIONS:

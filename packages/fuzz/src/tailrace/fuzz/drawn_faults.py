@@ -40,7 +40,7 @@ _KINDS: tuple[tuple[BreakKind, int], ...] = (
 
 
 def in_a_step(random: Random, pipeline: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Of the trainer in a phase of its steps: in few cases, so that most are as they were.
+    """Rare trainer faults inside a step, so that most old seeds keep their cases.
 
     Where batches are launched in order, in half of them, again and again in one run: what a batch waits for when the trainer
     falls back shows there only.
@@ -58,14 +58,14 @@ def in_a_step(random: Random, pipeline: dict[str, Any]) -> tuple[dict[str, Any],
 
 
 def of_an_environment(random: Random, members: int, steps: int, step_s: float) -> dict[str, Any]:
-    """Of one of so many members of the environment role."""
+    """A random fault of one environment member; `members` is how many there are."""
     kind, member = random.choice([BreakKind.KILL, BreakKind.KILL, BreakKind.HANG]), str(random.randrange(members))
     at_step, after_s = random.randint(0, steps - 1), round(random.random() * step_s, 3)
     return {"kind": kind, "role": "environment", "member": member, "at_step": at_step, "after_s": after_s}
 
 
 def machines(random: Random, content: dict[str, Any], step_s: float) -> dict[str, Any]:
-    """In a third of the cases machines, of which up to all but one die."""
+    """Draw machines for a third of the cases; all but one of them may die."""
     if random.random() >= MACHINES or content.get("far"):
         return {}
     count, steps = random.choice([2, 3, 3, 5]), content["pipeline"]["steps"]
@@ -82,7 +82,7 @@ def machines(random: Random, content: dict[str, Any], step_s: float) -> dict[str
 
 
 def standbys(random: Random, content: dict[str, Any], policies: Policies) -> None:
-    """In most cases with machines a trainer that loses its own takes a replica's, where recovery knows how; or it would."""
+    """Let a trainer that loses its machine take a replica's in most cases with machines, if recovery can do that."""
     recovery, count = content["pipeline"]["recovery"], content.get("machines", 0)
     if content.get("colocated"):  # its replicas are as many as the trainer's devices take
         return
@@ -96,7 +96,7 @@ def standbys(random: Random, content: dict[str, Any], policies: Policies) -> Non
 
 
 def attaches(random: Random, steps: int, step_s: float) -> Iterator[dict[str, Any]]:
-    """In some cases controllers die and others attach, at any moment of their work."""
+    """Yield deaths of controllers in some cases, at any moment of their work; another controller attaches after each."""
     if random.random() >= SHARE_OF_NEWER:
         return
     for _ in range(random.choice([1, 1, 2, 4])):
@@ -110,14 +110,14 @@ def attaches(random: Random, steps: int, step_s: float) -> Iterator[dict[str, An
 
 
 def of_the_ranker(random: Random, steps: int, step_s: float) -> dict[str, Any]:
-    """Of the ranker."""
+    """A random fault of the ranker."""
     kind, at_step = random.choice([BreakKind.KILL, BreakKind.KILL, BreakKind.HANG]), random.randint(0, steps - 1)
     after_s = round(random.random() * step_s, 3)
     return {"kind": kind, "role": "ranker", "member": "0", "at_step": at_step, "after_s": after_s}
 
 
 def of_a_joiner(random: Random, replicas: int, steps: int, step_s: float) -> dict[str, Any]:
-    """Of the first replica beyond those of the start, if there is one by then."""
+    """A random fault of the first replica that joins after the start; it strikes nothing if none has joined."""
     kind = random.choice([BreakKind.KILL, BreakKind.KILL, BreakKind.HANG])
     at_step, after_s = random.randint(1, steps - 1), round(random.random() * step_s, 3)
     return {"kind": kind, "role": "replica", "member": f"r{replicas}", "at_step": at_step, "after_s": after_s}
@@ -126,7 +126,7 @@ def of_a_joiner(random: Random, replicas: int, steps: int, step_s: float) -> dic
 def fault_of_a_case(
     random: Random, counts: dict[str, int], steps: int, step_s: float, delays: dict[str, float]
 ) -> dict[str, Any]:
-    """Of any kind, of members of roles that every case has; `counts` says how many of a role there are."""
+    """A random fault of a role that every case has; `counts` is the number of members by role."""
     kind = random.choices([kind for kind, _ in _KINDS], [weight for _, weight in _KINDS])[0]
     fault: dict[str, Any] = {
         "kind": kind,

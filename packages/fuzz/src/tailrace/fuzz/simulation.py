@@ -88,7 +88,7 @@ class FuzzSimulation:
         self.checker.stepped, self.checker.silenced = self.strikes.reached, self.strikes.silenced
 
     def run(self, first: c.Resumed | None = None) -> None:
-        """To the end of the run.
+        """Run to the end.
 
         Args:
             first: what a run that goes on begins with, see `crash`; None: it is new.

@@ -52,7 +52,7 @@ class Strikes:
             time.at(due[0], self._now, due)
 
     def again(self) -> None:
-        """After the driver's death nothing is on the way any more, but what was to break still does."""
+        """Schedule again what was to break: after the driver's death nothing else is on the way any more."""
         for due in self._due:
             self._simulation.world.time.at(due[0], self._now, due)
 
@@ -91,7 +91,7 @@ class Strikes:
                 self._deaths.strike(fault)
 
     def _strike(self, member: VirtualMember, fault: CaseFault) -> None:
-        """At once, or at the end of the instant in which the member comes to the phase; one that dies before is not struck."""
+        """Strike at once, or as the instant ends in which the member comes to the phase; one that dies before is not struck."""
         injury, time = _INJURIES[fault.kind], self._simulation.world.time
         if fault.phase:
             member.phases.wait(fault.phase, lambda: time.at(time.now(), member.strike, injury))

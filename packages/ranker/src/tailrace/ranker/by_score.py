@@ -67,7 +67,7 @@ class QuantilesByScore:
 
     @classmethod
     def from_json(cls, value: Any) -> QuantilesByScore:
-        """From what `points` becomes in JSON.
+        """Read what `points` becomes in JSON.
 
         Raises:
             DamagedRankerError: it is something else.

@@ -12,7 +12,7 @@ from tailrace.ranker.errors import MeasureError
 
 
 def recall(scores: Sequence[float], lengths: Sequence[int], share: float) -> float:
-    """Of the ceil(share * n) longest, the part that is among as many with the highest scores (StreamRL, Table 4).
+    """Share of the ceil(share * n) longest that is among as many with the highest scores (StreamRL, Table 4).
 
     Where several are tied at a cut, each is inside with the same probability, and the result is the expectation: constant
     scores give k/n, whatever the order of the rows. Scores and lengths are those of trajectories; those of one prompt have

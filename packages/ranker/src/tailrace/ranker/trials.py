@@ -29,7 +29,7 @@ _SIMPLEST_FIRST = (
 )
 
 LEARNING = 0.85
-"""Of a method's time; the rest is for measuring it."""
+"""Share of a method's time for learning; the rest is for measuring it."""
 _AT_ONCE = 256
 
 

@@ -150,7 +150,7 @@ class Balanced:
 
     @property
     def begins(self) -> Arrangement | None:
-        """If all is known for it, the replicas that hold training up by 2 % at most, on as few devices as can (Algorithm 1)."""
+        """The replicas that hold training up by 2 % at most, on the fewest devices (Algorithm 1); None without facts."""
         train_s, costs = self._train_s, self.replica_costs or self._own_cost
         if train_s is None or not costs or not self.lengths or self.trajectories is None:
             return None

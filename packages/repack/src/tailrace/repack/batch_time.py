@@ -54,7 +54,7 @@ def batch_time_s(
 
 
 def batch_like(lengths: Sequence[int], trajectories: int) -> Sequence[int]:
-    """So many lengths, at equal distances in the distribution of the last ones; empty if there are none of either."""
+    """`trajectories` lengths at equal distances in the distribution of the last ones; empty if there are none of either."""
     known = sorted(max(1, length) for length in lengths[-trajectories:]) if trajectories else []
     if not known:
         return ()

@@ -12,7 +12,7 @@ from tailrace.repack.errors import LoadError
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """In which order trajectories start, and when the last one ends.
+    """The order in which trajectories start, and when the last one ends.
 
     Args:
         order: positions in the lengths, longest first; equal lengths in the order given.

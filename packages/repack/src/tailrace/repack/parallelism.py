@@ -41,7 +41,7 @@ class Arrangement:
 
     @property
     def devices(self) -> int:
-        """Those that are used."""
+        """Devices in use: replicas times their size."""
         return self.replicas * self.size
 
 

@@ -17,7 +17,7 @@ from tailrace.repack.projection import peak_kv
 ASSUMED_BATCH = 256
 """B of `best-fit` while nothing is known of the costs of decoding."""
 NEGLIGIBLE = 0.1
-"""By how much B may lengthen a step, as a share of one trajectory's."""
+"""The most by which B may lengthen a step, as a share of one trajectory's."""
 
 
 @dataclass(frozen=True, slots=True)

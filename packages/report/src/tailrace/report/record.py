@@ -98,7 +98,7 @@ class Record:
 
 
 def measured_s(batches: Sequence[Batch], warm_up: int, last_s: float) -> tuple[float, float]:
-    """From the end of a warm-up, in batches, to the last batch, or to the log's end before there is one; in seconds."""
+    """Seconds from the end of a warm-up, in batches, to the last batch, or to the log's end before there is one."""
     begin_s = batches[warm_up - 1].ended_s if 0 < warm_up <= len(batches) else 0.0
     return begin_s, batches[-1].ended_s if batches else last_s
 

@@ -20,7 +20,7 @@ from tailrace.report.words import end, percent, why
 
 
 def results_table(results: Results) -> Table:
-    """Before, after and every control, each also by source if there are several."""
+    """The table of results before, after and of every control, each also by source if there are several."""
     rows = []
     for measured in results.listed:
         parts = [(f"{measured.name}, {source}", part) for source, part in measured.sources.items()]

@@ -136,12 +136,12 @@ def percent(share: float) -> str:
 
 
 def price(value: float) -> str:
-    """With three digits that matter."""
+    """A number as text, with three digits that matter."""
     return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def money(value: float) -> str:
-    """In whole units from a thousand on; the currency is the user's."""
+    """A sum as text, in whole units from a thousand on; the currency is the user's."""
     return f"{value:,.2f}" if value < 1000 else f"{value:,.0f}"
 
 

@@ -18,7 +18,7 @@ _SAID_BYTES = 1 << 16  # of what the child prints, this much is kept at most
 _REAP_S = 30.0
 _REPLY_BYTES = 1 << 26  # longest line of a reply
 DEBUG = "TAILRACE_DEBUG"
-"""With this environment variable, what verifiers print is shown on stderr."""
+"""Environment variable that shows on stderr what verifiers print."""
 
 
 class WorkerProcess:

@@ -52,7 +52,7 @@ def keep_seeds(manager: Any) -> None:
     processors.do_processing = True
 
     def sample(scores: torch.Tensor, output_ids: torch.Tensor) -> None:
-        """As `ModelRunner._sample` with log-probabilities, but for the rows that have a seed."""
+        """Does what `ModelRunner._sample` does with log-probabilities, but draws rows that have a seed by their seed."""
         probabilities = torch.softmax(scores[0], dim=-1)
         numbers = noises.numbers[: len(probabilities), None]
         cumulative = probabilities.double().cumsum(-1)

@@ -67,7 +67,7 @@ def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
-    """At least float32."""
+    """The tensor's dtype, but at least float32."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 

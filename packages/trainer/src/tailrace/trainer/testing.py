@@ -91,23 +91,23 @@ def reference_loss(lm: Any, mini_batch: Sequence[Experience], config: TrainerCon
         if advantage and config.divide_by_std:
             advantage /= std
         ids = torch.tensor([experience.prompt + experience.tokens])
-        table = (lm(input_ids=ids).logits[0].double() / config.temperature).log_softmax(-1)
+        logprobs = (lm(input_ids=ids).logits[0].double() / config.temperature).log_softmax(-1)
         if reference is not None:
             with torch.no_grad():
-                frozen = (reference(input_ids=ids).logits[0].double() / config.temperature).log_softmax(-1)
-        told = [segment.observation for segment in experience.segments for _ in segment.tokens]
+                reference_logprobs = (reference(input_ids=ids).logits[0].double() / config.temperature).log_softmax(-1)
+        is_observation = [segment.observation for segment in experience.segments for _ in segment.tokens]
         for position, (token, old) in enumerate(zip(experience.tokens, experience.logprobs, strict=True)):
-            if told[position]:
+            if is_observation[position]:
                 continue
-            ratio = torch.exp(table[len(experience.prompt) + position - 1, token] - old)
+            at = len(experience.prompt) + position - 1
+            ratio = torch.exp(logprobs[at, token] - old)
             if advantage >= 0:
                 objective = torch.minimum(ratio, torch.tensor(1 + config.clip_high)) * advantage
             else:
                 objective = torch.maximum(ratio, torch.tensor(1 - config.clip_low)) * advantage
             if reference is not None:
-                place = len(experience.prompt) + position - 1
-                away = frozen[place, token] - table[place, token]
-                objective = objective - config.kl_coefficient * (torch.exp(away) - away - 1)
+                ref_log_ratio = reference_logprobs[at, token] - logprobs[at, token]
+                objective = objective - config.kl_coefficient * (torch.exp(ref_log_ratio) - ref_log_ratio - 1)
             share = tokens if config.normalisation == "token" else len(mini_batch) * lengths[experience.trajectory]
             total = total - objective / share
     return total

@@ -61,7 +61,7 @@ def measures(*, quick: bool) -> dict[str, Measure]:
 
 
 def _hours(found: Found, at: Point) -> float:
-    """Of the paper's number of steps, whatever number was simulated."""
+    """The run's hours, scaled to the paper's number of steps."""
     return found[at].result.duration_s / HOUR_S * STEPS / at.config().pipeline.steps
 
 

@@ -12,7 +12,7 @@ from tailrace.fleetsim.reproduce import Measure
 from tailrace.robustrl.paper.points import byterobust, robustrl, value
 
 TAIL_S = 1050.0
-"""Of the rollouts of 32B-SWE (Figure 15): what waits for the last of them learns nothing before."""
+"""The longest rollouts of 32B-SWE in seconds (Figure 15): what waits for the last of them learns nothing before."""
 SOURCES = 16
 """Devices of the trainer in Figure 18, each of which serves one replica at a time."""
 

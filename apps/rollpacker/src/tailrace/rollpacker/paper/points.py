@@ -18,7 +18,7 @@ PROMPTS, SAMPLES, FACTOR = 128, 8, 1.25
 FIXED_S = {"code": 30.0, "math": 2.0, "judge": 60.0}
 LEAST_S = 2.0
 CELLS = 2
-"""Of which one can train on the half of the devices that is lent."""
+"""Cells of the trainer; one of them can train on the half of the devices that is lent."""
 RESIZE_S = 1.0
 """Seconds to start a replica on another number of devices: "negligible" (section 4.2), less than a version's resharding."""
 NEVER = 1e-9
@@ -119,7 +119,7 @@ def staged_scores(at: Point) -> Point:
 
 
 def fixed_timeouts(at: Point) -> Point:
-    """With a timeout of 30 s for every program."""
+    """The point with a timeout of 30 s for every program."""
     return at.over(fleet__scoring__code__min_timeout_s=FIXED_S["code"])
 
 

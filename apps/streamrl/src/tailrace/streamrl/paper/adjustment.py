@@ -10,7 +10,7 @@ from tailrace.fleetsim.reproduce import Found, Measure, Point, Toml
 from tailrace.streamrl.paper.points import LONGEST, MODELS, asynchronous, value
 
 ITERATIONS = 20
-"""In which lengths double. The paper does not say; everything else of its evaluation is measured over so many."""
+"""Iterations in which lengths double. The paper does not say; everything else of its evaluation is measured over so many."""
 
 NODE = 8
 MOST = 2 * NODE

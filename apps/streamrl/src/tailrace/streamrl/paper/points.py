@@ -81,7 +81,7 @@ def asynchronous(model: str, length: str, *, quick: bool) -> Point:
 
 
 def free(model: str, length: str, *, quick: bool) -> Point:
-    """Without any barrier, on the devices of `asynchronous`; a replica has at most twice an even share of a batch."""
+    """The point without any barrier, on the devices of `asynchronous`; a replica has at most twice an even share of a batch."""
     found = times(_at(ASYNC, model, length, quick=quick)).share(MODELS[model].gpus, unit=MODELS[model].unit)
     at = shared(_at(FREE, model, length, quick=quick), found)
     return at.over(pipeline__prompts_per_replica=-(-2 * GROUPS * found.tensor_parallel // found.generate))

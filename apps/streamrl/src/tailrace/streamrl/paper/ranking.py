@@ -12,10 +12,10 @@ from tailrace.streamrl.paper.points import MODELS, colocated
 
 SHARES = {0.2: "recall20", 0.1: "recall10", 0.05: "recall5"}
 ALL = dict.fromkeys(SHARES, 1.0)
-"""Of an oracle."""
+"""An oracle's recalls."""
 
 MOST = 0.7
-"""Of an oracle's gain, what counts as most of it."""
+"""Share of an oracle's gain that counts as most of it."""
 
 
 def measures(*, quick: bool) -> dict[str, Measure]:

@@ -13,7 +13,7 @@ MACHINE_COST = {"H800": 2.85, "H20": 1.0}
 """Table 1, for a machine of eight."""
 
 TRANSFER_S = 10.0
-"""That a version of 72B takes at most over the link, by the paper."""
+"""Seconds that a version of 72B takes at most over the link, by the paper."""
 
 
 def measures(*, quick: bool) -> dict[str, Measure]:
@@ -34,7 +34,7 @@ def _ends(found: Found, home: Mapping[str, Point], far: Mapping[str, Point]) -> 
 
 
 def _cost(found: Found, at: Point) -> float:
-    """Of an iteration, in hours of a machine with H20."""
+    """Cost of an iteration, in hours of a machine with H20."""
     result = found[at].result
     return result.step_s * sum(count / 8 * MACHINE_COST[kind] for kind, count in result.devices.items())
 

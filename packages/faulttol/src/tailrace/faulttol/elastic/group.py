@@ -95,7 +95,7 @@ class ElasticGroup:
         self._options = {"max_concurrency": _THREADS, **(options or {})}
         self._hooks = hooks or Hooks()
         self.members: dict[str, Worker] = {}
-        """By id, in the order in which they were created."""
+        """Workers by id, in the order in which they were created."""
         self._incarnations: dict[str, int] = {}
         self._probes: dict[str, Any] = {}
 

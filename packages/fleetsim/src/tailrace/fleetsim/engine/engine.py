@@ -117,7 +117,7 @@ class ModelledEngine(Boundaries):
         return self._ends_s
 
     def set_speed(self, factor: float, now: float) -> None:
-        """From now on, do in one second the work of `factor` modelled seconds; 0 hangs the engine."""
+        """Do the work of `factor` modelled seconds in one second from now on; 0 hangs the engine."""
         if not 0.0 <= factor < inf:
             raise EngineError(f"found speed {factor}, expected 0 or more")
         self.advance(now)

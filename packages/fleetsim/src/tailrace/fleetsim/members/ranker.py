@@ -19,7 +19,7 @@ BLOCK = 1_024
 
 
 class RankerModel:
-    """By default it predicts the mean length of a prompt's own samples before lengths drift, which no real ranker does better.
+    """It predicts the mean length of a prompt's own samples before lengths drift, which no real ranker does better.
 
     With a `RankerFleet` it finds only a part of the longest, has to learn first, and forgets. What it says of a prompt follows
     from the workload, the recalls and the version that it learned at; it does not depend on who asks when for what else.

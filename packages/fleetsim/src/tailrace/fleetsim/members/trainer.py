@@ -310,7 +310,7 @@ class Trainer:
 
     @property
     def cores(self) -> float:
-        """Those on which it trains now: all, or those of the cells at work."""
+        """Cores on which it trains now: all, or those of the cells at work."""
         computing = [cell for cell, work in self._at_work.items() if isinstance(work.command, c.Step | c.Accumulate)]
         if not computing or not self.up or self.hung:
             return 0.0

@@ -69,7 +69,7 @@ class PoolSplits:
 
     @property
     def best(self) -> list[Split]:
-        """Those to simulate first."""
+        """The splits to simulate first."""
         return list(self._cells.values())[:SIMULATED]
 
     def near(self, split: Split) -> list[Split]:

@@ -110,7 +110,7 @@ class _Ahead:
         self._parts[name] = (simulations, simulations * size[0])
 
     def begins(self, name: str, simulations: int, size: tuple[int, int], *, last: bool) -> None:
-        """So many simulations of a part begin, its last ones or not. All parts before it are over."""
+        """Note that this many simulations of a part begin, its last ones or not. All parts before it are over."""
         for before in list(self._parts)[: list(self._parts).index(name)]:
             del self._parts[before]
         self.expect(name, simulations if last else max(simulations, self._parts[name][0]), size)

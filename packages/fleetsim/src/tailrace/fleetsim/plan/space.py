@@ -60,13 +60,13 @@ class Split:
 
     @property
     def replicas(self) -> int:
-        """Of all pools."""
+        """Replicas of all pools."""
         if self.pools:
             return sum(pool.gpus // pool.tensor_parallel for pool in self.pools)
         return self.rollout // self.tensor_parallel
 
     def settings(self) -> dict[str, Any]:
-        """As a layer of a configuration."""
+        """This split as a layer of a configuration."""
         if self.pools:
             pools = [pool.settings() for pool in self.pools]
             return {"fleet": {"placement": "split", "trainer": {"gpus": self.trainer}, "rollout": pools}}
@@ -101,7 +101,7 @@ class Mix:
     batches: float = 1.0
 
     def settings(self, batch_groups: int, replicas: int, parts: int, *, collective: bool = True) -> dict[str, Any]:
-        """As a layer of a configuration.
+        """The mix as a layer of a configuration.
 
         Args:
             batch_groups: groups of a batch.

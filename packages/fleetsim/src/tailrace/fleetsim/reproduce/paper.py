@@ -22,7 +22,7 @@ class Measures(Protocol):
     """How a paper's numbers are measured."""
 
     def __call__(self, *, quick: bool) -> Mapping[str, Measure]:
-        """By the id of the target."""
+        """The measures by the id of their target."""
         ...
 
 
@@ -30,7 +30,7 @@ class Orders(Protocol):
     """How a paper's statements on orders are checked."""
 
     def __call__(self, *, quick: bool) -> Mapping[str, OrderStatement]:
-        """By the id of the statement."""
+        """The checks by the id of their statement."""
         ...
 
 

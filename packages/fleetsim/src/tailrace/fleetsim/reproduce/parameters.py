@@ -83,7 +83,7 @@ class Parameters:
 
     @contextmanager
     def trial(self, changes: Mapping[str, float]) -> Iterator[None]:
-        """Within this, parameters have other values: for a search.
+        """Give parameters other values inside the block: for a search.
 
         Raises:
             ReproductionError: there is none of such a name.

@@ -48,7 +48,7 @@ class Point:
         return configuration(str(table(self.package, self.system)), settings=texts)
 
     def over(self, probe: str | None = None, **settings: Any) -> Point:
-        """With more settings; a double underscore is a dot."""
+        """The point with more settings; a double underscore is a dot."""
         more = tuple((key.replace("__", "."), value) for key, value in settings.items())
         return replace(self, settings=(*self.settings, *more), probe=self.probe if probe is None else probe)
 

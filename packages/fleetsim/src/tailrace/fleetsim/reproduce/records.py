@@ -54,7 +54,7 @@ class TargetRecord:
         )
 
     def plain(self) -> dict[str, Any]:
-        """As data: single values as such, several as lists."""
+        """The record as plain data: a single value as such, several as a list."""
         target = self.target
         single = len(target.paper) == 1
         ours = None if self.ours is None else [_short(value) for value in self.ours]
@@ -149,7 +149,7 @@ class PaperSummary:
     predictions: Predictions
 
     def plain(self) -> dict[str, Any]:
-        """As data."""
+        """The summary as plain data."""
         return asdict(self)
 
 

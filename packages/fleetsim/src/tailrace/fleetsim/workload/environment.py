@@ -74,7 +74,7 @@ class Calls:
 
     @classmethod
     def of(cls, weights: Mapping[int, float], most: int | None = None) -> Calls:
-        """From weights by number of calls. More than `most` calls count as `most`, where the task stops a trajectory."""
+        """Calls from weights by their number. More than `most` calls count as `most`, where the task stops a trajectory."""
         clipped: dict[int, float] = {}
         for number, weight in weights.items():
             kept = number if most is None else min(number, most)

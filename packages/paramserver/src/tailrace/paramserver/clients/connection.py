@@ -106,7 +106,7 @@ class Connection:
 
     @property
     def channel(self) -> Channel:
-        """That of the last request.
+        """Channel of the last request.
 
         Raises:
             RelayUnreachable: it was closed since.

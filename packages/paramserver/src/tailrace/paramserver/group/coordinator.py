@@ -217,7 +217,7 @@ class GroupStateMachine:
         return audiences + [[self.members[name] for name in tree if self.members[name].lives] for tree in trees]
 
     def _sources(self) -> list[Assign]:
-        """After a rollback of the trainer one number has two publications: only the newer one is a source."""
+        """The sources that members get. After a rollback one number has two publications; only the newer is a source."""
         assigned: list[Assign] = []
         for audience in self._audiences():
             newest: dict[int, int] = {}

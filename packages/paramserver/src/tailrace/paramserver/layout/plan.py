@@ -67,11 +67,11 @@ class ReshardPlan:
         return {(self.ranks[a], self.ranks[b]): numbers for (a, b), numbers in sorted(found.items())}
 
     def receivers(self, sender: str) -> list[str]:
-        """Whom a rank sends to, itself included where it copies."""
+        """Ranks that a rank sends to, itself included where it copies."""
         return [b for a, b in self.pairs if a == sender]
 
     def senders(self, receiver: str) -> list[str]:
-        """Whom a rank receives from, itself included where it copies."""
+        """Ranks that a rank receives from, itself included where it copies."""
         return [a for a, b in self.pairs if b == receiver]
 
     @property

@@ -372,7 +372,7 @@ class RunConfig(_Strict):
     app: str = "laminar"
     """laminar, staleflow or another plugin of tailrace.app"""
     seed: int = 0
-    """of prompts, sampling and the small model"""
+    """seed of prompts, sampling and the small model"""
     private: bool = True
     """no other user may read a new run's directory, which holds prompts and responses; false: your umask says who may"""
     task: TaskConfig = TaskConfig()
@@ -396,6 +396,6 @@ class RunConfig(_Strict):
     mtbf_s: Seconds | None = None
     """mean seconds between kills and hangs at random, over all roles but the controller; none: no faults at random"""
     fault_seed: int = 0
-    """of what faults draw: the steps of those with everyN, and those of mtbf_s"""
+    """seed of what faults draw: the steps of those with everyN, and those of mtbf_s"""
     fleet: dict[str, Any] = {}
     """the modelled fleet, which only the simulator reads, see docs/simulator.md"""

@@ -410,7 +410,7 @@ class Coordinator:
             self._fleet.sampled()
 
     def _moved_on(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Those known to have made a token since they were last relocated. Others might be prefilled again and again."""
+        """The trajectories that made a token since they were last relocated. Others might be prefilled again and again."""
         states = [self._ledger.trajectories[name] for name in names]
         found = [state for state in states if state.relocated_at != state.tokens]
         for state in found:

@@ -1,4 +1,4 @@
-"""On which machine of a run's own cluster each member stands. Pure.
+"""The machine of a run's own cluster on which each member stands. Pure.
 
     machine   0           1           2
               trainer     replica r0  replica r1     a replica leaves the trainer its machine while there is another

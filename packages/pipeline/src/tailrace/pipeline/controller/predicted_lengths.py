@@ -11,7 +11,7 @@ from tailrace.ranker import Prediction, remaining_tokens
 
 @dataclass(slots=True)
 class PredictedLengths:
-    """Of prompts that are open, or may be launched soon. A prompt that is done is forgotten, and stays so.
+    """Predictions for prompts that are open or may be launched soon. A prompt that is done is forgotten, and stays so.
 
     Args:
         tokens: response tokens by prompt with which its trajectories are ordered and planned: their mean, or their median

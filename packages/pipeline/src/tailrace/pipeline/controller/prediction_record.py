@@ -15,7 +15,7 @@ from tailrace.pipeline.controller.states import GroupState
 from tailrace.ranker import recall
 
 SHARE = 0.2
-"""Of trajectories that are the longest: the tail of StreamRL, section 5.3."""
+"""Share of trajectories that count as the longest: the tail of StreamRL, section 5.3."""
 _WINDOW, _EVERY = 128, 16  # groups that count, and after how many more they are measured again
 _LEAST = 32  # groups that say anything
 _LENGTHS = 4096  # trajectories whose lengths count
@@ -43,7 +43,7 @@ class Outcome:
 
 
 def recall_of(scored: Iterable[tuple[float | None, Outcome]]) -> float | None:
-    """Of the longest `SHARE` of trajectories, the part that is among as many with the highest scores; see `recall`.
+    """Share of the longest trajectories (`SHARE`) that are among as many with the highest scores; see `recall`.
 
     Args:
         scored: groups, each with the score of its trajectories; None stands below every score, since what has no prediction

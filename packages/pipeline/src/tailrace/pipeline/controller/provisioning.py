@@ -115,7 +115,7 @@ class Provisioning:
             raise answered("provisioning", policy, "plan", actions, "at least one replica that is not stopping")
 
     def keep(self, replicas: int) -> int:
-        """Of a run that resumes, so that no replica runs, keep so many. Returns how many more are to be started."""
+        """Keep this many replicas on resume, when none runs. Returns how many more must be started."""
         self.wanted = replicas
         here = list(self._members.of(REPLICA))
         for member in here[replicas:]:

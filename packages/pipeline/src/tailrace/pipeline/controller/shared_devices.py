@@ -1,4 +1,4 @@
-"""On which devices each replica stands, and the trainer's cells with it, where they share them.
+"""The devices on which each replica stands, and the trainer's cells with it, where they share them.
 
     device   0   1   2   3   4   5   6   7
     cell     0   0   1   1   2   2   3   3      cell_devices = 2

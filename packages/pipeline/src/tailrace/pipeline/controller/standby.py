@@ -1,4 +1,4 @@
-"""Whose machine a trainer may take that lost its own: warm standbys (RobustRL, section 5.1.3).
+"""The replica whose machine a trainer may take that lost its own: warm standbys (RobustRL, section 5.1.3).
 
     trainer's machine is gone ──► recovery says STANDBY ──► the trainer starts on a replica's machine
                                                        └──► what that replica had goes on elsewhere; it starts anew elsewhere
@@ -24,7 +24,7 @@ class Standbys:
         self._alike = {pool.name for pool in spec.pools if pool.standby} if spec.pools else {""}
 
     def for_one_on(self, machine: str) -> list[ReplicaState]:
-        """Those whose machine a trainer may take that lost this one, the one with least to do first."""
+        """Replicas whose machine a trainer may take after it lost this one, least busy first."""
         up = [replica for replica in self._fleet.up() if replica.member.machine != machine]
         if not self._spec.machines or len(up) < 2:
             return []

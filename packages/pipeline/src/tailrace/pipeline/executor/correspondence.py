@@ -42,7 +42,7 @@ class Correspondence:
         self._epoch = epoch
 
     def fresh(self, commands: Sequence[Command]) -> Sequence[Command]:
-        """Those of the commands, in the order of their numbers, that have not come before; from now on they have."""
+        """The commands that have not come before, in the order of their numbers; from now on they have."""
         if commands and commands[0].seq <= self._taken:
             commands = [command for command in commands if command.seq > self._taken]
         if commands:
@@ -59,7 +59,7 @@ class Correspondence:
 
     @property
     def number(self) -> int:
-        """Of the last event."""
+        """Number of the last event."""
         return self._forgotten + len(self._kept)
 
     def after(self, told: int) -> tuple[int, list[Event]]:

@@ -289,7 +289,7 @@ class RayHost(OwnProcess):
         return {"label_selector": selector} if selector else {}
 
     def _placed(self, place: Place, incarnation: int) -> dict[str, Any]:
-        """On the machine that the place names, if it lives; else on one of those that it does not rule out, if it must."""
+        """Ray options: the machine that the place names, if it lives; else one that it does not rule out."""
         alive = sorted(machines_at(place.site, self._ray.nodes()))
         fit = [node for node in alive if node not in place.avoid] or alive
         if place.machine in fit:
@@ -300,7 +300,7 @@ class RayHost(OwnProcess):
         return _affinity(fit[index % len(fit)], soft=True)
 
     def _on_own(self, place: Place) -> dict[str, Any]:
-        """On the machine that the place names, or if it is gone on the first that lives; at the head if it names none."""
+        """Ray options: the machine that the place names, or if it is gone the first that lives; the head if it names none."""
         alive = {machine.name: node for node, machine in self._machines.items() if machine.alive}
         at = self._ray.get_runtime_context().get_node_id()
         if place.machine:

@@ -206,7 +206,7 @@ class Claim:
 
     @contextmanager
     def looping(self) -> Iterator[None]:
-        """While an executor runs."""
+        """The time in which an executor runs."""
         self._ticked_s = time.monotonic()
         try:
             yield

@@ -45,7 +45,7 @@ class Beginning:
         return tuple(self.observation) == tuple(observation)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The beginning as JSON values."""
         return asdict(self)
 
 

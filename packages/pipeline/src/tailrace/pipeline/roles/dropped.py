@@ -37,7 +37,7 @@ class Dropped:
             del self._seqs[next(iter(self._seqs))]
 
     def wanted(self, refs: Sequence[TrajectoryRef], seq: int) -> Sequence[TrajectoryRef]:
-        """Those of a `Route` of a number that were not dropped since it was given."""
+        """Trajectories of the `Route` with this number that were not dropped since it was given."""
         if not self._seqs:
             return refs
         return [ref for ref in refs if self._seqs.get(ref.trajectory, 0) < seq]

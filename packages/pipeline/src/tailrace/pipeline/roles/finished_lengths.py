@@ -44,7 +44,7 @@ class FinishedLengths:
             del self._of[next(iter(self._of))]
 
     def since(self, number: int) -> list[FinishedLength]:
-        """Those after a number, in order; one that is larger than any stands for a data role that started anew: all."""
+        """Lengths after a number, in order; all if the number exceeds every known one: the data role restarted."""
         if number > self._number:
             number = 0
         oldest = self._number - len(self._of)

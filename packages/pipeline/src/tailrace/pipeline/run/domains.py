@@ -1,4 +1,4 @@
-"""In how many places that fail apart from each other a checkpoint stands: the trainer's disk, and another machine's memory."""
+"""The number of places that fail apart from each other and hold a checkpoint: the trainer's disk, another machine's memory."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Devices:
 
     @classmethod
     def of(cls, spec: PipelineSpec, trainer: int) -> Devices:
-        """Those of a pipeline whose trainer has so many."""
+        """Devices of a pipeline whose trainer has this many."""
         return cls(0 if spec.colocated else trainer, {"": spec.tp} | {pool.name: pool.tp for pool in spec.pools})
 
 
@@ -63,7 +63,7 @@ class EffectiveFigures:
     sliding: tuple[tuple[float, float, float], ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """As keys of ``summary.json``."""
+        """The figures as keys of ``summary.json``."""
         return {"ettr": round(self.ettr, 4), "ettr_strict": round(self.ettr_strict, 4)}
 
 

@@ -58,7 +58,7 @@ class FaultFigures:
     not_struck: list[str] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
-        """As keys of ``summary.json``."""
+        """The figures as keys of ``summary.json``."""
         return {"faults": [asdict(fault) for fault in self.struck], "faults_not_struck": self.not_struck}
 
 

@@ -24,7 +24,7 @@ class Listener(Protocol):
 
     @property
     def hears(self) -> Hears:
-        """Those that it wants to hear of."""
+        """Types of events and commands that it wants to hear of, with a function for each."""
 
 
 class Audience:

@@ -268,7 +268,7 @@ class _Launch:
             executor.run(controller, log, first=first, faults=left, further=further, attached=roster)
 
     def _looping(self) -> AbstractContextManager[None]:
-        """While the executor runs: a controller whose loop stands still claims the run no longer."""
+        """The time in which the executor runs: a controller whose loop stands still claims the run no longer."""
         return nullcontext() if self._claim is None else self._claim.looping()
 
     def _check_checkpoints(self, controller: Controller) -> None:

@@ -31,10 +31,10 @@ from tailrace.trajstore import Messages, Prompt, PromptFileError, read_prompts
 
 TRAIN, HELD_OUT = "train", "held_out"
 REFERENCES = 16
-"""So many reference solutions of a file are run before a run starts."""
+"""Number of a file's reference solutions that are run before a run starts."""
 
 TRIED = 4
-"""So many rows of a file are tried with right answers before a run starts."""
+"""Number of a file's rows that are tried with right answers before a run starts."""
 
 SHOWN = 5
 """Faults of one file that are listed one by one."""
@@ -68,19 +68,19 @@ class PromptCounts:
         return self.rows - self.dropped - self.left_out
 
     def __str__(self) -> str:
-        """In words; empty if every row is used as it stands and none is known to be of no use."""
+        """The counts in words; empty if every row is used as it stands and none is known to be of no use."""
         return "; ".join(part for part in (self.lengths, self.answers) if part)
 
     @property
     def lengths(self) -> str:
-        """In words, what became of prompts that are too long; empty if there are none."""
+        """What became of prompts that are too long, in words; empty if there are none."""
         done = [("dropped", self.dropped), ("cut off at their beginning", self.truncated)]
         parts = [f"{count:,} of {self.rows:,} {word}" for word, count in done if count]
         return f"{' and '.join(parts)}: longer than {self.most_tokens:,} tokens" if parts else ""
 
     @property
     def answers(self) -> str:
-        """In words, how many answers can never be matched; empty if none is known."""
+        """How many answers can never be matched, in words; empty if none is known."""
         if not self.unmatched:
             return ""
         done = "were left out" if self.left_out else 'stay in, and task.unmatched = "drop" leaves them out'

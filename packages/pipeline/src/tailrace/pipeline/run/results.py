@@ -103,7 +103,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Before, after and controls. Either the accuracy of all of them is known, or of none.
+    """Accuracies before and after training, and of controls. Either the accuracy of all of them is known, or of none.
 
     Args:
         baseline: what training started from, in words.
@@ -122,7 +122,7 @@ class Results:
 
     @property
     def listed(self) -> list[Measured]:
-        """Before, after and every control."""
+        """The measurements: before, after and every control."""
         found = (self.before, self.after, self.after_greedy, *self.controls)
         return [measured for measured in found if measured is not None]
 
@@ -157,7 +157,7 @@ class Results:
         return max([*self.controls, *start], key=lambda one: one.estimate(decisive).value, default=None)
 
     def plain(self) -> dict[str, Any]:
-        """As plain data, without the curve."""
+        """The results as plain data, without the curve."""
         found = asdict(self)
         del found["curve"]
         return found

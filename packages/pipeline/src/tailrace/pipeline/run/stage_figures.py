@@ -59,6 +59,6 @@ def stage_figures(log: Iterable[Instant]) -> StageFigures:
 
 
 def at_equal_distances(ordered: Sequence[int], count: int = QUANTILES) -> tuple[int, ...]:
-    """Of lengths in ascending order, so many that stand for all of them; empty if there are none."""
+    """`count` evenly spaced quantiles of ascending lengths; empty if there are no lengths."""
     places = ((2 * place + 1) * len(ordered) // (2 * count) for place in range(count if ordered else 0))
     return tuple(ordered[place] for place in places)

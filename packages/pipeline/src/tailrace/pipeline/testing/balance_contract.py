@@ -110,7 +110,7 @@ class BalanceContract(RealRuns):
         assert self.downs(tmp_path) == [(REPLICA, "stopped")]
 
     def test_a_joiner_that_is_killed_while_it_starts_comes_again(self, tmp_path: Path, model: Path) -> None:
-        """By SIGKILL, if members are processes."""
+        """It is killed by SIGKILL, if members are processes."""
         self.balanced(tmp_path, model, kills=True)
         assert self.downs(tmp_path) == [(REPLICA, "died"), (REPLICA, "stopped")]
         assert [restart.id for restart in commands_of(tmp_path, c.Restart)] == [_JOINER]

@@ -286,7 +286,7 @@ class ExecutorContract(RealRuns):
         assert [role for role, _ in self.downs(tmp_path)] == [TRAINER] * len(phases)
 
     def test_a_replica_is_struck_in_each_of_its_phases(self, tmp_path: Path, model: Path) -> None:
-        """By a kill, an exception and a stall; tokens so far are kept."""
+        """A kill, an exception and a stall strike it; tokens so far are kept."""
         faults = ["raise:replica:r1@step0:prefill", "replica:r0@step1:decode", "replica:r1@step1:pull"]
         faults.append("stall:replica:r0@step2:decode")
         detection = policy("detection", "role-aware", replica_s=1.0)

@@ -120,7 +120,7 @@ class ModesContract(RealRuns):
     def test_a_trainer_struck_in_every_phase_ends_on_the_bits_of_a_run_without_faults(
         self, tmp_path: Path, model: Path
     ) -> None:
-        """In sync mode behind a fence, with groups in order of their numbers and rewards of what was generated."""
+        """It runs in sync mode behind a fence, with groups in order of their numbers and rewards of what was generated."""
         seeded = policy("batching", "plain", samples=SAMPLES, seeded=True)
         spec = replace(make_mode_spec("sync"), batching=seeded, sampler=policy("sampler", "in-order"), fence=True)
         judged, changed = with_rewards(tmp_path, model)

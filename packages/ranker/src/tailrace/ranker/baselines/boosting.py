@@ -49,7 +49,7 @@ class Trees:
 
     @property
     def depth(self) -> int:
-        """Of the trees."""
+        """Depth of the trees."""
         return int(self.feature.shape[1]).bit_length() - 1
 
 

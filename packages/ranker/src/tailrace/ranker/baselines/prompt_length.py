@@ -15,7 +15,7 @@ from tailrace.ranker.prediction import Prediction
 
 @dataclass(frozen=True, slots=True)
 class PromptLength:
-    """Ranks by the number of the prompt's characters, at as many tokens for each as all responses have for all prompts."""
+    """Predicts characters of the prompt times the mean tokens per character over all responses."""
 
     needs_samples: ClassVar[bool] = False
     quick: ClassVar[bool] = True

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
-"""Of the quantiles. Each stands for a fifth of the responses, so that their mean is that of the lengths (the midpoint rule)."""
+"""The quantiles. Each stands for a fifth of the responses, so that their mean is that of the lengths (midpoint rule)."""
 P50, P90 = 2, 4
 """Their places."""
 OUTPUTS = 1 + len(SHARES)
@@ -66,7 +66,7 @@ class Causal(nn.Module):
 
 
 class Head(nn.Module):
-    """From vectors to outputs.
+    """A small network from vectors to outputs.
 
     Args:
         inputs: elements of a vector.

@@ -66,7 +66,7 @@ def known_longer(logs: Tensor, cut: Tensor, there: Tensor, others: Samples) -> T
 
 @dataclass(frozen=True)
 class Scale:
-    """Between ln tokens and what a network puts out.
+    """Converts between ln tokens and what a network puts out.
 
     Args:
         middle: ln of the median of all samples.

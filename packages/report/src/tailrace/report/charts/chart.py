@@ -8,7 +8,7 @@ from typing import Any
 
 Trace = dict[str, Any]
 LAG_COLORS = ("$generating", "$training", "$pulling", "$releasing", "$evaluating", "$down")
-"""By versions behind the trainer."""
+"""Colors by versions behind the trainer."""
 
 
 @dataclass(frozen=True, slots=True)

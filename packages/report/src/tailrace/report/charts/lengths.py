@@ -122,7 +122,7 @@ def selection_table(record: Record) -> Table:
 
 
 def _unsettled(record: Record) -> list[int]:
-    """Of those that finished and whose group is neither trained on nor dropped."""
+    """Lengths of finished trajectories whose group is neither trained on nor dropped."""
     known = record.folds.history.trajectories.values()
     open_ = [each for each in known if each.finished and each.ref.purpose is Purpose.TRAIN]
     return [each.tokens for each in open_ if record.folds.history.groups[each.ref.group].stage is not Stage.TRAINED]

@@ -105,7 +105,7 @@ class Figures:
         return None if used is None else used.busy
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """The figures as plain data."""
         plain = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         del plain["roles"], plain["measured_s"]
         return {

@@ -62,7 +62,7 @@ class Folds:
 
     @property
     def replicas(self) -> tuple[str, ...]:
-        """Those that are looked at."""
+        """Replicas that are looked at."""
         return self.loads.replicas
 
     @property
@@ -94,6 +94,6 @@ class Folds:
 
 
 def evenly(names: Sequence[str], most: int) -> list[str]:
-    """At most so many, evenly chosen, in their order."""
+    """At most `most` names, evenly chosen, in their order."""
     count = min(len(names), most)
     return [names[place * len(names) // count] for place in range(count)]

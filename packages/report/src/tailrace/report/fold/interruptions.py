@@ -47,7 +47,7 @@ class Interruption:
 
     @property
     def label(self) -> str:
-        """For a person, without the replica."""
+        """The text for a person, without the replica."""
         return f"{many(self.stopped, 'trajectory', 'trajectories')}: {why(self.reason)}"
 
     @property
@@ -66,11 +66,11 @@ class Interruptions:
 
     @property
     def all(self) -> list[Interruption]:
-        """In the order in which the replicas were told."""
+        """Interruptions in the order in which the replicas were told."""
         return [each for each in self._all.values() if each.stopped]
 
     def of(self, kind: MarkKind) -> list[Interruption]:
-        """Those of one kind."""
+        """Interruptions of one kind."""
         return [each for each in self.all if each.kind is kind]
 
     def _asked(self, now: float, command: Interrupt) -> None:

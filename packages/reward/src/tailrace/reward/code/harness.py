@@ -40,7 +40,7 @@ PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 4, 22, 38
 
 
 def dumps(value: Any) -> str:
-    """As `json.dumps`, whose compiled part this is."""
+    """Does what `json.dumps` does, with the compiled part of it."""
 
     def refuse(odd: Any) -> Any:
         raise TypeError(f"{type(odd).__name__} is no JSON value")
@@ -68,7 +68,7 @@ class Filter(_ctypes.Structure):
 
 
 def prctl(option: int, *arguments: Any) -> None:
-    """As prctl(2)."""
+    """Call prctl(2)."""
     address = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
     if _ctypes.call_function(address, (option, *arguments, *(0,) * (4 - len(arguments)))) != 0:
         raise OSError(f"prctl({option}) was refused")

@@ -43,7 +43,7 @@ class FusionSandbox:
         self._url = url.rstrip("/")
 
     async def run(self, program: str, *, stdin: bytes = b"", limits: Limits = DEFAULT_LIMITS) -> ProgramRun:
-        """As in `Sandbox`; ``cpu_s`` is the time that the server says, and stdin goes as text."""
+        """See `Sandbox`. ``cpu_s`` is the time that the server says, and stdin goes as text."""
         asked = {
             "code": program.encode("utf-8", "replace").decode(),
             "language": "python",

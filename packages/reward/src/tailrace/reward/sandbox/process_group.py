@@ -98,7 +98,7 @@ class ProcessGroup:
         )
 
     def members(self) -> list[int]:
-        """Those of the last look."""
+        """Process ids that the last look found."""
         return list(self._members)
 
     def shared_memory_bytes(self) -> int:

@@ -52,9 +52,9 @@ class RunVerdict(StrEnum):
     """How a program ended."""
 
     OK = "ok"
-    """With exit code 0."""
+    """It ended with exit code 0."""
     ERROR = "error"
-    """With another exit code, or by a signal of its own."""
+    """It ended with another exit code, or by a signal of its own."""
     OVER_BUDGET = "over-budget"
     """It was ended at a limit."""
     INFRASTRUCTURE = "infrastructure"

@@ -27,7 +27,7 @@ class _Time(ctypes.Structure):
 
 
 class SemLock:
-    """As ``_multiprocessing.SemLock``."""
+    """Replaces ``_multiprocessing.SemLock``."""
 
     SEM_VALUE_MAX = (1 << 31) - 1
 
@@ -105,17 +105,17 @@ class SemLock:
 
 
 def sem_unlink(name: str) -> None:
-    """As ``_multiprocessing.sem_unlink``: no semaphore has a name."""
+    """Replaces ``_multiprocessing.sem_unlink``: no semaphore has a name."""
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
 def shm_open(path: str, flags: int, mode: int = 0o777) -> int:
-    """As ``_posixshmem.shm_open``."""
+    """Replaces ``_posixshmem.shm_open``."""
     return os.open(_SCRATCH + path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
 
 
 def shm_unlink(path: str) -> None:
-    """As ``_posixshmem.shm_unlink``."""
+    """Replaces ``_posixshmem.shm_unlink``."""
     os.unlink(_SCRATCH + path)  # noqa: PTH108
 
 
@@ -126,11 +126,11 @@ class Loader:
         self._name, self._found = name, found
 
     def create_module(self, spec: Any) -> ModuleType | None:
-        """As importlib wants it."""
+        """See `importlib.abc.Loader`."""
         return None if self._found is None else self._found.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """As importlib wants it."""
+        """See `importlib.abc.Loader`."""
         if self._name == "multiprocessing.heap":
             self._found.exec_module(module)
             module.Arena._dir_candidates = []

@@ -60,7 +60,7 @@ class SupervisedSandbox:
         return tuple(supervisor.pid for supervisor in (*self._idle, *self._busy))
 
     async def run(self, program: str, *, stdin: bytes = b"", limits: Limits = DEFAULT_LIMITS) -> ProgramRun:
-        """As in `Sandbox`. The wait for a free supervisor is not part of ``wall_s``.
+        """See `Sandbox`. The wait for a free supervisor is not part of ``wall_s``.
 
         Raises:
             RuntimeError: the sandbox was closed.
