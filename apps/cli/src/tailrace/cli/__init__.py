@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__version__ = "0.1.0"
+
 
 def command() -> int:
     """The program ``tailrace``. Ctrl-C is one line from the first moment on, while commands are imported too."""

@@ -8,4 +8,5 @@ APP = App(
     package="tailrace.robustrl",
 )
 
+__version__ = "0.1.0"
 __all__ = ["APP"]

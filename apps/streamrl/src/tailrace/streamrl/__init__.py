@@ -8,4 +8,5 @@ APP = App(
     package="tailrace.streamrl",
 )
 
+__version__ = "0.1.0"
 __all__ = ["APP"]

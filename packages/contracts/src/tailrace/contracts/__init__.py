@@ -146,6 +146,7 @@ from tailrace.contracts.views import (
     Unstarted,
 )
 
+__version__ = "0.1.0"
 __all__ = [
     "Abort",
     "Accumulate",

@@ -23,6 +23,7 @@ from tailrace.environment.protocol import GROUP, Action, Environment, Observatio
 from tailrace.environment.sessions import Opened, PoolCounts, Replayed
 from tailrace.environment.workers import Abilities
 
+__version__ = "0.1.0"
 __all__ = [
     "GROUP",
     "Abilities",

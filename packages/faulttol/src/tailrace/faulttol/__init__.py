@@ -19,6 +19,7 @@ from tailrace.faulttol.random_faults import at_steps, random_faults
 from tailrace.faulttol.recovery import ROLES, Isolate, RestartTask, RoleBased
 from tailrace.faulttol.workflow import Trouble, Troubles, restarts_task
 
+__version__ = "0.1.0"
 __all__ = [
     "CONTROLLER",
     "ROLES",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+__version__ = "0.1.0"
 __all__ = ["Result", "simulate", "simulate_into"]
 
 

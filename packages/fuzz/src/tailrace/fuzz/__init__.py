@@ -6,6 +6,7 @@ from tailrace.fuzz.errors import CaseError, FuzzError, InvariantError
 from tailrace.fuzz.hunt import Finding, Findings, fuzz, replay
 from tailrace.fuzz.trial import Trial, Violation, run_case
 
+__version__ = "0.1.0"
 __all__ = [
     "Case",
     "CaseError",

@@ -41,6 +41,7 @@ from tailrace.paramserver.relays.server import RelayServer
 from tailrace.paramserver.tensors import RawTensor
 from tailrace.paramserver.wire.authentication import new_token
 
+__version__ = "0.1.0"
 __all__ = [
     "AuthenticationFailed",
     "CHUNK_BYTES",

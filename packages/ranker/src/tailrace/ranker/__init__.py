@@ -22,6 +22,7 @@ from tailrace.ranker.ranker import LengthRanker, Update
 from tailrace.ranker.recall import recall, tau_b
 from tailrace.ranker.remaining import remaining_tokens
 
+__version__ = "0.1.0"
 __all__ = [
     "Comparison",
     "DamagedRankerError",

@@ -25,6 +25,7 @@ from tailrace.repack.skew_aware import SkewAware
 from tailrace.repack.sync import Barrier, Interrupting, OnIdle, WhenDrained, WhenUseful
 from tailrace.repack.throughput import ThroughputModel
 
+__version__ = "0.1.0"
 __all__ = [
     "AdaptiveTP",
     "AdaptiveTPScaleDown",

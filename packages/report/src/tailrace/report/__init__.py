@@ -11,6 +11,7 @@ from tailrace.report.fold.folds import Folds
 from tailrace.report.record import Record, read_record
 from tailrace.report.run_page import write_report
 
+__version__ = "0.1.0"
 __all__ = [
     "Compared",
     "Figures",

@@ -13,6 +13,7 @@ from tailrace.reward.settings import CodeSettings, JudgeSettings, Kind, PoolSett
 from tailrace.reward.timeouts import AdaptiveTimeout, Anchors
 from tailrace.reward.verifiers import Verdict, Verifier, load_verifier, read_verdict, verifier_names
 
+__version__ = "0.1.0"
 __all__ = [
     "AdaptiveTimeout",
     "Anchors",

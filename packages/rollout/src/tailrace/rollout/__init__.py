@@ -36,6 +36,7 @@ from tailrace.rollout.selection import build_engine, import_engine, keeps_seeds,
 from tailrace.rollout.service import Sample, StreamGenerationService
 from tailrace.rollout.tail_rounds import Round, TailRounds
 
+__version__ = "0.1.0"
 __all__ = [
     "CloseTimeoutError",
     "DeviceMissingError",

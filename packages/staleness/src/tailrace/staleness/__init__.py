@@ -23,6 +23,7 @@ from tailrace.staleness.lockstep import OneStep, OnPolicy
 from tailrace.staleness.manager import StalenessManager
 from tailrace.staleness.tentative import Tentative
 
+__version__ = "0.1.0"
 __all__ = [
     "Bounded",
     "BufferState",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tailrace.trainer.weights_file import load_weights_file
     from tailrace.trainer.worker import TrainerWorker
 
+__version__ = "0.1.0"
 __all__ = [
     "BatchError",
     "CheckpointError",

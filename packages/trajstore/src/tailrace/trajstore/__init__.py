@@ -32,6 +32,7 @@ from tailrace.trajstore.records import (
 )
 from tailrace.trajstore.store import TrajectoryStore
 
+__version__ = "0.1.0"
 __all__ = [
     "AlreadyConsumedError",
     "Assignment",
