@@ -1,11 +1,10 @@
-"""Real processes, really killed and really hung, noticed by the monitor; and children that die with their parent."""
+"""Real processes, really killed and really hung, noticed by the monitor."""
 
 import os
 import selectors
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -87,46 +86,3 @@ def test_no_signal_stalls_an_engine(child):
     with pytest.raises(ValueError, match="'stall', expected kill or hang"):
         strike(child.pid, FaultKind.STALL)
     assert child.poll() is None
-
-
-GRANDCHILD = """
-import os, sys, time
-from tailrace.faulttol import die_with_parent
-assert die_with_parent(int(sys.argv[1]))
-print(os.getpid(), flush=True)
-time.sleep(600)
-"""
-PARENT = """
-import os, subprocess, sys, time
-subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())])
-time.sleep(600)
-"""
-
-
-def gone(pid):
-    """Whether a process has ended, a zombie that nobody has reaped included."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in ("Z", "X")
-    except FileNotFoundError:
-        return True
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has PR_SET_PDEATHSIG")
-def test_a_child_dies_with_its_killed_parent():
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, GRANDCHILD], stdout=subprocess.PIPE)
-    grandchild = int(parent.stdout.readline())
-    assert not gone(grandchild)
-    assert strike(parent.pid, FaultKind.KILL)
-    parent.wait(timeout=DEADLINE_S)
-    end = time.monotonic() + DEADLINE_S
-    while not gone(grandchild):
-        assert time.monotonic() < end, "the grandchild outlived its parent"
-        time.sleep(0.02)
-    parent.stdout.close()
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has PR_SET_PDEATHSIG")
-def test_a_child_whose_parent_is_gone_already_exits():
-    orphan = subprocess.run([sys.executable, "-c", GRANDCHILD, "1"], capture_output=True, timeout=DEADLINE_S)
-    assert orphan.returncode == -9
-    assert orphan.stdout == b""

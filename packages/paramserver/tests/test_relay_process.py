@@ -27,11 +27,11 @@ from tailrace.paramserver import (
 )
 from tailrace.paramserver.machine import segments as shared
 from tailrace.paramserver.machine.host import HOST
-from tailrace.paramserver.machine.liveness import ProcessId
 from tailrace.paramserver.machine.segments import PREFIX, MappedSegment, is_name, living_owner, read_owner, unlink
 from tailrace.paramserver.manifest import Manifest, TensorSpec
 from tailrace.paramserver.relays import process as relay_process
 from tailrace.paramserver.wire.authentication import connect
+from tailrace.processes import ProcessId
 
 PARENT = """
 import os, sys, threading, time

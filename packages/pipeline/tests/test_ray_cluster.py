@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.paramserver.machine.liveness import ProcessId
 from tailrace.pipeline.hosts import ray_session
 from tailrace.pipeline.hosts.ray_cluster import start_cluster
+from tailrace.processes import ProcessId
 
 DRIVER = """
 import sys

@@ -20,7 +20,7 @@ from simulation.world import TOKEN, Relay, World
 
 from tailrace.paramserver.clients.reader import RelayReader
 from tailrace.paramserver.errors import ParamServerError
-from tailrace.paramserver.machine.liveness import ProcessId
+from tailrace.processes import ProcessId
 
 CONVERGED_S = 60.0
 _OVER_S = 200.0  # of the faults and everything that is read meanwhile

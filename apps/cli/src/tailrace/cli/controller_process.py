@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tailrace.cli.stopping import INTERRUPTED
-from tailrace.paramserver.machine.liveness import ProcessId
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory, read_json
+from tailrace.processes import ProcessId
 
 LOG = "controller.log"
 """What a run's controllers print, in its directory."""

@@ -10,7 +10,7 @@ from itertools import islice
 from multiprocessing import active_children, get_context
 from typing import TypeVar
 
-from tailrace.faulttol import die_with_parent
+from tailrace.processes import die_with_parent
 
 Job = TypeVar("Job")
 Done = TypeVar("Done")

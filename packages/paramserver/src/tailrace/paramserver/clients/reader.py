@@ -21,13 +21,13 @@ from tailrace.paramserver.errors import (
     VersionNotYet,
 )
 from tailrace.paramserver.machine.host import HOST
-from tailrace.paramserver.machine.liveness import ProcessId
 from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.manifest import Manifest
 from tailrace.paramserver.relays.server import STALL_S
 from tailrace.paramserver.wire.capabilities import Means
 from tailrace.paramserver.wire.channel import Channel
 from tailrace.paramserver.wire.counts import TrafficCounts
+from tailrace.processes import ProcessId
 
 _SLICE_S = 1.0  # of a wait: between slices other threads of this reader get their turn
 

@@ -11,8 +11,8 @@ import signal
 import time
 
 from tailrace.paramserver.errors import RelayNameTaken
-from tailrace.paramserver.machine.liveness import ProcessId
 from tailrace.paramserver.machine.segments import clear, is_left
+from tailrace.processes import ProcessId
 
 _POLL_S = 0.5
 _SOON_S = 0.01

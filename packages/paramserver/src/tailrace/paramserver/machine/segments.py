@@ -33,7 +33,7 @@ from pathlib import Path
 
 from tailrace.paramserver.copying import Address
 from tailrace.paramserver.errors import NotEnoughSharedMemory, RelayNameTaken, RelayTimeout
-from tailrace.paramserver.machine.liveness import ProcessId
+from tailrace.processes import ProcessId
 
 PREFIX = "tailrace-"
 MAX_SLOTS = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from tailrace.paramserver.machine.liveness import ProcessId
+from tailrace.processes import ProcessId
 
 
 @dataclass(eq=False)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 
 from tailrace.paramserver.errors import VersionNotYet, VersionRetired
-from tailrace.paramserver.machine.liveness import ProcessId
 from tailrace.paramserver.manifest import Manifest
 from tailrace.paramserver.relays.leases import Lease
 from tailrace.paramserver.relays.shelf import HELD, PASSED_ON, Shelf
 from tailrace.paramserver.relays.slot import Publication, Slot, SlotState
+from tailrace.processes import ProcessId
 
 _lease_ids = itertools.count(1)
 _MOST_BASES = 16  # relays for which one is kept; those of relays that are gone for good are pushed out

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tailrace.paramserver.errors import ProtocolError
-from tailrace.paramserver.machine.liveness import ProcessId
 from tailrace.paramserver.wire.address import parse_address
+from tailrace.processes import ProcessId
 
 _MAX_WAIT_S = 3600.0
 _MAX_HOPS = 64

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.contracts import Command, Event, need_extra
 from tailrace.paramserver import new_token
-from tailrace.paramserver.machine.liveness import ProcessId
 from tailrace.pipeline.errors import DeadlineError, RoleError
 from tailrace.pipeline.hosts.ray_machines import RayMachine
 from tailrace.pipeline.hosts.ray_options import environment
+from tailrace.processes import ProcessId
 
 if TYPE_CHECKING:
     from tailrace.pipeline.controller.view import RunView

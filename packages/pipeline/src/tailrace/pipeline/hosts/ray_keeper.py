@@ -14,11 +14,11 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from tailrace.paramserver.machine.liveness import ProcessId
 from tailrace.pipeline.hosts import ray_session
 from tailrace.pipeline.hosts.ray_cluster import CLAIM, CLOSE_S, CLUSTER, TOKEN, RayCluster, claimed_ago_s, name_run
 from tailrace.pipeline.hosts.ray_machines import StartedMachines
 from tailrace.pipeline.hosts.ray_options import check_own, environment, options, own_cluster
+from tailrace.processes import ProcessId
 
 _LOOK_S = 0.5
 

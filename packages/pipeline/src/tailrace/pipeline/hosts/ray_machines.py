@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tailrace.paramserver.machine.liveness import ProcessId
 from tailrace.pipeline.errors import DeadlineError
 from tailrace.pipeline.hosts.ray_options import LOOPBACK
+from tailrace.processes import ProcessId
 
 MARK = "TAILRACE_MACHINE"
 """The environment variable that names the directory of a process's machine."""

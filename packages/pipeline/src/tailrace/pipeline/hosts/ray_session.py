@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from tailrace.paramserver.machine.liveness import ProcessId
+from tailrace.processes import ProcessId
 
 OWNER = "tailrace.json"
 _PREFIX = "tailrace-ray-"
