@@ -175,6 +175,13 @@ def test_a_limit_of_the_row_counts_and_is_said(scored):
     assert scored("print('7' * 2000)", metadata).over_budget == "output 1 KiB"
 
 
+def test_an_output_that_comes_in_small_parts_has_the_same_limit(scored):
+    """How the harness passes parts on is no matter of the program's: five bytes for each of one were over a tight limit."""
+    slowly = "import time\nfor _ in range(8000):\n    print(end='7', flush=True)\n    time.sleep(0.0002)\n"
+    found = scored(slowly, {"tests": [{"stdin": "", "stdout": "7" * 8000}], "limits": {"output_kib": 8}}, 10.0)
+    assert (found.right, found.over_budget) == (True, "")
+
+
 def test_an_output_may_be_far_larger_than_expected_before_it_is_over(scored):
     found = scored("print('7' * 60_000)", {"tests": [{"stdin": "", "stdout": "7"}]})
     assert (found.right, found.over_budget) == (False, "")

@@ -136,6 +136,17 @@ def test_what_would_take_for_ever_is_wrong_within_the_budget(answer):
         assert time.process_time() - before < cpu_budget_s(math)
 
 
+@pytest.mark.parametrize("verifier", ["numeric", "math"])
+def test_many_words_behind_a_number_are_read_in_one_way(verifier):
+    """Each pair of words that may be joined in two ways would double the time: 30 words took minutes."""
+    words = "12 since the first of them had more of it than the others and " + "so on and " * 30
+    responses = [said(f"{words}!"), said(f"{words}, or 13"), f"#### 1. {words}!\n", f"#### {words}\nIt is 12!"]
+    with Scorer() as scorer:
+        found = scorer.score([ScoreItem(str(n), each, "12", verifier) for n, each in enumerate(responses)])
+    assert [type(outcome) for outcome in found] == [ScoringResult] * len(responses), found
+    assert not any(outcome.over_budget for outcome in found)
+
+
 @pytest.mark.parametrize(
     ("response", "reward"),
     [

@@ -66,6 +66,17 @@ def test_outcomes_come_in_order(make_scorer, workers):
     assert scorer.score([]) == []
 
 
+@pytest.mark.parametrize(
+    ("reward", "correct", "right"),
+    [
+        (1.0, None, True), (0.0, None, False), (0.5, None, None), (1.0, False, False), (0.0, True, True),
+        (sum([0.1] * 10), None, True), (0.1 + 0.2 - 0.3, None, False),
+    ],
+)  # fmt: skip
+def test_a_reward_of_1_or_0_says_whether_an_answer_is_right_also_if_it_was_added_up(reward, correct, right):
+    assert ScoringResult("a", reward, correct).right is right
+
+
 @pytest.mark.parametrize("verifier", ["sleeps_for_ever", "spins"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_verifier_that_hangs_costs_its_own_item_only(make_scorer, workers, verifier):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tailrace.contracts import same_rewards
 from tailrace.reward.errors import ItemError
 
 
@@ -61,10 +62,13 @@ class ScoringResult:
 
     @property
     def right(self) -> bool | None:
-        """Whether the answer counts as right: as the verifier says or, where it does not, by a reward of 1 or 0."""
-        if self.correct is not None or self.reward not in (0.0, 1.0):
+        """Whether the answer counts as right: as the verifier says or, where it does not, by a reward of 1 or 0.
+
+        A reward that is one of those but for rounding is one (`same_rewards`), as in a run's evaluations.
+        """
+        if self.correct is not None:
             return self.correct
-        return self.reward == 1.0
+        return next((known == 1.0 for known in (0.0, 1.0) if same_rewards((self.reward, known))), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LOOK_S = 1.0  # more often, what the harness itself works would hide that nothing else does
+LINE_BYTES = 48 << 10  # of what a test gives, at least, in a line that is not its last
 FRAMES = 4  # of the sandbox and of the harness, below the program's own; those of calls into C count too
 PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 4, 22, 38
 
@@ -184,6 +185,7 @@ def test(asked: dict[str, Any], requests: io.BufferedReader, replies: int) -> Ca
     if ready != b"+":
         raise OSError(f"a test could not begin: {ready.decode(errors='replace')}")
     over, size, status, used, pause_s = "", 0, -1, None, 0.01
+    held = b""  # many small parts would take more room as lines than what they say, and a limit is the program's
     while True:
         if time.monotonic() - begun > asked["wall_s"]:
             over = "wall"
@@ -194,8 +196,10 @@ def test(asked: dict[str, Any], requests: io.BufferedReader, replies: int) -> Ca
                 break
             size += len(part)
             over = "output" if size > asked["reply_bytes"] else ""
-            if not over:
-                write(replies, binascii.b2a_base64(part))
+            held += part
+            if len(held) >= LINE_BYTES and not over:
+                write(replies, binascii.b2a_base64(held))
+                held = b""
         elif used is None and asked["entry_point"] is not None:
             # It may have left processes that hold the pipe: its value is there as soon as it has ended.
             ended, status, used = os.wait4(pid, os.WNOHANG)
@@ -222,6 +226,8 @@ def test(asked: dict[str, Any], requests: io.BufferedReader, replies: int) -> Ca
             os.unlink(path)  # noqa: PTH108
         except OSError:  # the program has moved it
             path = ""
+    if held and not over:
+        write(replies, binascii.b2a_base64(held))
     cpu_s = used.ru_utime + used.ru_stime
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == _signal.SIGPROF:
         over = "cpu"

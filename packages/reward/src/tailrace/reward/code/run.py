@@ -64,7 +64,7 @@ async def run_tests(sandbox: Sandbox, program: str, tests: CodeTests, timeout_s:
     whole = tests.entry_point is None
     given = [marshal.dumps(asked), *(each.encode() if whole else marshal.dumps(each) for each in tests.inputs)]
     stdin = b"".join(map(binascii.b2a_base64, given))
-    output_kib = count * (2 * tests.output_kib + 4)  # base64, a line for each part that the harness reads
+    output_kib = count * (2 * tests.output_kib + 4)  # base64, in lines of 48 KiB and more, and what the harness says
     passing_s = (len(stdin) + (output_kib << 10)) / _BYTES_PER_S
     input_mib = -(-tests.input_bytes >> 20)
     limits = Limits(

@@ -74,7 +74,7 @@ _DEGREE = r"\^\\circ\s*(?:(?:\\text\{\s*)?[CF](?:\s*\})?)?|\\text\{\s*\^\\circ\s
 _SUFFIX = re.compile(
     r"^(?P<number>.*?(?:[\d)}\].%]|\\pi))(?P<space>\s*)(?:"
     rf"(?P<degree>{_DEGREE})|(?P<currency>[€£¥₹])"
-    rf"|(?P<unit>(?:(?:/|per\s)\s*)?{_FACTOR}(?:\s*(?:/|\\cdot|\*)?\s*{_FACTOR})*))$"
+    rf"|(?P<unit>(?:(?:/|per\s)\s*)?{_FACTOR}(?:\s*(?:(?:/|\\cdot|\*)\s*)?{_FACTOR})*))$"  # one way to read a space
 )
 _TRIGONOMETRY = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc|c?tg|cosec)(?![a-z])")
 _BASE = re.compile(r"^(\d+)_(?:\{(\d+)\}|(\d+)|\{?\\text\{(\w+)\}\}?)$")
