@@ -33,6 +33,14 @@ def _report(run, count, model=OWN, noise=0.0, seed=0):
             run.handle(c.Snapshot(replica, kv, running, 0, 0, 0, seq, running / took, CAPACITY))
 
 
+def _wild(run, numbers):
+    """Snapshots of a step that took as long as nothing explains."""
+    running, kv, took = numbers.randint(1, 200), numbers.random(), math.exp(numbers.uniform(-9, 1))
+    for _ in range(2):
+        seq = run.controller.fleet.replicas["r0"].sent
+        run.handle(c.Snapshot("r0", kv, running, 0, 0, 0, seq, running / took, CAPACITY))
+
+
 def _costs(policy):
     return policy.k1, policy.k2, policy.k3, policy.k4
 
@@ -77,12 +85,24 @@ def test_a_fit_that_is_far_off_is_told_and_not_planned_with():
     before = _costs(run.controller.spec.routing)
     numbers = random.Random(1)
     for _ in range(150):
-        running, kv, took = numbers.randint(1, 200), numbers.random(), math.exp(numbers.uniform(-9, 1))
-        for _ in range(2):
-            seq = run.controller.fleet.replicas["r0"].sent
-            run.handle(c.Snapshot("r0", kv, running, 0, 0, 0, seq, running / took, CAPACITY))
+        _wild(run, numbers)
     assert _costs(run.controller.spec.routing) == before
     assert run.view.cost_model["source"] == "assumed"
+
+
+def test_a_later_fit_that_is_far_off_is_not_told_in_place_of_the_one_that_is_planned_with():
+    """Policies go on with the coefficients of the good one, so it is shown."""
+    run = _run(**FITTED)
+    _report(run, 200)
+    numbers = random.Random(1)
+    for _ in range(1500):
+        _wild(run, numbers)
+        if run.controller.costs.due_at > 1280:
+            break
+    told, routing = run.view.cost_model, run.controller.spec.routing
+    assert run.controller.costs.due_at > 1280
+    assert told["source"] == "fitted"
+    assert [told[name] for name in ("k1", "k2", "k3", "k4")] == list(_costs(routing))
 
 
 def test_coefficients_that_were_given_stay():

@@ -74,7 +74,8 @@ class OnlineFit:
         seen: samples so far.
         every: how many samples come for one that is kept.
         due_at: samples so far at which the next fit is due.
-        last: the last fit; None before the first, or while the samples determine none.
+        last: the last fit that policies plan with, or while there is none the last one; None before the first, or while the
+            samples determine none.
     """
 
     times: StepTimes = field(default_factory=StepTimes)
@@ -106,5 +107,7 @@ class OnlineFit:
         except FitError:
             return None
         errors = [abs(model.step_latency_s(kv, running) - took) / took for kv, running, took in self.samples]
-        self.last = FittedCosts(model, len(self.samples), median(errors))
-        return self.last
+        found = FittedCosts(model, len(self.samples), median(errors))
+        if found.usable or self.last is None or not self.last.usable:
+            self.last = found
+        return found
