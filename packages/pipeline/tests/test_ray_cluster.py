@@ -158,6 +158,41 @@ def test_the_folder_of_a_cluster_is_private_and_leaves_room_for_its_sockets(tmp_
     assert not folder.exists()
 
 
+def test_what_ray_removes_while_a_session_is_sealed_ends_nobody(tmp_path, monkeypatch):
+    session = tmp_path / "r" / "session"
+    (session / "logs").mkdir(parents=True)
+    found = [session / "gone.tmp", session / "logs"]
+    for path in (session.parent, session, *found[1:]):
+        path.chmod(0o777)
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter(found))
+    ray_session.seal(session)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (session.parent, session, found[1])} == {0o700}
+
+
+OTHERS = """
+import os, stat, sys
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+import ray
+from tailrace.pipeline.hosts.ray import RayHost
+
+ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[1])
+os.chmod(sys.argv[1], 0o755)
+RayHost().close()
+print(oct(stat.S_IMODE(os.stat(sys.argv[1]).st_mode)))
+"""
+
+
+def test_a_cluster_that_this_process_had_before_keeps_its_modes(tmp_path):
+    """Others may use it, and what lies beside its session: by default Ray's own folder in /tmp is everybody's."""
+    folder = Path("/tmp", f"tr-{os.getpid()}")
+    try:
+        command = [sys.executable, "-c", OTHERS, str(folder)]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert found.stdout.strip() == "0o755", found.stderr
+    finally:
+        ray_session.remove(folder)
+
+
 def test_a_folder_that_is_being_made_is_not_left(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setattr(ray_session, "_bases", lambda: [str(tmp_path)])

@@ -204,7 +204,8 @@ class RayHost(OwnProcess):
         self._session: Path | None = None
         if own:
             self._session = check_own(context)
-            ray_session.seal(self._session)
+            if self._folder is not None:  # else this process has a cluster already, which others may use
+                ray_session.seal(self._session)
         elif cluster is not None and cluster.session:
             self._session = Path(cluster.session)
 

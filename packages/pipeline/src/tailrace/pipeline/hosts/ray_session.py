@@ -14,6 +14,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -53,9 +54,10 @@ def temporary(folder: Path) -> str:
 def seal(session: Path) -> None:
     """Take the rights that each of Ray's processes gives to everybody, as it starts, from a session's directories."""
     for path in (session.parent, session, *session.iterdir()):
-        found = path.lstat()
-        if stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
-            path.chmod(stat.S_IRWXU)
+        with suppress(FileNotFoundError):  # one of Ray's processes has removed it meanwhile
+            found = path.lstat()
+            if stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
+                path.chmod(stat.S_IRWXU)
 
 
 def remove(folder: Path) -> None:
