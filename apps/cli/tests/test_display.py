@@ -150,6 +150,8 @@ def test_a_member_that_is_given_up_is_shown_as_long_as_the_run_goes_on():
     assert said in " ".join(text(panel(status, wall_s=1.0)).split())
     status.rest()
     assert said not in line(status, wall_s=1.0)
+    status = training(given_up=[{"role": "ranker", "id": "0", "machine": "", "reason": "it has no model"}])
+    assert "ranker 0 is given up, and nobody does its work: it has no model" in line(status, wall_s=1.0)
 
 
 def test_a_warm_start_shows_its_progress():

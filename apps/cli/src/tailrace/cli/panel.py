@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.contracts import shown
+from tailrace.faulttol.recovery import DISPENSABLE
 from tailrace.pipeline.run.status import WINDOW_STEPS, RunStatus
 
 LONG_WAIT_S = 5.0
@@ -86,7 +87,8 @@ def given_up(status: RunStatus) -> list[Text]:
     lines = []
     for gone in status.given_up:
         where = f" on {gone['machine']}" if gone["machine"] else ""
-        lines.append(f"{gone['role']} {gone['id']} is given up{where}, and others do its work: {gone['reason']}")
+        does = "nobody does" if gone["role"] in DISPENSABLE else "others do"
+        lines.append(f"{gone['role']} {gone['id']} is given up{where}, and {does} its work: {gone['reason']}")
     return [Text(line, style="yellow") for line in lines]
 
 
