@@ -3,8 +3,25 @@
 Standard library only. A type is here when two packages need it.
 """
 
-from tailrace.contracts.ahead import LearnsCosts, LooksAhead, PlansTokens
-from tailrace.contracts.batchwise import StartsBatchwise
+from tailrace.contracts.abilities import (
+    AddsGradients,
+    AddsReplicas,
+    AdmitsRounds,
+    DrawsAgain,
+    FetchesOnce,
+    FillsCells,
+    LaunchesRounds,
+    LearnsCosts,
+    LendsDevices,
+    LooksAhead,
+    PlansTokens,
+    StartsBatchwise,
+    Tried,
+    WatchesIterations,
+    WatchesRounds,
+    YieldsDevices,
+    adds_gradients,
+)
 from tailrace.contracts.clock import Clock
 from tailrace.contracts.codec import decode, encode
 from tailrace.contracts.commands import (
@@ -44,11 +61,21 @@ from tailrace.contracts.engine import (
     Weights,
     named_tensors,
 )
-from tailrace.contracts.errors import CodecError, PluginError, TailraceError, expected_one_of, shown
+from tailrace.contracts.errors import (
+    CodecError,
+    MissingExtraError,
+    PluginError,
+    TailraceError,
+    expected_one_of,
+    extra,
+    need_extra,
+    shown,
+)
 from tailrace.contracts.events import (
     Accumulated,
     Activity,
     Attached,
+    CallFailed,
     Cause,
     Discarded,
     Down,
@@ -67,18 +94,16 @@ from tailrace.contracts.events import (
     Resumed,
     Scored,
     ScoringFailed,
+    SessionOrigin,
     Silent,
     Snapshot,
     Stepped,
     Struck,
     Tick,
+    Turned,
+    TurnEnded,
     Up,
 )
-from tailrace.contracts.extras import MissingExtraError, extra, need_extra
-from tailrace.contracts.fleet_size import AddsReplicas
-from tailrace.contracts.gradients import AddsGradients, FetchesOnce, FillsCells, adds_gradients
-from tailrace.contracts.hybrids import YieldsDevices
-from tailrace.contracts.iterations import WatchesIterations
 from tailrace.contracts.policies import (
     AdmissionGate,
     AdmissionPolicy,
@@ -98,7 +123,6 @@ from tailrace.contracts.policies import (
     TrainingPolicy,
 )
 from tailrace.contracts.reasons import CHOSEN, SUSPICIONS, Reason, Why
-from tailrace.contracts.recall import MeasuredLengths, MeasuredRecall
 from tailrace.contracts.recovery import (
     BatchView,
     Failure,
@@ -115,9 +139,6 @@ from tailrace.contracts.recovery import (
     StartReplica,
     StopReplica,
 )
-from tailrace.contracts.rewards import same_rewards
-from tailrace.contracts.round_views import RoundRecord, RoundView
-from tailrace.contracts.rounds import AdmitsRounds, DrawsAgain, LaunchesRounds, LendsDevices, WatchesRounds
 from tailrace.contracts.trajectory import (
     Experience,
     FinishReason,
@@ -126,14 +147,15 @@ from tailrace.contracts.trajectory import (
     Resume,
     Segment,
     TrajectoryRef,
+    same_rewards,
 )
-from tailrace.contracts.tried import Tried
-from tailrace.contracts.turns import CallFailed, SessionOrigin, Turned, TurnEnded
 from tailrace.contracts.views import (
     Candidate,
     Evict,
     GroupEnd,
     Launch,
+    MeasuredLengths,
+    MeasuredRecall,
     Move,
     Placement,
     Placements,
@@ -141,6 +163,8 @@ from tailrace.contracts.views import (
     Progress,
     PromptFate,
     ReplicaView,
+    RoundRecord,
+    RoundView,
     Sync,
     TrajectoryView,
     Unstarted,

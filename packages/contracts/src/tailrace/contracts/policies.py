@@ -15,13 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from tailrace.contracts.recall import MeasuredLengths, MeasuredRecall
 from tailrace.contracts.recovery import Failure, FleetAction, FleetView, RecoveryAction
 from tailrace.contracts.views import (
     Candidate,
     Evict,
     GroupEnd,
     Launch,
+    MeasuredLengths,
+    MeasuredRecall,
     Move,
     Placement,
     Pool,

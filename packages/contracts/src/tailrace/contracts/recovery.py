@@ -9,8 +9,7 @@ from enum import StrEnum
 from tailrace.contracts.events import Cause
 from tailrace.contracts.reasons import Reason, Why
 from tailrace.contracts.record import record
-from tailrace.contracts.round_views import RoundRecord, RoundView
-from tailrace.contracts.views import Progress, ReplicaView
+from tailrace.contracts.views import Progress, ReplicaView, RoundRecord, RoundView
 
 
 class Health(StrEnum):

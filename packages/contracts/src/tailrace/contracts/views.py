@@ -11,6 +11,84 @@ from typing import overload
 from tailrace.contracts.reasons import CHOSEN, Reason, Why
 from tailrace.contracts.record import record
 
+
+@record
+class MeasuredRecall:
+    """Recall of predictions that were made before the lengths were known, on the groups that ended last.
+
+    Args:
+        recall: of the longest 20 % of their trajectories, the part that was among the 20 % with the longest predictions.
+        chance: the recall up to which they may have been found by chance.
+        groups: on how many groups it was measured.
+    """
+
+    recall: float
+    chance: float
+    groups: int
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether the predictions may as well have been drawn at random."""
+        return self.recall <= self.chance
+
+
+@record
+class MeasuredLengths:
+    """How long the responses were that ended last, whatever was predicted for them.
+
+    Args:
+        p50: median of their generated tokens.
+        p90: the ninetieth percentile.
+        trajectories: of how many.
+    """
+
+    p50: float
+    p90: float
+    trajectories: int
+
+
+@record
+class RoundView:
+    """The round that is being generated (RollPacker, section 3).
+
+    Args:
+        number: its number, rising.
+        kind: ``"short"`` or ``"long"``.
+        size: groups that it keeps.
+        kept: groups that are complete so far.
+        samples: trajectories that it keeps: `size` groups of them.
+        generated: of those, trajectories that have finished generating so far.
+    """
+
+    number: int
+    kind: str
+    size: int
+    kept: int
+    samples: int
+    generated: int
+
+
+@record
+class RoundRecord:
+    """A round that is over.
+
+    Args:
+        number: its number, rising.
+        kind: ``"short"`` or ``"long"``.
+        size: groups that it kept.
+        tp: devices of each replica (tensor parallelism) while it was generated.
+        preemptions: times that engines took a trajectory's KV cache away in it.
+        generation_s: seconds from its first start to its last complete group.
+    """
+
+    number: int
+    kind: str
+    size: int
+    tp: int
+    preemptions: int
+    generation_s: float
+
+
 _POLICY = Reason(Why.POLICY)
 
 

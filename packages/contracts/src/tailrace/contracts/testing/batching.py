@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import random
 
+from tailrace.contracts.abilities import LaunchesRounds
 from tailrace.contracts.policies import BatchingPolicy, BatchingSource
-from tailrace.contracts.rounds import LaunchesRounds
 from tailrace.contracts.views import GroupEnd, Launch, Progress, PromptFate
 
 _STEPS, _PATIENCE = 200, 2000

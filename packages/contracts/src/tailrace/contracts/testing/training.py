@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tailrace.contracts.gradients import AddsGradients, FetchesOnce, FillsCells
+from tailrace.contracts.abilities import AddsGradients, FetchesOnce, FillsCells
 from tailrace.contracts.policies import TrainingPolicy
 
 
