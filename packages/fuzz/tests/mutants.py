@@ -24,8 +24,8 @@ from tailrace.pipeline.controller.fleet import Replicas, ReplicaState
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.lending import Lending
 from tailrace.pipeline.controller.members import Members
-from tailrace.pipeline.controller.states import Phase
 from tailrace.pipeline.controller.trainer_state import TrainerState
+from tailrace.pipeline.controller.trajectories import Phase
 from tailrace.pipeline.controller.weights import Weights
 from tailrace.pipeline.policies.tail_batching import InRounds
 from tailrace.pipeline.roles.dropped import Dropped

@@ -10,7 +10,7 @@ from tailrace.fuzz.trial import CRASHED
 from tailrace.pipeline.controller.environments import Environments
 from tailrace.pipeline.controller.fleet import ReplicaState
 from tailrace.pipeline.controller.sessions import Sessions
-from tailrace.pipeline.controller.states import TrajectoryState
+from tailrace.pipeline.controller.trajectories import TrajectoryState
 from tailrace.pipeline.executor.answers import Answers
 
 

@@ -8,7 +8,7 @@ import pytest
 from tailrace import contracts as c
 from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.simulator import Simulation
-from tailrace.pipeline.controller.states import Phase
+from tailrace.pipeline.controller.trajectories import Phase
 from tailrace.pipeline.run.build import build_spec
 from tailrace.report.charts.chart import TimeAxis
 from tailrace.report.charts.turns import turn_charts

@@ -77,8 +77,8 @@ def test_load_that_is_never_known_would_leave_somebody_idle(monkeypatch):
             accumulated[replica.id], finished_at_sync[replica.id] = 0, None
         return send_to(outbox, replica, kind, **fields)
 
-    def literally_observed(fleet, snapshot):
-        observed(fleet, snapshot)
+    def literally_observed(fleet, snapshot, now):
+        observed(fleet, snapshot, now)
         replica = fleet.replicas.get(snapshot.replica)
         if replica is None:
             return

@@ -9,7 +9,7 @@ from worlds import play, seeds, world
 from tailrace import contracts as c
 from tailrace.fuzz.checks.data_plane import WEIGHTS
 from tailrace.fuzz.checks.devices import SHARED
-from tailrace.pipeline.controller import lending, shared_devices
+from tailrace.pipeline.controller import lending
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.repack import to_size
 
@@ -116,7 +116,8 @@ def test_replicas_change_their_size_between_loans():
 
 
 def test_a_replica_that_keeps_the_devices_of_its_former_size_is_found(monkeypatch):
-    monkeypatch.setattr(lending, "devices_for", lambda size, taken, own: own or shared_devices.devices_for(size, taken))
+    chosen = lending.devices_for
+    monkeypatch.setattr(lending, "devices_for", lambda size, taken, own: own or chosen(size, taken))
     with pytest.raises(AssertionError, match=SHARED):  # noqa: PT012
         for seed in range(200):
             play(seed, lends_too(seed), gives_up=True)

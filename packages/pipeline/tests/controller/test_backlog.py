@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from scripted import Scripted, of, policy, spec
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.backlog import first_of
+from tailrace.pipeline.controller.pool import first_of
 
 
 def routed(run):

@@ -7,7 +7,7 @@ import pytest
 from scripted import Scripted, of, policy, spec
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.states import GroupPhase
+from tailrace.pipeline.controller.trajectories import GroupPhase
 from tailrace.pipeline.errors import ControllerError, PolicyError
 from tailrace.pipeline.policies.training import DynamicBatch, MiniBatch
 
@@ -76,7 +76,7 @@ def test_the_trainer_starts_before_the_batch_is_complete():
     run = at_the_first_part()
     assert run.view.generating > 0
     assert run.view.making == 1
-    assert run.controller.coordinator.progress().consumed == 1
+    assert run.controller.owned.progress().consumed == 1
 
 
 def test_what_a_trainer_forgot_is_complete_and_goes_again():

@@ -112,4 +112,4 @@ def test_generation_under_new_weights_begins_when_each_has_them_or_when_all_do(t
     assert begun == ({first.replica, last.replica} if together else {last.replica})
     # One that went down is not waited for.
     run.go(c.Down(last.replica and "replica", last.replica, "killed"), leave=("replica", c.Route, c.Pull))
-    assert run.controller.coordinator.progress().behind == 0
+    assert run.controller.owned.progress().behind == 0

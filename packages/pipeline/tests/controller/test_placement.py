@@ -5,7 +5,7 @@ from collections import Counter
 from scripted import ON_THREE_MACHINES, Scripted, of, policy, spec
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.placement import machine_for
+from tailrace.pipeline.controller.members import machine_for
 
 
 def test_a_replica_leaves_the_trainer_its_machine_while_there_is_another():

@@ -4,7 +4,7 @@ import pytest
 from scripted import Scripted, of, policy, spec
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.replica_pools import pool_for
+from tailrace.pipeline.controller.provisioning import pool_for
 from tailrace.pipeline.spec import RolloutPool
 
 NEAR = RolloutPool("near", 1, tp=2, replica_batch=4)
@@ -32,7 +32,7 @@ def test_replicas_fill_the_pools_in_their_order():
 
 def test_policies_see_a_replicas_pool_site_and_size():
     run = unequal()
-    views = {view.replica: (view.pool, view.site, view.capacity) for view in run.controller.coordinator.views()}
+    views = {view.replica: (view.pool, view.site, view.capacity) for view in run.controller.owned.views()}
     assert views == {"r0": ("near", "", 4), "r1": ("far", "west", 2), "r2": ("far", "west", 2)}
     members = {view.id: (view.pool, view.site, view.tp) for view in run.controller.provisioning.view().of("replica")}
     assert members == {"r0": ("near", "", 2), "r1": ("far", "west", 1), "r2": ("far", "west", 1)}

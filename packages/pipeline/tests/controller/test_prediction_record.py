@@ -10,7 +10,7 @@ from scripted import Scripted, of, policy, spec
 from tailrace import contracts as c
 from tailrace.contracts import Why
 from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.prediction_record import Outcome, measured_recall, recall_of
+from tailrace.pipeline.controller.lengths import Outcome, measured_recall, recall_of
 
 COST = {"k1": 0.0, "k2": 0.0, "k3": 4e-4, "k4": 0.01}
 GROUPS = 16  # of a batch

@@ -123,14 +123,14 @@ def _across(run):
 def test_who_is_emptied_around_an_update_gets_its_next_groups_at_the_new_version(sync, happens):
     """Laminar, section 5.1: the repack frees replicas for generation with the latest version."""
     run = _begins(sync, Releases(periodic=happens is not _at_update))
-    assert not run.controller.coordinator.moves
+    assert not run.controller.view.moves
     known = {ref.trajectory for command in of(c.Route, run.given) for ref in command.trajectories}
     before = len(run.given)
     happens(run)
     for _ in range(3):
         run.later(1.0, leave=(c.Route,))
     later = run.given[before:]
-    assert run.controller.coordinator.moves
+    assert run.controller.view.moves
     told = [command for command in later if getattr(command, "replica", None) == "r0"]
     first = next(at for at, command in enumerate(told) if _starts(command, known))
     pulled = [command.version for command in told[:first] if isinstance(command, c.Pull)]

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tailrace.pipeline.controller.shared_devices import cells_on, devices_for
+from tailrace.pipeline.controller.lending import cells_on, devices_for
 
 MOST = 64
 

@@ -6,7 +6,7 @@ import pytest
 from scripted import Scripted, of, policy, spec
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.states import GroupPhase
+from tailrace.pipeline.controller.trajectories import GroupPhase
 from tailrace.pipeline.errors import ControllerError, PolicyError
 from tailrace.pipeline.policies.training import Streamed
 
@@ -97,7 +97,7 @@ def test_cells_add_gradients_while_the_batch_is_generated():
     assert parts(complete(run, 2, 4)) == []  # both are at work
     assert parts(run.catch_up(c.Accumulate, leave=(c.Accumulate, c.Step))) == [(0, [2]), (1, [4])]
     assert not of(c.Step, run.given)
-    assert run.controller.coordinator.progress().consumed == 4
+    assert run.controller.owned.progress().consumed == 4
 
 
 def test_the_step_waits_for_every_cell_and_takes_the_rest():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scripted import Scripted, of, policy, spec
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.states import TrajectoryState
+from tailrace.pipeline.controller.trajectories import TrajectoryState
 from tailrace.pipeline.errors import ControllerError
 from tailrace.pipeline.spec import EvaluationPlan
 
@@ -58,7 +58,7 @@ class Turning(Scripted):
         return self.controller.ledger.trajectories[name]
 
     def replica(self, name):
-        return next(view for view in self.controller.coordinator.views() if view.replica == name)
+        return next(view for view in self.controller.owned.views() if view.replica == name)
 
 
 def away(run, *, leave=(c.Call,)):

@@ -12,7 +12,7 @@ from tailrace.fuzz.errors import InvariantError
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.states import GroupPhase, Phase, TrajectoryState
+from tailrace.pipeline.controller.trajectories import GroupPhase, Phase, TrajectoryState
 
 BOOKS = "the controller's books agree"
 

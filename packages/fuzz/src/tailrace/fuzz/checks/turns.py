@@ -8,7 +8,7 @@ from __future__ import annotations
 from tailrace import contracts as c
 from tailrace.fuzz.errors import InvariantError
 from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.states import Phase
+from tailrace.pipeline.controller.trajectories import Phase
 from tailrace.pipeline.executor.deployment import ENVIRONMENT
 
 TURNS = "every turn is answered once and kept"

@@ -20,13 +20,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plugin_faults import answered, chosen
 from tailrace.pipeline.controller.rounds import Rounds
-from tailrace.pipeline.controller.trainer_state import TrainerState
+from tailrace.pipeline.controller.state import State
 from tailrace.pipeline.errors import ControllerError
-from tailrace.pipeline.spec import PipelineSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +52,12 @@ class Batches:
 
     `free_cells` are the trainer's cells that may add gradients now, as far as devices go; None: all. `may_step` says whether
     all of the trainer has its devices.
-
-    Args:
-        gate: the admission gate.
-        rounds: the batches, where batching makes them in rounds.
     """
 
-    def __init__(
-        self,
-        spec: PipelineSpec,
-        ledger: Ledger,
-        trainer: TrainerState,
-        gate: c.AdmissionGate,
-        rounds: Rounds,
-        outbox: Outbox,
-    ) -> None:
-        self._rounds = rounds
-        self._spec, self._ledger, self._trainer, self._gate, self._outbox = spec, ledger, trainer, gate, outbox
+    def __init__(self, state: State, rounds: Rounds) -> None:
+        spec, gate = state.spec, state.gate
+        self._state, self._rounds = state, rounds
+        self._ledger, self._trainer, self._gate, self._outbox = state.ledger, state.trainer, gate, state.outbox
         self._at_once, self._fetched = _at_once(spec.training), _fetched_share(spec.training)
         self._fills = _tokens_at_once(spec.training)
         self._batchwise = isinstance(gate, c.StartsBatchwise) and gate.batchwise
@@ -97,7 +83,10 @@ class Batches:
         trainer = self._trainer
         if trainer.step >= trainer.steps:
             return None
-        size, done = self._rounds.due or self._spec.batch_groups, len(self._ledger.buffered) + len(trainer.accumulated)
+        size, done = (
+            self._rounds.due or self._state.spec.batch_groups,
+            len(self._ledger.buffered) + len(trainer.accumulated),
+        )
         ready = self._gate.ready() and not self._holds()
         return c.BatchView(size, min(size, done), ready, trainer.making is not None, not trainer.up)
 
@@ -130,14 +119,14 @@ class Batches:
         return self._step()
 
     def _step(self) -> bool:
-        gate, trainer, ledger, training = self._gate, self._trainer, self._ledger, self._spec.training
+        gate, trainer, ledger, training = self._gate, self._trainer, self._ledger, self._state.spec.training
         self.held = self._holds()
         if self.held or not self.may_step or not gate.ready():
             return False
         candidates, before, due = ledger.candidates(), set(trainer.accumulated), self._rounds.due
         if before:
             candidates = sorted([*self._candidates(trainer.accumulated), *candidates], key=_order)
-        consumed = gate.consume(candidates, _Picking(trainer.accumulated, self._spec.sampler))
+        consumed = gate.consume(candidates, _Picking(trainer.accumulated, self._state.spec.sampler))
         keys = [candidate.key for candidate in candidates]
         batch = chosen("admission gate", gate, "consume", consumed, keys, due)
         if not before.issubset(batch):
@@ -168,7 +157,7 @@ class Batches:
             return True
         if self._fetched is not None and trainer.accumulated:
             return False
-        allowed = range(self._spec.cells) if self.free_cells is None else sorted(self.free_cells)
+        allowed = range(self._state.spec.cells) if self.free_cells is None else sorted(self.free_cells)
         cells = [cell for cell in allowed if cell not in trainer.adding]
         counts = self._ledger.counts
         now = (counts.completed, counts.filtered, counts.failed, trainer.version, len(trainer.accumulated))
@@ -190,7 +179,7 @@ class Batches:
             size = min(self._at_once, room, -(-len(free) // (len(cells) - place)))
             if size < 1:
                 break
-            part = list(_Picking((), self._spec.sampler).pick(sorted(self._candidates(free), key=_order), size))
+            part = list(_Picking((), self._state.spec.sampler).pick(sorted(self._candidates(free), key=_order), size))
             free, room = [index for index in free if index not in part], room - size
             trainer.adding[cell] = version = self._take(part)
             trainer.accumulated += part
@@ -208,7 +197,7 @@ class Batches:
         if len(free) < size:
             self._waits_at = now
             return False
-        part = list(_Picking((), self._spec.sampler).pick(sorted(self._candidates(free), key=_order), size))
+        part = list(_Picking((), self._state.spec.sampler).pick(sorted(self._candidates(free), key=_order), size))
         version = self._take(part)
         trainer.accumulating, trainer.parts = version, trainer.parts + 1
         trainer.accumulated += part

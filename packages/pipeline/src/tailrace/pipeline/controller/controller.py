@@ -14,43 +14,34 @@ The same calls with the same events give the same commands, byte for byte. So re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any, cast
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.batches import Batches
 from tailrace.pipeline.controller.coordinator import Coordinator
-from tailrace.pipeline.controller.detection import Detection
-from tailrace.pipeline.controller.discards import Discards
 from tailrace.pipeline.controller.environments import Environments
-from tailrace.pipeline.controller.evaluations import Evaluations
-from tailrace.pipeline.controller.failed_groups import FailedGroups
-from tailrace.pipeline.controller.failures import Failures
-from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.groups import Groups
-from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.history import RoundHistory
 from tailrace.pipeline.controller.lending import Lending
-from tailrace.pipeline.controller.losses import Losses
-from tailrace.pipeline.controller.measuring import Measuring
-from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER, Members
-from tailrace.pipeline.controller.outbox import Outbox
-from tailrace.pipeline.controller.plain_state import plain_state
+from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.controller.plugin_faults import blame, policies_of
 from tailrace.pipeline.controller.predictions import Predictions
 from tailrace.pipeline.controller.provisioning import Provisioning
+from tailrace.pipeline.controller.recovery.detection import Detection
+from tailrace.pipeline.controller.recovery.failed_groups import FailedGroups
+from tailrace.pipeline.controller.recovery.failures import Failures
+from tailrace.pipeline.controller.recovery.fall_back import FallBack
+from tailrace.pipeline.controller.recovery.losses import lost, survived
+from tailrace.pipeline.controller.recovery.task_restart import TaskRestart
 from tailrace.pipeline.controller.refill import Refill
 from tailrace.pipeline.controller.responses import Responses
-from tailrace.pipeline.controller.round_history import RoundHistory
 from tailrace.pipeline.controller.rounds import Rounds
-from tailrace.pipeline.controller.scoring import Scoring
-from tailrace.pipeline.controller.sessions import Sessions
-from tailrace.pipeline.controller.standby import Standbys
-from tailrace.pipeline.controller.states import GroupPhase
-from tailrace.pipeline.controller.task_restart import TaskRestart
-from tailrace.pipeline.controller.trainer_state import TrainerState
+from tailrace.pipeline.controller.state import State
+from tailrace.pipeline.controller.trajectories import GroupPhase
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.controller.weights import Weights
-from tailrace.pipeline.controller.yielding import Yielding
 from tailrace.pipeline.errors import ControllerError
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.repack import OnlineFit
@@ -66,84 +57,35 @@ class Controller:
     """
 
     def __init__(self, spec: PipelineSpec, *, relays: int = 1, first_version: int = 0) -> None:
-        self.spec, self.relays = spec, relays
-        self.ledger = Ledger(mixes_versions=spec.sync.mixes_versions)
-        self.members = Members(spec.machines)
-        self.fleet = Replicas(self.ledger.view, follows=spec.ranker)
-        self.trainer = TrainerState(first_version, spec.keep_checkpoints, spec.steps)
-        self.evaluations = Evaluations(spec.evaluation)
-        self.gate = spec.admission.gate(spec.batch_groups)
-        self.gate.reset(first_version, {})
-        self.source = spec.batching.open()
-        self.outbox = Outbox(self.fleet)
-        self.sessions = Sessions(self.ledger, self.members, self.outbox, spec.environment_sessions)
-        self.discards = Discards(self.ledger, self.outbox, self.sessions)
-        self.scoring = Scoring(self.ledger, self.outbox, spec.scoring_attempts)
-        self.rounds = Rounds(spec, self.source, self.gate, self.ledger, self.trainer)
-        self.refill = Refill(spec, self.ledger, self.trainer, self.gate, self.source, self.rounds)
-        self.predictions = Predictions(
-            self.ledger, self.fleet, self.members, self.source, self.refill, self.outbox, wanted=spec.ranker
-        )
-        self.measuring = Measuring(
-            self.ledger, self.fleet, self.members, self.source, self.refill, self.outbox, wanted=_plans_tokens(spec)
-        )
-        self.coordinator = Coordinator(
-            spec, self.ledger, self.fleet, self.members, self.trainer, self.evaluations, self.gate, self.refill,
-            self.discards, self.outbox,
+        self.relays = relays
+        state = self.owned = State(spec, first_version)
+        self.ledger, self.members, self.fleet, self.trainer = state.ledger, state.members, state.fleet, state.trainer
+        self.gate, self.source, self.outbox, self.evaluations = (
+            state.gate, state.source, state.outbox, state.evaluations,
         )  # fmt: skip
-        self.environments = Environments(
-            self.ledger, self.fleet, self.sessions, route=self.coordinator.route, unbind=self.coordinator.unbind
-        )
-        self.weights = Weights(
-            self.ledger,
-            self.fleet,
-            self.members,
-            self.trainer,
-            self.discards,
-            self.outbox,
-            self._fail,
-            fence=spec.fence,
-        )
-        self.batches = Batches(spec, self.ledger, self.trainer, self.gate, self.rounds, self.outbox)
-        self.groups = Groups(
-            spec, self.ledger, self.fleet, self.gate, self.source, self.discards, self.scoring, self.coordinator, self.rounds
-        )  # fmt: skip
-        self.failed_groups = FailedGroups(
-            spec, self.ledger, self.fleet, self.trainer, self.evaluations,
-            self.coordinator, self.scoring, self.groups, self.sessions, self.discards, self._fail,
-        )  # fmt: skip
-        self.round_history = RoundHistory(spec, self.rounds, self.fleet)
-        self.lending = Lending(spec, self.fleet, self.trainer, self.coordinator, self.batches, self.outbox)
-        self.losses = Losses(
-            self.ledger, self.fleet, self.trainer, self.scoring, self.predictions, self.measuring, self.coordinator,
-            self.sessions, self.environments,
-        )  # fmt: skip
-        self.yielding = Yielding(spec, self.fleet, self.batches)
-        self.provisioning = Provisioning(
-            spec, self.members, self.fleet, self.trainer, self.coordinator, self.losses, self.round_history, self.lending,
-            self.yielding, self.outbox,
-        )  # fmt: skip
-        self.responses = Responses(
-            self.ledger, self.fleet, self.members, self.trainer, self.evaluations, self.scoring, self.predictions,
-            self.coordinator, self.groups, self.provisioning, self.sessions, self.environments,
-        )  # fmt: skip
-        self.failures = Failures(
-            spec.recovery, self.members, self.trainer, self.outbox,
-            losses=self.losses, fail=self._fail, checks=spec.machine_checks,
-            standbys=Standbys(spec, self.members, self.fleet, self.trainer),
-        )  # fmt: skip
-        self.task_restart = TaskRestart(
-            self.ledger, self.members, self.trainer, self.failures, self.losses, self.provisioning, self.discards,
-            self.outbox, self._fall_back,
-        )  # fmt: skip
-        self.detection = Detection(spec.detection, self.members, self.fleet, self.trainer, self.failures)
+        self.sessions, self.discards, self.scoring = state.sessions, state.discards, state.scoring
+        self.rounds = Rounds(state)
+        self.refill = Refill(state, self.rounds)
+        self.predictions = Predictions(state, self.refill)
+        self.coordinator = Coordinator(state, self.refill)
+        self.environments = Environments(state)
+        self.weights = Weights(state)
+        self.batches = Batches(state, self.rounds)
+        self.groups = Groups(state, self.rounds)
+        self.lending = Lending(state, self.batches)
+        self.round_history = RoundHistory(state, self.rounds)
+        self.provisioning = Provisioning(state, self.round_history, self.lending)
+        self.responses = Responses(state, self.environments, self.groups, self.provisioning)
+        self.failures = Failures(state)
+        self.detection = Detection(state, self.failures)
+        self.fall_back = FallBack(state, self.rounds, self.batches, self.groups)
+        self.task_restart = TaskRestart(state, self.failures, self.provisioning, self.fall_back)
+        self.failed_groups = FailedGroups(state, self.groups)
         self.costs = OnlineFit() if spec.fits_costs and _learns_costs(spec) else None
-        self.now = 0.0
         self.started = False
         self.finished = False
         self.delayed_since: float | None = None  # training waits for groups in whose places others could be trained on
         self.recovering = False  # the driver died, and the store has not reported its content yet
-        self.failure: str | None = None
         self.view = RunView(self)
         self._handlers: dict[type, Callable[[Any], None]] = {
             c.Snapshot: self._on_snapshot,
@@ -158,15 +100,15 @@ class Controller:
             c.ScoringFailed: self.failed_groups.scoring_failed,
             c.Refused: self.failed_groups.refused,
             c.PredictionFailed: self.predictions.failed,
-            c.Measured: self.measuring.heard,
+            c.Measured: self.predictions.measured,
             c.Accumulated: self._on_accumulated,
             c.Stepped: self._on_stepped,
             c.Discarded: self.discards.done,
             c.Down: self._on_down,
             c.Up: self._on_up,
             c.Activity: self._on_activity,
-            c.Silent: lambda event: self.detection.silent(event, self.now),
-            c.Tick: lambda _: self.detection.tick(self.now),
+            c.Silent: self.detection.silent,
+            c.Tick: lambda _: self.detection.tick(),
             c.Resumed: self._on_resumed,
         }
 
@@ -190,23 +132,33 @@ class Controller:
         """
         if self.over and not any(self._goes_on(one) for one in events):
             return []
-        self.now = self.fleet.now = self.weights.now = self.failed_groups.now = self.responses.now = now
-        self.provisioning.iterations.passed(now)
+        self.owned.now = now
+        self.provisioning.iterations.passed()
         try:
             if not self.started:
-                self._start(now)
+                self._start()
             goes_on = self._take_in(events)
             if goes_on and self.task_restart.carry_out():
                 self.recovering = True
             if goes_on and not self.recovering:
                 self.scoring.send()
-                self._decide({*map(type, events), *self.detection.took()}, now)
+                self._decide({*map(type, events), *self.detection.took()})
         except Exception as error:
             line = blame(error, policies_of(self.spec, self.gate, self.source))
             if line is None:
                 raise
-            self._fail(line)
+            self.owned.fail(line)
         return self.outbox.take()
+
+    @property
+    def spec(self) -> PipelineSpec:
+        """The pipeline, whose policies plan with the costs that the run has fitted."""
+        return self.owned.spec
+
+    @property
+    def failure(self) -> str | None:
+        """Why the run failed; None if it did not."""
+        return self.owned.failure
 
     @property
     def over(self) -> bool:
@@ -218,17 +170,17 @@ class Controller:
         parts = {
             "controller": self,
             "coordinator": self.coordinator,
-            "scoring": self.scoring,
             "plan": self.provisioning,
             "iterations": self.provisioning.iterations,
             "failed groups": self.failed_groups,
             "predictions": self.predictions,
-            "measuring": self.measuring,
+            "detection": self.detection,
             "failures": self.failures,
         }
         fit = self.costs
         costs = None if fit is None else (fit.seen, fit.every, fit.due_at, list(fit.samples), fit.last)
-        return {**plain_state(self, parts), "costs": costs}
+        own = {"environments": self.environments.plain(), "troubles": asdict(self.failures.troubles), "costs": costs}
+        return {**self.owned.plain(parts), **own}
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
@@ -240,7 +192,7 @@ class Controller:
             elif kind is c.Scored:
                 self.responses.scored(cast("Iterator[c.Scored]", alike))
             elif kind is c.Predicted:
-                self.predictions.heard(cast("Iterator[c.Predicted]", alike))
+                self.predictions.predicted(cast("Iterator[c.Predicted]", alike))
             else:
                 handler = self._handlers.get(kind)
                 if handler is None:
@@ -251,32 +203,32 @@ class Controller:
                         return False
         return True
 
-    def _start(self, now: float) -> None:
-        self.started, self.coordinator.last_plan_s = True, now
+    def _start(self) -> None:
+        self.started, self.coordinator.last_plan_s = True, self.owned.now
         ranker = ((RANKER, "0"),) if self.spec.ranker else ()
         relays = ((RELAY, str(i)) for i in range(self.relays))
         environments = ((ENVIRONMENT, str(i)) for i in range(self.spec.environments))
         for role, id_ in ((DATA, "0"), (SCORER, "0"), *relays, (TRAINER, "0"), *ranker, *environments):
             member = self.members.add(role, id_, site=self.spec.relay_site(int(id_)) if role == RELAY else "")
             self.outbox.send(c.Start, role=role, id=id_, place=self.members.place(member))
-        self.provisioning.plan(now)
+        self.provisioning.plan()
         self.evaluations.at(self.trainer.version, 0, self.trainer.steps)
 
     def _on_snapshot(self, event: c.Snapshot) -> None:
-        self.fleet.observed(event)
+        self.fleet.observed(event, self.owned.now)
         if self.costs is not None:
             self.costs.take(event)
             fitted = self.costs.refit()
             if fitted is not None and fitted.usable:
-                self.spec = self.coordinator.learn(fitted.model)
+                self.owned.learn(fitted.model)
 
     def _on_up(self, event: c.Up) -> None:
-        member = self.members.came_up(event, self.now)
+        member = self.members.came_up(event, self.owned.now)
         if member is None or not self.failures.came_up(member):
             return
         if event.role == TRAINER:
             self.trainer.up = True
-            self._fall_back(self.trainer.first if event.version is None else event.version)
+            self.fall_back.to(self.trainer.first if event.version is None else event.version)
             self.weights.publish()
             if self.trainer.steps and self.trainer.durable < self.trainer.version:
                 self.weights.checkpoint()
@@ -287,18 +239,19 @@ class Controller:
         elif event.role == DATA:
             if self.recovering:
                 self.recovering, self.failures.resumes_at = False, None
-                self.losses.survived(event, self.groups.generated)
+                self.environments.forget()
+                survived(self.owned, event, self.groups.generated)
             self.discards.again()
 
     def _on_down(self, event: c.Down) -> None:
         if self.costs is not None and event.role == REPLICA:
             self.costs.times.lost(event.id)
-        self.failures.went_down(event, self.now)
+        self.failures.went_down(event)
 
     def _on_activity(self, event: c.Activity) -> None:
         if event.role == RANKER:
             self.predictions.learned(event)
-        self.detection.heard(event, self.now)
+        self.detection.heard(event)
 
     def _on_durable(self, event: c.Durable) -> None:
         self.groups.settled(self.ledger.settle(self.trainer.became_durable(event.version)))
@@ -306,14 +259,14 @@ class Controller:
 
     def _on_accumulated(self, event: c.Accumulated) -> None:
         self.batches.accumulated(event)
-        self.detection.trained(self.now)
+        self.detection.trained()
         self._check_measured(event)
 
     def _check_measured(self, event: c.Accumulated | c.Stepped) -> None:
         """Compare the bound with the staleness that the trainer itself counted, from the versions of the tokens."""
         measured = event.metrics.get("staleness_max", 0)
         if self.gate.bound is not None and measured > self.gate.bound:
-            self._fail(
+            self.owned.fail(
                 f"the batch of version {event.version} had tokens of staleness {measured:.0f}, above the bound of "
                 f"{self.gate.bound}: the trainer trained on other tokens than the controller admitted"
             )
@@ -325,9 +278,8 @@ class Controller:
         self._check_measured(event)
         trainer.stepped(event.version)
         self.failures.stepped(trainer.step - 1)
-        self.provisioning.stepped(self.now, event.metrics.get("wall_s", 0.0))
+        self.provisioning.stepped(event.metrics.get("wall_s", 0.0))
         self.ledger.trained(event.version)
-        self.predictions.trained(event.version)
         self.weights.publish()
         if trainer.step % self.spec.checkpoint_every == 0 or trainer.step >= self.trainer.steps:
             self.weights.checkpoint()
@@ -338,17 +290,17 @@ class Controller:
 
     def _on_resumed(self, event: c.Resumed) -> None:
         """Restart after the driver died: every process is new. Running trajectories wait for the store's report."""
-        self.failure, self.finished, self.recovering = None, False, True
+        self.owned.failure, self.finished, self.recovering = None, False, True
         if self.costs is not None:
             self.costs.times.before.clear()
         self.trainer.steps = self.trainer.steps if event.steps is None else event.steps
         for member in self.members.states.values():
-            self.losses.lost(member)
+            lost(self.owned, member)
         self.members.restarted()
         self.provisioning.restarted()
         missing = 0 if event.replicas is None else self.provisioning.keep(event.replicas)
         if not self.trainer.found(event.checkpoints):
-            self._fail(
+            self.owned.fail(
                 "the run has no checkpoint to continue from: expected one of "
                 f"{self.trainer.fallbacks}, found {sorted(event.checkpoints) or 'none'}; start a new run"
             )
@@ -356,39 +308,28 @@ class Controller:
         self.failures.restart_all(self.trainer.fallbacks[-1])
         self.provisioning.start(missing)
 
-    def _fall_back(self, version: int) -> None:
-        self.ledger.roll_back(version)
-        self.ledger.predictions.record.fell_back(version)
-        self.trainer.fall_back(version)
-        self.rounds.fell_back()
-        for group in self.gate.reset(self.trainer.version, self.ledger.started()):
-            self.groups.drop(group, c.GroupEnd.EXPIRED, c.Reason(c.Why.EXPIRED))
-        self.groups.drop_surplus()
-        self.batches.fell_back()
-
     # ---- decisions ------------------------------------------------------------------------------------------------
 
-    def _decide(self, kinds: set[type], now: float) -> None:
+    def _decide(self, kinds: set[type]) -> None:
         """Take all decisions after events of these kinds."""
-        if self.yielding.used:
+        if self.lending.yields:
             self._settle_batches()
-            if self.yielding.look():
-                self.provisioning.plan(now)
+            if self.lending.look():
+                self.provisioning.plan()
         self.lending.go_on()
         self._train()
-        if self.round_history.look(now) or not kinds.isdisjoint((c.Stepped, c.Up, c.Down)):
-            self.provisioning.plan(now)
+        if self.round_history.look() or not kinds.isdisjoint((c.Stepped, c.Up, c.Down)):
+            self.provisioning.plan()
         self.provisioning.go_on()
         self.environments.go_on()
-        if self.groups.freed or self.environments.homeless or self.coordinator.due(kinds, now):
+        if self.groups.freed or self.environments.homeless or self.coordinator.due(kinds):
             self.groups.freed = False
-            self.coordinator.run(now)
+            self.coordinator.run()
             if self.batches.held:
                 self._train()
         self.sessions.send()
         if not self.trainer.done:
             self.predictions.ask()
-            self.measuring.ask()
         if self.trainer.done:
             self._end()
 
@@ -430,26 +371,14 @@ class Controller:
             self.delayed_since = None
             return
         if self.delayed_since is None:
-            self.delayed_since = self.now
-        waited_s = self.now - self.delayed_since
+            self.delayed_since = self.owned.now
+        waited_s = self.owned.now - self.delayed_since
         if waited_s >= limit_s:
             self.delayed_since = None
             why = c.Reason(c.Why.DELAYED, numbers={"waited_s": waited_s, "limit_s": limit_s})
             for index in delayed:
                 self.groups.drop(index, c.GroupEnd.DELAYED, why)
             self.groups.drop_surplus()
-
-    # ---- helpers --------------------------------------------------------------------------------------------------
-
-    def _fail(self, reason: str) -> None:
-        self.failure = reason
-        self.outbox.send(c.Fail, reason=reason)
-
-
-def _plans_tokens(spec: PipelineSpec) -> bool:
-    """Whether a policy of a pipeline plans with the tokens of trajectories."""
-    policies = (spec.routing, spec.relocation)
-    return any(isinstance(policy, c.PlansTokens) and policy.plans_tokens for policy in policies)
 
 
 def _learns_costs(spec: PipelineSpec) -> bool:

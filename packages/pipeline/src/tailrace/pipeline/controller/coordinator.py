@@ -19,27 +19,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.backlog import first_of, in_turn, room
-from tailrace.pipeline.controller.discards import Discards
-from tailrace.pipeline.controller.evaluating import Evaluating
-from tailrace.pipeline.controller.evaluations import Evaluations
-from tailrace.pipeline.controller.fleet import Replicas, ReplicaState
-from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.members import Members
-from tailrace.pipeline.controller.outbox import Outbox
-from tailrace.pipeline.controller.plan_checks import pulls, relocations
-from tailrace.pipeline.controller.plugin_faults import answered, listed
+from tailrace.pipeline.controller.fleet import EVICTION, FOR_PULL, MOVE, ReplicaState
+from tailrace.pipeline.controller.plugin_faults import answered, listed, pulls, relocations
+from tailrace.pipeline.controller.pool import first_of, in_turn, room
 from tailrace.pipeline.controller.refill import Refill
-from tailrace.pipeline.controller.states import GroupState, TrajectoryState
-from tailrace.pipeline.controller.trainer_state import TrainerState
-from tailrace.pipeline.spec import PipelineSpec
-from tailrace.repack import ThroughputModel
+from tailrace.pipeline.controller.state import State
+from tailrace.pipeline.controller.trajectories import GroupState, TrajectoryState
 
 _ONCE = "a trajectory of the pool, placed once"
-_MOVE, _EVICTION, _FOR_PULL, _EMPTIED = "move", "eviction", "pull", "emptied"  # what an `Interrupt` is for
 _LOAD = frozenset({c.Snapshot})
 _ANSWERS = frozenset(
     {c.Finished, c.TurnEnded, c.Turned, c.CallFailed, c.Refused, c.Interrupted, c.Scored, c.ScoringFailed}
@@ -56,29 +46,9 @@ _PROGRESS = _ANSWERS | {
 
 
 class Coordinator:
-    """Decides what replicas do. Other objects own the state that it decides on.
+    """Decides what replicas do. Other objects own the state that it decides on."""
 
-    Args:
-        gate: the admission gate.
-        refill: opens groups.
-    """
-
-    def __init__(
-        self,
-        spec: PipelineSpec,
-        ledger: Ledger,
-        fleet: Replicas,
-        members: Members,
-        trainer: TrainerState,
-        evaluations: Evaluations,
-        gate: c.AdmissionGate,
-        refill: Refill,
-        discards: Discards,
-        outbox: Outbox,
-    ) -> None:
-        self.moves = 0
-        self.evictions = 0
-        self.interrupting_pulls = 0
+    def __init__(self, state: State, refill: Refill) -> None:
         self.routings = 0
         self.blocked_cycles = 0
         self.last_plan_s = 0.0
@@ -91,59 +61,30 @@ class Coordinator:
         )
         self._published = -1  # the newest version that replicas could pull when relocation was last asked
         self._seen: tuple[int, c.Cycle] | None = None
-        self._spec, self._ledger, self._fleet, self._trainer = spec, ledger, fleet, trainer
-        self._members, self._gate, self._outbox = members, gate, outbox
-        self._refill = refill
-        self._evaluating = Evaluating(evaluations, ledger, fleet, trainer, discards, self.route, self._pull)
+        self._state, self._refill = state, refill
+        self._ledger, self._fleet, self._trainer = state.ledger, state.fleet, state.trainer
+        self._members, self._gate, self._outbox = state.members, state.gate, state.outbox
+        self._evaluations, self._discards = state.evaluations, state.discards
 
-    def learn(self, model: ThroughputModel) -> PipelineSpec:
-        """Plan with these costs of a decoding step from now on. Returns the pipeline as it is now."""
-        costs, routing, relocation = dataclasses.astuple(model), self._spec.routing, self._spec.relocation
-        if isinstance(routing, c.LearnsCosts):
-            self._spec = dataclasses.replace(self._spec, routing=routing.with_costs(*costs))
-        if isinstance(relocation, c.LearnsCosts):
-            self._spec = dataclasses.replace(self._spec, relocation=relocation.with_costs(*costs))
-        return self._spec
-
-    def progress(self) -> c.Progress:
-        """How far the run is, for policies."""
-        trainer, ledger = self._trainer, self._ledger
-        return c.Progress(
-            version=trainer.version,
-            published=trainer.published,
-            admitted=ledger.counts.admitted,
-            generating=ledger.generating,
-            buffered=len(ledger.buffered),
-            consumed=trainer.step * self._spec.batch_groups + len(trainer.accumulated),
-            dropped=ledger.counts.filtered + ledger.counts.failed,
-            batch_groups=self._spec.batch_groups,
-            last_version=trainer.steps,
-            behind=sum([replica.version != trainer.published for replica in self._fleet.up()]),
-        )
-
-    def due(self, kinds: Set[type], now: float) -> bool:
+    def due(self, kinds: Set[type]) -> bool:
         """Whether events of these kinds require a cycle."""
         others = kinds - _PROGRESS
-        if bool(others - _LOAD) or (bool(others) and now - self.last_cycle_s >= self._spec.cycle_s):
+        if bool(others - _LOAD) or (bool(others) and self._state.now - self.last_cycle_s >= self._state.spec.cycle_s):
             self._idly = 0
             return True
         return self.backlog
 
-    def run(self, now: float) -> None:
-        """Run one cycle.
-
-        Args:
-            now: seconds on the run's clock.
-        """
-        self.last_cycle_s, self.turn = now, self.turn + self._passed
+    def run(self) -> None:
+        """Run one cycle."""
+        self.last_cycle_s, self.turn = self._state.now, self.turn + self._passed
         self.cycles += 1
-        self._refill.run(self.progress)
+        self._refill.run()
         self._seen = None
         self._place_moving()
-        self._evaluating.place(self._opens())
+        self._place_evaluations()
         self._place_stranded()
         self._synchronise()
-        self._relocate(now)
+        self._relocate()
         self._place_waiting()
 
     # ---- the pool -------------------------------------------------------------------------------------------------
@@ -154,20 +95,15 @@ class Coordinator:
             self._seen = (self._outbox.seq, self._look())
         return self._seen[1]
 
-    def views(self) -> list[c.ReplicaView]:
-        """The replicas that are up, as policies see them."""
-        opens = self._opens()
-        return [replica.view(opens) for replica in self._fleet.up()]
-
     def _look(self) -> c.Cycle:
-        progress = self.progress()
-        views, pool = self._part(self.views())
+        progress = self._state.progress()
+        views, pool = self._part(self._state.views())
         return c.Cycle(
             replicas=views,
             pool=pool,
             admits=self._gate.tentative(),
             progress=progress,
-            routing=self._spec.routing,
+            routing=self._state.spec.routing,
             routings=self.routings,
             turn=self.cycles,
             recall=self._ledger.predictions.record.recall,
@@ -176,7 +112,7 @@ class Coordinator:
 
     def _part(self, views: list[c.ReplicaView]) -> tuple[list[c.ReplicaView], c.Pool]:
         """The replicas and the pool; a part of both if more could be routed at once than one decision may."""
-        most, pool = self._spec.cycle_trajectories, self._ledger.levels
+        most, pool = self._state.spec.cycle_trajectories, self._ledger.levels
         older = any(level is not None for level in pool)
         self.backlog = self._ledger.pooled > most and sum([room(view) for view in views if older or view.open]) > most
         if not self.backlog:
@@ -184,15 +120,6 @@ class Coordinator:
             return views, pool
         size, self._passed = in_turn(views, most, self.turn)
         return views, first_of(pool, size)
-
-    def _opens(self) -> Callable[[c.ReplicaView], bool]:
-        """A function that says whether a replica may be given new groups now.
-
-        One that a repack has released gets none until it serves the newest weights that there are or are about to be.
-        """
-        progress, accepts = self.progress(), self._spec.sync.accepts
-        newest, replicas = self._trainer.awaited, self._fleet.replicas
-        return lambda view: accepts(view, progress) and not replicas[view.replica].waits_for(newest)
 
     def _place_moving(self) -> None:
         """Route interrupted trajectories of a move to their destination, if it still serves their version."""
@@ -206,9 +133,9 @@ class Coordinator:
             if replica.serves and replica.version == trajectory.version:
                 arrivals.setdefault((replica.id, source), []).append(trajectory)
             elif replica.lent or (replica.pulling is None and replica.version != trajectory.version):
-                self.unbind(trajectory)
+                self._state.unbind(trajectory)
         for (name, source), trajectories in arrivals.items():
-            self.route(self._fleet.replicas[name], trajectories, c.Reason(c.Why.MOVED, source))
+            self._state.route(self._fleet.replicas[name], trajectories, c.Reason(c.Why.MOVED, source))
 
     def _place_stranded(self) -> None:
         """Route trajectories that need their own version, before a replica of that version pulls another."""
@@ -226,7 +153,7 @@ class Coordinator:
         placed = {placement.trajectory for placement in self._place(cycle)}
         for level, waiting in stranded.items():
             if level is not None and any(name not in placed for name in waiting):
-                self._evaluating.pull_old(level, c.Reason(c.Why.STRANDED, numbers={"version": level}))
+                self._pull_old(level, c.Reason(c.Why.STRANDED, numbers={"version": level}))
 
     def _place_waiting(self) -> None:
         if not self._ledger.pooled:
@@ -242,7 +169,7 @@ class Coordinator:
         if not _may_place(cycle):
             return ()
         ledger, replicas, trajectories = self._ledger, self._fleet.replicas, self._ledger.trajectories
-        routing = self._spec.routing
+        routing = self._state.spec.routing
         placements = routing.route(cycle)
         routes: dict[str, list[TrajectoryState]] = {}
         reasons: dict[str, list[c.Reason]] = {}
@@ -274,7 +201,7 @@ class Coordinator:
             routes.setdefault(chosen, []).extend(group.states)
         for chosen, states in routes.items():
             why = reasons.get(chosen, ())
-            self._send(replicas[chosen], states, tuple(why) if len(why) == len(states) else (c.CHOSEN,))
+            self._state.route(replicas[chosen], states, *(why if len(why) == len(states) else (c.CHOSEN,)))
         for group in started:
             ledger.pool_rest(group)
         return placements
@@ -304,7 +231,7 @@ class Coordinator:
             raise self._forbidden(placement, f"a replica that serves version {oldest} or a newer one")
 
     def _forbidden(self, answer: object, expected: str) -> Exception:
-        return answered("routing", self._spec.routing, "route", answer, expected)
+        return answered("routing", self._state.spec.routing, "route", answer, expected)
 
     def _start(self, trajectory: str, replica: ReplicaState, placement: object) -> GroupState:
         """Start a group, whose first trajectory is about to be routed."""
@@ -321,18 +248,72 @@ class Coordinator:
         self.routings += 1
         return group
 
-    def route(self, replica: ReplicaState, states: Sequence[TrajectoryState], reason: c.Reason) -> None:
-        self._send(replica, states, (reason,))
+    # ---- evaluations ----------------------------------------------------------------------------------------------
 
-    def _send(self, replica: ReplicaState, states: Sequence[TrajectoryState], reasons: tuple[c.Reason, ...]) -> None:
-        assert replica.version is not None
-        if self._ledger.moving:
-            for state in states:
-                self.unbind(state)
-        refs = self._ledger.routed(states, replica.id, replica.version)
-        self._outbox.send_to(replica, c.Route, trajectories=tuple(refs), reasons=reasons)
-        evaluations = sum([ref.purpose is c.Purpose.EVAL for ref in refs])
-        self._fleet.routed(replica, states, evaluations=evaluations)
+    def _place_evaluations(self) -> None:
+        """Route due evaluations, before anything else and each whole, to a replica that is new enough. It keeps its weights."""
+        if self._ledger.stranded_evaluations:
+            self._place_stranded_evaluations()
+        if not self._evaluations.due:
+            return
+        mixes, opens = self._ledger.mixes_versions, self._state.opens()
+        candidates = sorted((replica for replica in self._fleet.up() if replica.serves), key=lambda r: r.in_flight)
+        for replica in candidates:
+            if replica.evaluating or not (mixes or replica.view(opens).open):
+                continue
+            assert replica.version is not None
+            trajectories = self._evaluations.start(replica.version)
+            if trajectories:
+                for trajectory in trajectories:
+                    self._ledger.add(trajectory)
+                self._state.route(replica, trajectories, _evaluates(replica.version))
+        self._pull_for_evaluation()
+
+    def _pull_old(self, version: int, reason: c.Reason) -> None:
+        """Have an idle replica pull an old version that no replica serves, unless one is about to."""
+        up = self._fleet.up()
+        if any(version in (replica.version, replica.pulling) for replica in up):
+            return
+        idle = [replica for replica in up if replica.pulling is None and not replica.in_flight]
+        if idle:
+            self._pull(idle[0], version, reason)
+
+    def _place_stranded_evaluations(self) -> None:
+        """Resume evaluations whose replica died on a replica of their version; if versions mix, start them again."""
+        ledger = self._ledger
+        stranded = [ledger.trajectories[name] for name in ledger.stranded_evaluations]
+        if ledger.mixes_versions:
+            for state in stranded:
+                if state.version is not None:
+                    self._discards.begin_anew([state], c.Reason(c.Why.EVALUATION, numbers={"version": state.version}))
+        homes: dict[str, list[TrajectoryState]] = {}
+        homeless: dict[int, None] = {}
+        serving = [replica for replica in self._fleet.up() if replica.serves]
+        for name in ledger.stranded_evaluations:
+            trajectory = ledger.trajectories[name]
+            fits = [replica for replica in serving if trajectory.version in (None, replica.version)]
+            if fits:
+                newest = max(fits, key=lambda replica: (replica.version or 0, replica.evaluating))
+                homes.setdefault(newest.id, []).append(trajectory)
+            elif trajectory.version is not None:
+                homeless[trajectory.version] = None
+        for home, trajectories in homes.items():
+            replica = self._fleet.replicas[home]
+            self._state.route(replica, trajectories, _evaluates(replica.version or 0))
+        for version in homeless:  # no replica serves it
+            self._pull_old(version, _evaluates(version))
+
+    def _pull_for_evaluation(self) -> None:
+        """Have a replica pull for a due evaluation, since the sync policy may see no reason to."""
+        published = self._trainer.published
+        due = [version for version, _ in self._evaluations.due if version <= published]
+        if not due or not self._ledger.mixes_versions:
+            return
+        up = self._fleet.up()
+        newest = max(((r.version if r.pulling is None else r.pulling) or 0 for r in up), default=0)
+        free = [replica for replica in up if replica.serves and not replica.evaluating]
+        if newest < min(due) and free:
+            self._pull(min(free, key=lambda replica: replica.in_flight), published, _evaluates(min(due)))
 
     # ---- weights and relocation -----------------------------------------------------------------------------------
 
@@ -340,7 +321,7 @@ class Coordinator:
         published = self._trainer.published
         if published < 0 or not any(r.version != published and r.pulling is None for r in self._fleet.up()):
             return
-        for decision in pulls(self._spec.sync, self._cycle()):
+        for decision in pulls(self._state.spec.sync, self._cycle()):
             self._pull(self._fleet.replicas[decision.replica], published, decision.reason)
         self._pull_released(published)
 
@@ -351,7 +332,7 @@ class Coordinator:
                 replica.waits_for(published)
                 and replica.serves
                 and not replica.in_flight
-                and self._spec.sync.accepts(replica.view(lambda _: True), self.progress())
+                and self._state.spec.sync.accepts(replica.view(lambda _: True), self._state.progress())
             ):
                 self._pull(replica, published, c.Reason(c.Why.BEHIND, numbers={"version": published}))
 
@@ -361,36 +342,13 @@ class Coordinator:
             return  # another cycle runs when a relay comes up
         if replica.assigned:
             pulling = c.Reason(c.Why.PULLING, numbers={"version": version})
-            self._interrupt(replica, tuple(replica.assigned), pulling, _FOR_PULL)
+            self._state.interrupt(replica, tuple(replica.assigned), pulling, FOR_PULL)
         replica.pulling = version
         self._outbox.send_to(replica, c.Pull, version=version, sources=sources, reason=reason)
 
-    def _interrupt(self, replica: ReplicaState, names: tuple[str, ...], reason: c.Reason, what: str) -> None:
-        if replica.fresh:  # a snapshot came behind every answer
-            replica.asked.clear()
-        replica.asked[self._outbox.send_to(replica, c.Interrupt, trajectories=names, reason=reason)] = what
-
-    def interrupted(self, event: c.Interrupted) -> None:
-        """Count what an interruption took from its replica: a trajectory may finish before it is stopped."""
-        asked, seq = self._fleet.replicas[event.replica].asked, event.answers
-        if seq is None or seq not in asked:
-            return
-        if asked[seq] == _EVICTION:
-            self.evictions += 1
-            return
-        what = asked.pop(seq)
-        self.moves += what == _MOVE
-        self.interrupting_pulls += what == _FOR_PULL
-
-    def empty(self, replica: ReplicaState, why: c.Why) -> None:
-        """Empty a replica that loses its devices: its trajectories go back to the pool with their tokens."""
-        replica.hands_over(None)
-        if replica.assigned:
-            self._interrupt(replica, tuple(replica.assigned), c.Reason(why), _EMPTIED)
-
-    def _relocate(self, now: float) -> None:
+    def _relocate(self) -> None:
         """Relocate if it is time, and right after an update: once the weights can be pulled that the released then get."""
-        policy, published = self._spec.relocation, self._trainer.published
+        policy, published, now = self._state.spec.relocation, self._trainer.published, self._state.now
         updated, self._published = published > self._published, published
         if not policy.due(now, self.last_plan_s, updated):
             return
@@ -402,20 +360,12 @@ class Coordinator:
             if isinstance(decision, c.Move):
                 self._move(decision)
                 continue
-            names = self._moved_on(decision.trajectories)
+            names = self._ledger.relocated(decision.trajectories)
             if names:
-                self._interrupt(self._fleet.replicas[decision.replica], names, decision.reason, _EVICTION)
+                self._state.interrupt(self._fleet.replicas[decision.replica], names, decision.reason, EVICTION)
         if not updated:
             self.last_plan_s = now
             self._fleet.sampled()
-
-    def _moved_on(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The trajectories that made a token since they were last relocated. Others might be prefilled again and again."""
-        states = [self._ledger.trajectories[name] for name in names]
-        found = [state for state in states if state.relocated_at != state.tokens]
-        for state in found:
-            state.relocated_at = state.tokens
-        return tuple([state.id for state in found])
 
     def _move(self, move: c.Move) -> None:
         source, destination = self._fleet.replicas[move.source], self._fleet.replicas[move.destination]
@@ -426,18 +376,16 @@ class Coordinator:
         source.hands_over(destination)
         if names:
             source.moving_out = True
-            self._interrupt(source, names, c.Reason(c.Why.MOVED, destination.id), _MOVE)
+            self._state.interrupt(source, names, c.Reason(c.Why.MOVED, destination.id), MOVE)
         else:
             source.released = True
-
-    def unbind(self, trajectory: TrajectoryState) -> None:
-        """Cancel a trajectory's move to its destination."""
-        if trajectory.destination is not None:
-            self._fleet.replicas[trajectory.destination].incoming -= 1
-            self._ledger.bind(trajectory, None)
 
 
 def _may_place(cycle: c.Cycle) -> bool:
     """Whether a routing policy could place anything. A fast no if every replica is busy or none is open."""
     serving = [view for view in cycle.replicas if view.version is not None and not view.pulling]
     return any(level is not None or any(view.open for view in serving) for level in cycle.pool) and bool(serving)
+
+
+def _evaluates(version: int) -> c.Reason:
+    return c.Reason(c.Why.EVALUATION, numbers={"version": version})

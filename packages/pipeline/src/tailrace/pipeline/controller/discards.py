@@ -1,4 +1,8 @@
-"""Discards: dropped trajectories that the store has not deleted yet. Those that start again wait for that."""
+"""Discards: dropped trajectories that the store has not deleted yet.
+
+Invariant: one that begins anew is in the pool only once no abort of it is pending. Otherwise the store would drop what it has
+begun.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from tailrace import contracts as c
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.sessions import Sessions
-from tailrace.pipeline.controller.states import TrajectoryState
+from tailrace.pipeline.controller.trajectories import TrajectoryState
 
 
 @dataclass(slots=True)

@@ -12,15 +12,12 @@ version loses nothing with it; relocation gives it another home without moving a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.fleet import Replicas, ReplicaState
-from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.sessions import Sessions
-from tailrace.pipeline.controller.states import Phase, TrajectoryState
-from tailrace.pipeline.errors import ControllerError
+from tailrace.pipeline.controller.fleet import ReplicaState
+from tailrace.pipeline.controller.state import State
+from tailrace.pipeline.controller.trajectories import Phase, TrajectoryState
 
 _EVAL: Final = c.Purpose.EVAL
 _PENDING: Final = Phase.PENDING
@@ -31,23 +28,10 @@ class Environments:
     """Sends trajectories to their environments, and home again.
 
     `homeless` says whether any came back since the last call of `go_on` that could not go home: routing places it.
-
-    Args:
-        route: the coordinator's function to route trajectories.
-        unbind: the coordinator's function to cancel a move.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        fleet: Replicas,
-        sessions: Sessions,
-        *,
-        route: Callable[[ReplicaState, Sequence[TrajectoryState], c.Reason], None],
-        unbind: Callable[[TrajectoryState], None],
-    ) -> None:
-        self._ledger, self._fleet, self._sessions = ledger, fleet, sessions
-        self._route, self._unbind = route, unbind
+    def __init__(self, state: State) -> None:
+        self._state, self._ledger, self._fleet, self._sessions = state, state.ledger, state.fleet, state.sessions
         self.homeless = False
         self._returning: dict[str, str | None] = {}  # by trajectory, its home
 
@@ -62,7 +46,7 @@ class Environments:
         if state is None or state.replica != replica.id:
             return
         home = replica if state.destination is None else self._fleet.replicas[state.destination]
-        self._unbind(state)
+        self._state.unbind(state)
         self._ledger.turn_ended(state, event.tokens)
         if home.member.health is c.Health.UP and not home.lent:
             home.awaits(state)
@@ -77,14 +61,8 @@ class Environments:
         if self._sessions.answered(event) is None:
             return None
         state = self._ledger.trajectories[event.trajectory]
-        if event.tokens < state.tokens:
-            raise ControllerError(
-                f"found Turned({event.trajectory}) with {event.tokens} tokens, expected at least the {state.tokens} that it had"
-            )
-        home, counts = self._fleet.comes_back(state), self._ledger.counts
-        counts.sessions_restored += event.session is c.SessionOrigin.RESTORED
-        counts.sessions_replayed += event.session is c.SessionOrigin.REPLAYED
-        state.is_answered(event.tokens)
+        self._ledger.answered(state, event.tokens, event.session)
+        home = self._fleet.comes_back(state)
         if event.done:
             self._sessions.over(event.trajectory)
             return state
@@ -108,11 +86,11 @@ class Environments:
             else:
                 self.homeless = True
         for home, states in homes.items():
-            self._route(self._fleet.replicas[home], states, _TURNED)
+            self._state.route(self._fleet.replicas[home], states, _TURNED)
 
     def plain(self) -> dict[str, Any]:
         """The whole state as plain data."""
-        return {"returning": dict(self._returning), "sessions": self._sessions.plain()}
+        return {"returning": dict(self._returning)}
 
     def forget(self) -> None:
         """Forget all, since the driver died: the store says what every trajectory has."""

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tailrace.contracts import CallFailed, Purpose, Refused, Scored, ScoringFailed, same_rewards
-from tailrace.pipeline.controller.states import TrajectoryState
 from tailrace.pipeline.controller.trainer_state import TrainerState
+from tailrace.pipeline.controller.trajectories import TrajectoryState
 from tailrace.pipeline.spec import EvaluationPlan
 
 

@@ -6,14 +6,85 @@ trajectories that run and wait in the engine are those that the controller belie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tailrace.contracts import Health, Purpose, ReplicaView, Snapshot, TrajectoryView
-from tailrace.pipeline.controller.assigned import Assigned
+from tailrace.contracts import Health, Interrupted, Purpose, ReplicaView, Snapshot, TrajectoryView
 from tailrace.pipeline.controller.members import MemberState
-from tailrace.pipeline.controller.states import TrajectoryState
+from tailrace.pipeline.controller.trajectories import TrajectoryState
+
+MOVE, EVICTION, FOR_PULL, EMPTIED = "move", "eviction", "pull", "emptied"
+"""What an `Interrupt` is for."""
+
+
+class Assigned(Mapping[str, TrajectoryView]):
+    """Trajectories on one replica, in order of routing.
+
+    Views are created when a policy first reads one and are then kept; most policies read none.
+    `states` holds the trajectories, `seen` the views of all once a policy has read one. `generated` are the response tokens
+    that each trajectory would have that ran here all the time.
+
+    Args:
+        view: creates the view of a trajectory, from its state and the tokens that it has probably generated here.
+    """
+
+    __slots__ = ("_view", "generated", "seen", "states")
+
+    def __init__(self, view: Callable[[TrajectoryState, int], TrajectoryView]) -> None:
+        self.states: dict[str, TrajectoryState] = {}
+        self.generated = 0.0
+        self.seen: dict[str, TrajectoryView] | None = None
+        self._view = view
+
+    def add(self, states: Sequence[TrajectoryState]) -> None:
+        """Add trajectories that were routed here."""
+        assigned = self.states
+        for state in states:
+            assigned[state.id] = state
+            state.since = self.generated
+        if self.seen is not None:
+            self.seen.update([(state.id, self._view(state, 0)) for state in states])
+
+    def advanced(self, tokens: float) -> None:
+        """Each trajectory has probably generated so many tokens more."""
+        if tokens > 0:
+            self.generated += tokens
+            self.seen = None
+
+    def outdated(self) -> None:
+        """What views say has changed: they are created again."""
+        self.seen = None
+
+    def clear(self) -> None:
+        """Remove all trajectories."""
+        self.states, self.seen, self.generated = {}, None, 0.0
+
+    def _views(self) -> dict[str, TrajectoryView]:
+        if self.seen is None:
+            generated = self.generated
+            self.seen = {name: self._view(state, int(generated - state.since)) for name, state in self.states.items()}
+        return self.seen
+
+    def __getitem__(self, trajectory: str) -> TrajectoryView:
+        return self._views()[trajectory]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.states)
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __contains__(self, trajectory: object) -> bool:
+        return trajectory in self.states
+
+    def values(self) -> ValuesView[TrajectoryView]:
+        """The views, in order of routing."""
+        return self._views().values()
+
+    def items(self) -> ItemsView[str, TrajectoryView]:
+        """Names and views, in order of routing."""
+        return self._views().items()
 
 
 @dataclass(slots=True)
@@ -162,9 +233,9 @@ class ReplicaState:
 class Replicas:
     """All replicas, in the order in which they were first started.
 
-    `contradictions` counts snapshots that violate equation 1: a replica has more or fewer trajectories than expected.
-
-    `now` is the time of the events that are taken in, in seconds on the run's clock.
+    `contradictions` counts snapshots that violate equation 1: a replica has more or fewer trajectories than expected. `moves`
+    counts replicas of which relocation moved work, `evictions` trajectories that it interrupted, and `interrupting_pulls` the
+    pulls that interrupted work.
 
     Args:
         view: creates the view of a running trajectory; see `Assigned`.
@@ -175,7 +246,9 @@ class Replicas:
     follows: bool = False
     replicas: dict[str, ReplicaState] = field(default_factory=dict)
     contradictions: int = 0
-    now: float = 0.0
+    moves: int = 0
+    evictions: int = 0
+    interrupting_pulls: int = 0
 
     def add(self, member: MemberState, capacity: int) -> ReplicaState:
         """Add a replica that is starting."""
@@ -190,7 +263,8 @@ class Replicas:
             | {"assigned": list(replica.assigned), "away": list(replica.away)}
             for replica in self.replicas.values()
         }
-        return {"replicas": replicas, "contradictions": self.contradictions}
+        counts = (self.contradictions, self.moves, self.evictions, self.interrupting_pulls)
+        return {"replicas": replicas, "counts": counts}
 
     def up(self) -> list[ReplicaState]:
         """Replicas that are up and have their devices."""
@@ -215,15 +289,27 @@ class Replicas:
         before, replica.sent, replica.fresh = replica.sent, seq, False
         return before
 
-    def observed(self, snapshot: Snapshot) -> None:
-        """Take over a snapshot."""
+    def interrupted(self, event: Interrupted, *, evaluation: bool) -> None:
+        """A replica no longer has a trajectory. Count what that was for: a trajectory may finish before it is stopped."""
+        replica, seq = self.replicas[event.replica], event.answers
+        what = None if seq is None else replica.asked.get(seq)
+        if what == EVICTION:
+            self.evictions += 1
+        elif what is not None and seq is not None:
+            del replica.asked[seq]
+            self.moves += what == MOVE
+            self.interrupting_pulls += what == FOR_PULL
+        replica.left(event.trajectory, evaluation=evaluation)
+
+    def observed(self, snapshot: Snapshot, now: float) -> None:
+        """Take over a snapshot that came at `now`, in seconds on the run's clock."""
         replica = self.replicas.get(snapshot.replica)
         if replica is None or replica.member.health is not Health.UP:
             return
         if self.follows:
-            self._advance(replica, snapshot)
+            self._advance(replica, snapshot, now)
         if snapshot.tokens_per_s > 0:
-            replica.moved_s = self.now
+            replica.moved_s = now
         replica.kv, replica.running, replica.waiting = snapshot.kv, snapshot.running, snapshot.waiting
         replica.kv_capacity_tokens, replica.max_running = snapshot.kv_capacity_tokens, snapshot.max_running
         replica.preempted += max(0, snapshot.preemptions - replica.preemptions)
@@ -238,12 +324,13 @@ class Replicas:
             elif not 0 < surplus <= replica.aborted:
                 self.contradictions += 1
 
-    def _advance(self, replica: ReplicaState, snapshot: Snapshot) -> None:
+    @staticmethod
+    def _advance(replica: ReplicaState, snapshot: Snapshot, now: float) -> None:
         """Estimate what each running trajectory has generated since the last snapshot: an equal part."""
-        before, replica.told_s = replica.told_s, self.now
+        before, replica.told_s = replica.told_s, now
         running = (replica.running + snapshot.running) / 2
         if running and before is not None:
-            replica.assigned.advanced(snapshot.tokens_per_s * (self.now - before) / max(1.0, running))
+            replica.assigned.advanced(snapshot.tokens_per_s * (now - before) / max(1.0, running))
 
     def sampled(self) -> None:
         """Store the current KV usage of each replica as that of the previous periodic sample."""

@@ -1,4 +1,8 @@
-"""The ends of groups: complete, filtered, surplus, evicted, expired or failed. A dropped group is removed from every owner."""
+"""The ends of groups: complete, filtered, surplus, evicted, expired or failed.
+
+Invariant: a dropped group is gone from every owner at once (ledger, admission, batching, replicas, scoring, sessions), and the
+store is told.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.coordinator import Coordinator
-from tailrace.pipeline.controller.discards import Discards
-from tailrace.pipeline.controller.fleet import Replicas
-from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.plugin_faults import chosen
 from tailrace.pipeline.controller.rounds import Rounds
-from tailrace.pipeline.controller.scoring import Scoring
-from tailrace.pipeline.controller.states import GroupPhase, GroupState, TrajectoryState
-from tailrace.pipeline.spec import PipelineSpec
+from tailrace.pipeline.controller.state import State
+from tailrace.pipeline.controller.trajectories import GroupPhase, GroupState, TrajectoryState
 
 _FAILURES = frozenset({c.GroupEnd.FAILED, c.GroupEnd.UNSCORED})
 _DEFERRED = {
@@ -28,29 +27,13 @@ class Groups:
     """Ends groups.
 
     `freed` says whether groups have left since the last cycle, so that there is room for new ones.
-
-    Args:
-        gate: the admission gate.
-        source: the batching source.
-        rounds: its rounds.
     """
 
-    def __init__(
-        self,
-        spec: PipelineSpec,
-        ledger: Ledger,
-        fleet: Replicas,
-        gate: c.AdmissionGate,
-        source: c.BatchingSource,
-        discards: Discards,
-        scoring: Scoring,
-        coordinator: Coordinator,
-        rounds: Rounds,
-    ) -> None:
+    def __init__(self, state: State, rounds: Rounds) -> None:
         self.freed = False
-        self._rounds = rounds
-        self._spec, self._ledger, self._fleet, self._gate, self._source = spec, ledger, fleet, gate, source
-        self._discards, self._scoring, self._coordinator = discards, scoring, coordinator
+        self._state, self._rounds = state, rounds
+        self._ledger, self._fleet, self._gate, self._source = state.ledger, state.fleet, state.gate, state.source
+        self._discards, self._scoring = state.discards, state.scoring
         self._told: set[int] = set()  # at an end of the run, which may go on with more steps
 
     def generated(self, index: int) -> None:
@@ -92,7 +75,7 @@ class Groups:
 
     def _evict(self) -> None:
         """Where complete groups do not hold replicas back, those beyond the buffer's capacity leave."""
-        eviction, capacity = self._spec.eviction, self._spec.buffer_groups
+        eviction, capacity = self._state.spec.eviction, self._state.spec.buffer_groups
         if eviction is None:
             return
         self.freed = True  # a complete group takes no room
@@ -110,13 +93,12 @@ class Groups:
 
     def drop(self, group: int, end: c.GroupEnd, reason: c.Reason) -> None:
         """Drop a group, which will not be trained on. Its prompt may come again, if the batching source says so."""
-        self._ledger.counts.delayed += end is c.GroupEnd.DELAYED
         self._unbind(self._ledger.groups[group].states)
         phase = GroupPhase.FAILED if end in _FAILURES else GroupPhase.FILTERED
         if self._source.ended(group, end) is c.PromptFate.AGAIN:
             phase = GroupPhase.DEFERRED
             reason = replace(reason, why=_DEFERRED.get(reason.why, reason.why))
-        members = self._ledger.drop(group, phase, reason.why)
+        members = self._ledger.drop(group, phase, reason.why, delayed=end is c.GroupEnd.DELAYED)
         self._gate.drop(group)
         self.freed = True
         self._abort(members, reason)
@@ -125,7 +107,7 @@ class Groups:
         """Cancel the moves of trajectories."""
         if self._ledger.moving:
             for state in trajectories:
-                self._coordinator.unbind(state)
+                self._state.unbind(state)
 
     def _abort(self, trajectories: Sequence[TrajectoryState], reason: c.Reason) -> None:
         holders = []

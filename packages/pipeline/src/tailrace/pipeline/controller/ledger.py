@@ -10,20 +10,24 @@
          └─► FILTERED             └──────────────────────────┘
 
 A pending trajectory waits in the pool (`pool.py`), or until the store has dropped its tokens (`discards.py`).
-Invariant: every admitted group ends as TRAINED, FILTERED or FAILED exactly once. Otherwise prompts would be lost or trained on
-twice, and the reward curve would not show it.
+Invariants:
+
+* Every admitted group ends as TRAINED, FILTERED or FAILED exactly once. Otherwise prompts would be lost or trained on twice,
+  and the reward curve would not show it.
+* Nobody else changes a trajectory, a group or a count: every transition is a method here, and one that does not fit the state
+  raises `ControllerError` and changes nothing. (Where a trajectory's keys and values are, `home` and `since`, is the fleet's.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NoReturn
 
-from tailrace.contracts import Candidate, Launch, Pool, Purpose, TrajectoryRef, TrajectoryView
+from tailrace.contracts import Candidate, Launch, Pool, Predicted, Purpose, SessionOrigin, TrajectoryRef, TrajectoryView
+from tailrace.pipeline.controller.lengths import PredictedLengths, PromptLengths
 from tailrace.pipeline.controller.pool import Waiting
-from tailrace.pipeline.controller.predicted_lengths import PredictedLengths, PromptLengths
-from tailrace.pipeline.controller.states import Counts, GroupPhase, GroupState, Phase, TrajectoryState
+from tailrace.pipeline.controller.trajectories import Counts, GroupPhase, GroupState, Phase, TrajectoryState
 from tailrace.pipeline.errors import ControllerError
 
 # Looked up once, since access to an enum's members is slow and every trajectory passes each of these.
@@ -34,6 +38,8 @@ _DONE: Final = Phase.DONE
 _SCORED: Final = Phase.SCORED
 _TRAIN: Final = Purpose.TRAIN
 _EVAL: Final = Purpose.EVAL
+_AWAY = (_RUNNING, _IN_ENVIRONMENT)
+_OPEN = (GroupPhase.GENERATING, GroupPhase.BUFFERED)
 
 
 @dataclass(slots=True)
@@ -47,9 +53,11 @@ class Ledger:
 
     Args:
         mixes_versions: whether a trajectory may continue under newer weights.
+        records: whether to record how well lengths were predicted.
     """
 
     mixes_versions: bool = False
+    records: bool = False
     trajectories: dict[str, TrajectoryState] = field(default_factory=dict)
     groups: dict[int, GroupState] = field(default_factory=dict)
     waiting: Waiting = field(default_factory=Waiting)
@@ -62,7 +70,7 @@ class Ledger:
     unfinished: dict[int, int] = field(default_factory=dict)
     predictions: PredictedLengths = field(default_factory=PredictedLengths)
     prompts: PromptLengths = field(default_factory=PromptLengths)
-    generating: int = 0
+    _generating: int = 0
     counts: Counts = field(default_factory=Counts)
 
     # ---- the pool -------------------------------------------------------------------------------------------------
@@ -77,6 +85,11 @@ class Ledger:
         """Number of trajectories in the pool."""
         return len(self.waiting)
 
+    @property
+    def generating(self) -> int:
+        """Number of groups that were admitted and are not complete."""
+        return self._generating
+
     def admit(self, launch: Launch) -> int:
         """Open a group with pending trajectories. Returns its number."""
         group = self.counts.admitted
@@ -88,7 +101,7 @@ class Ledger:
             group, members, *self.predictions.of(launch.prompt, 0), self.prompts.of(launch.prompt)
         )
         self.unstarted.update(dict.fromkeys(members, group))
-        self.generating += 1
+        self._generating += 1
         self.counts.admits(launch.prompt)
         return group
 
@@ -117,7 +130,13 @@ class Ledger:
         }
 
     def start(self, group: GroupState, version: int) -> None:
-        """Fix the version of a group whose first trajectory is about to be routed. Call `pool_rest` afterwards."""
+        """Fix the version of a group whose first trajectory is about to be routed. Call `pool_rest` afterwards.
+
+        Raises:
+            ControllerError: the group has started already.
+        """
+        if group.version is not None:
+            _contradiction(f"group {group.index}", f"of version {group.version}", "one that has not started")
         group.version, group.predicted = version, self.predictions.tokens.get(group.prompt)
         self.counts.unpredicted += len(group.members) * (group.predicted is None)
         self._leaves_unstarted(group)
@@ -137,11 +156,18 @@ class Ledger:
 
     # ---- trajectories ---------------------------------------------------------------------------------------------
 
-    def routed(self, states: Iterable[TrajectoryState], replica: str, version: int) -> list[TrajectoryRef]:
-        """Route trajectories to a replica. Returns their references for the command."""
+    def routed(self, states: Sequence[TrajectoryState], replica: str, version: int) -> list[TrajectoryRef]:
+        """Route trajectories to a replica. Returns their references for the command.
+
+        Raises:
+            ControllerError: one is not pending, or the store is dropping its tokens.
+        """
         refs: list[TrajectoryRef] = []
         waiting, mixes = self.waiting.level_of, self.mixes_versions
         news = 0
+        for state in states:
+            if state.phase is not _PENDING or state.id in self.discarding:
+                _contradiction(state.id, "being discarded" if state.phase is _PENDING else state.phase, _PENDING)
         for state in states:
             name, at = state.id, version
             if name in waiting:
@@ -180,8 +206,13 @@ class Ledger:
         return TrajectoryView(state.id, state.group, version, prompt + state.tokens, not mixes, *predicted, prompt)
 
     def returned(self, trajectory: str, tokens: int | None) -> TrajectoryState:
-        """Make a trajectory that left its replica unfinished pending again."""
+        """Make a trajectory that left its replica, or its environment, unfinished pending again.
+
+        Raises:
+            ControllerError: it was not there.
+        """
         state = self.trajectories[trajectory]
+        _expect(state, *_AWAY)
         state.phase, state.replica = _PENDING, None
         if tokens is not None:
             state.tokens = tokens
@@ -189,18 +220,90 @@ class Ledger:
         return state
 
     def turn_ended(self, state: TrajectoryState, tokens: int) -> None:
-        """Note that a turn of a running trajectory is complete, and that its environment has to answer."""
+        """Note that a turn of a running trajectory is complete, and that its environment has to answer.
+
+        Raises:
+            ControllerError: it does not run.
+        """
+        _expect(state, _RUNNING)
         state.phase, state.replica = _IN_ENVIRONMENT, None
         self.counts.turns += state.ends_turn(tokens)
 
+    def answered(self, state: TrajectoryState, tokens: int, session: SessionOrigin | None) -> None:
+        """Note that an environment has answered a turn: with that the trajectory has so many tokens.
+
+        Raises:
+            ControllerError: no environment has it, or it would have fewer tokens than before.
+        """
+        _expect(state, _IN_ENVIRONMENT)
+        if tokens < state.tokens:
+            raise ControllerError(
+                f"found Turned({state.id}) with {tokens} tokens, expected at least the {state.tokens} that it had"
+            )
+        self.counts.sessions_restored += session is SessionOrigin.RESTORED
+        self.counts.sessions_replayed += session is SessionOrigin.REPLAYED
+        state.is_answered(tokens)
+
+    def session_lost(self, trajectory: str) -> TrajectoryState:
+        """Make a trajectory pending whose environment lost its session: its tokens are worth nothing. Returns it.
+
+        Raises:
+            ControllerError: no environment has it.
+        """
+        state = self.trajectories[trajectory]
+        _expect(state, _IN_ENVIRONMENT)
+        self.returned(trajectory, None)
+        self.counts.sessions_lost += 1
+        self.counts.regenerated_trajectories += 1
+        return state
+
+    def version_lost(self, version: int) -> list[TrajectoryState]:
+        """The pending trajectories that only the weights of a version could continue, which nobody has any more."""
+        waiting = [self.trajectories[name] for name in (*self.waiting.level_of, *self.stranded_evaluations)]
+        lost = [state for state in waiting if self.exact(state) and state.version == version]
+        self.counts.regenerated_trajectories += len(lost)
+        return lost
+
+    def relocated(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Note that running trajectories are relocated. Returns those known to have made a token since they last were.
+
+        Others might be prefilled again and again.
+
+        Raises:
+            ControllerError: one does not run.
+        """
+        states = [self.trajectories[name] for name in names]
+        for state in states:
+            _expect(state, _RUNNING)
+        found = [state for state in states if state.relocated_at != state.tokens]
+        for state in found:
+            state.relocated_at = state.tokens
+        return tuple([state.id for state in found])
+
+    def orphaned(self, state: TrajectoryState) -> None:
+        """Note that the driver died, and with it the replica and the move of a trajectory. The store says what is left."""
+        state.replica = None
+        self.bind(state, None)
+
     def discarding_begins(self, state: TrajectoryState) -> None:
-        """Take a pending trajectory out of the pool until its tokens are dropped."""
+        """Take a pending trajectory out of the pool until its tokens are dropped.
+
+        Raises:
+            ControllerError: it is not pending.
+        """
+        _expect(state, _PENDING)
         self.waiting.remove(state.id)
         self.stranded_evaluations.pop(state.id, None)
         self.discarding[state.id] = None
 
     def restarted(self, state: TrajectoryState, version: int | None = None, tokens: int = 0) -> None:
-        """Set a pending trajectory's version and number of tokens; by default it has none."""
+        """Make a trajectory pending, of this version and with so many tokens; by default it begins anew.
+
+        Raises:
+            ControllerError: it was dropped.
+        """
+        if self.trajectories.get(state.id) is not state:
+            _contradiction(state.id, "not in the ledger", "one that was not dropped")
         self.waiting.remove(state.id)
         self.discarding.pop(state.id, None)
         if state.phase is not _DONE and state.phase is not _SCORED:
@@ -211,7 +314,14 @@ class Ledger:
         self._pend(state)
 
     def bind(self, trajectory: TrajectoryState, destination: str | None) -> None:
-        """Set the replica that a trajectory moves to; None cancels the move."""
+        """Set the replica that a running trajectory moves to; None cancels the move.
+
+        Raises:
+            ControllerError: it does not run, or moves already.
+        """
+        if destination is not None and (trajectory.phase is not _RUNNING or trajectory.destination is not None):
+            bound = "" if trajectory.destination is None else f" and moves to {trajectory.destination}"
+            _contradiction(trajectory.id, f"{trajectory.phase}{bound}", f"{_RUNNING} and bound for none")
         trajectory.destination = destination
         if destination is None:
             self.moving.pop(trajectory.id, None)
@@ -219,10 +329,16 @@ class Ledger:
             self.moving[trajectory.id] = trajectory.replica or ""
 
     def finished(self, state: TrajectoryState, tokens: int, trainer_version: int) -> bool:
-        """Mark a trajectory as complete. Returns False if it was complete already."""
+        """Mark a trajectory as complete. Returns False if it was complete already.
+
+        Raises:
+            ControllerError: no replica has begun it.
+        """
         phase = state.phase
         if phase is _DONE or phase is _SCORED:
             return False
+        if state.version is None:
+            _contradiction(state.id, "finished without a version", "one that was begun")
         if phase is _PENDING:
             self.waiting.remove(state.id)
             self.stranded_evaluations.pop(state.id, None)
@@ -234,7 +350,12 @@ class Ledger:
         return True
 
     def scored(self, state: TrajectoryState, reward: float) -> GroupState | None:
-        """Store the reward of a finished trajectory. Returns its group; None for an evaluation."""
+        """Store the reward of a finished trajectory. Returns its group; None for an evaluation.
+
+        Raises:
+            ControllerError: it is not finished, or has a reward already.
+        """
+        _expect(state, _DONE)
         state.phase, state.reward = _SCORED, reward
         if state.purpose is _EVAL:
             return None
@@ -249,6 +370,26 @@ class Ledger:
             group.newer = group.newer or {}
             group.newer[version] = group.newer.get(version, 0) + 1
         return group
+
+    def scoring_failed(self, state: TrajectoryState) -> int:
+        """Note that the verifier of a finished trajectory failed. Returns how often it has.
+
+        Raises:
+            ControllerError: it is not finished, or has a reward already.
+        """
+        _expect(state, _DONE)
+        state.scoring_attempts += 1
+        return state.scoring_attempts
+
+    def never_scored(self, state: TrajectoryState, trainer_version: int) -> None:
+        """End a held-out problem of which there is no response that could be scored.
+
+        Raises:
+            ControllerError: it is not pending.
+        """
+        _expect(state, _PENDING)
+        self.finished(state, 0, trainer_version)
+        state.phase = _SCORED
 
     def settle_eval(self, ids: Iterable[str]) -> None:
         """Forget evaluation trajectories."""
@@ -267,7 +408,15 @@ class Ledger:
         return late if len(group.states) - len(late) >= group.needed else []
 
     def trim(self, group: GroupState, late: Sequence[TrajectoryState]) -> None:
-        """Forget trajectories that a group does not need."""
+        """Forget trajectories that a group does not need.
+
+        Raises:
+            ControllerError: the group would have fewer than it needs.
+        """
+        if len(group.states) - len(late) < group.needed:
+            _contradiction(
+                f"group {group.index}", f"left with {len(group.states) - len(late)}", f"{group.needed} samples"
+            )
         gone = {state.id for state in late}
         group.states = [state for state in group.states if state.id not in gone]
         group.members = tuple([state.id for state in group.states])
@@ -276,12 +425,21 @@ class Ledger:
         self.counts.surplus_trajectories += len(late)
 
     def complete(self, group: GroupState) -> Candidate:
-        """Complete a group that has all its rewards. Returns its candidate."""
+        """Complete a group that has all its rewards. Returns its candidate.
+
+        Raises:
+            ControllerError: it is complete already, or has fewer rewards than it needs.
+        """
+        if group.phase is not GroupPhase.GENERATING or group.scored < group.needed:
+            found = f"{group.phase} with {group.scored} rewards"
+            _contradiction(f"group {group.index}", found, f"{GroupPhase.GENERATING} with {group.needed}")
+        if self.records:
+            self.predictions.record.completed(group)
         rewards = tuple([reward for reward in group.rewards if reward is not None])
         group.candidate = Candidate(group.index, min(group.versions()), self.counts.completed, rewards, group.tokens)
         self._buffer(group)
         self.counts.completed += 1
-        self.generating -= 1
+        self._generating -= 1
         return group.candidate
 
     def candidates(self) -> list[Candidate]:
@@ -290,11 +448,16 @@ class Ledger:
         return [candidate for candidate in found if candidate is not None]
 
     def consume(self, groups: Sequence[int], version: int) -> None:
-        """Give groups to the batch that makes `version`, at once or in parts."""
+        """Give groups to the batch that makes `version`, at once or in parts.
+
+        Raises:
+            ControllerError: one is not complete, or was given already.
+        """
+        for index in groups:
+            if self.groups[index].phase is not GroupPhase.BUFFERED:
+                _contradiction(f"group {index}", self.groups[index].phase, GroupPhase.BUFFERED)
         for index in groups:
             group = self.groups[index]
-            if group.phase is not GroupPhase.BUFFERED:
-                raise ControllerError(f"group {index} is {group.phase}, expected {GroupPhase.BUFFERED}")
             del self.buffered[index]
             group.phase, group.consumed_for = GroupPhase.TRAINING, version
         self.consumed.setdefault(version, []).extend(groups)
@@ -304,11 +467,20 @@ class Ledger:
         return [state for index in self.consumed.get(version, ()) for state in self.groups[index].states]
 
     def trained(self, version: int) -> None:
-        """Mark the groups of the step that made `version` as trained."""
+        """Mark the groups of the step that made `version` as trained.
+
+        Raises:
+            ControllerError: one was trained on already.
+        """
+        for index in self.consumed.get(version, ()):
+            if self.groups[index].phase is not GroupPhase.TRAINING:
+                _contradiction(f"group {index}", self.groups[index].phase, GroupPhase.TRAINING)
         for index in self.consumed.get(version, ()):
             group = self.groups[index]
             group.phase = GroupPhase.TRAINED
             self.counts.trains(group, 1)
+        if self.records:
+            self.predictions.record.stepped(version, [self.groups[index] for index in self.consumed.get(version, ())])
 
     def roll_back(self, durable: int) -> None:
         """Put groups that were consumed for versions newer than a checkpoint back into the buffer."""
@@ -318,6 +490,7 @@ class Ledger:
             if group.phase is GroupPhase.TRAINED:
                 self.counts.trains(group, -1)
             self._buffer(group)
+        self.predictions.record.fell_back(durable)
 
     def settle(self, version: int) -> list[int]:
         """Settle the groups trained on up to a version, behind which the trainer can no longer fall back. Returns them."""
@@ -334,11 +507,50 @@ class Ledger:
                 ended += settled
         return ended
 
-    def drop(self, index: int, phase: GroupPhase, reason: str) -> list[TrajectoryState]:
-        """End a group as FILTERED, FAILED or DEFERRED. Returns its trajectories, which are forgotten."""
+    def start_over(self, group: GroupState, version: int) -> list[TrajectoryState]:
+        """Have a group that has started begin anew, at `version` at least. Returns its trajectories, which are pending.
+
+        Raises:
+            ControllerError: it has not started, or was given to the trainer.
+        """
+        if group.version is None or group.phase not in _OPEN:
+            found = "not started" if group.version is None else group.phase
+            _contradiction(f"group {group.index}", found, f"started and {' or '.join(_OPEN)}")
+        if group.phase is GroupPhase.BUFFERED:
+            del self.buffered[group.index]
+            group.phase, group.candidate, group.kept = GroupPhase.GENERATING, None, True
+            self._generating += 1
+        group.version = max(group.version, version)  # it starts again, with the weights of then
+        group.scored = group.tokens = group.observed = 0
+        group.rewards, group.newer = [None] * len(group.rewards), None
+        for state in group.states:
+            self.counts.regenerated_trajectories += state.version is not None
+            self.restarted(state)
+            state.reward, state.scoring_attempts, state.completed_at = None, 0, 0
+        return group.states
+
+    def fails_because(self, why: str, words: str) -> None:
+        """Keep what was said of the first group that fails for a reason."""
+        self.counts.failed_words.setdefault(why, words)
+
+    def drop(self, index: int, phase: GroupPhase, reason: str, *, delayed: bool = False) -> list[TrajectoryState]:
+        """End a group as FILTERED, FAILED or DEFERRED. Returns its trajectories, which are forgotten.
+
+        Args:
+            index: the group.
+            phase: how it ends.
+            reason: why, for the counts.
+            delayed: whether training waited for it.
+
+        Raises:
+            ControllerError: it was given to the trainer.
+        """
+        if self.groups[index].phase not in _OPEN:
+            _contradiction(f"group {index}", self.groups[index].phase, " or ".join(_OPEN))
         group = self.groups.pop(index)
+        self.counts.delayed += delayed
         if group.phase is GroupPhase.GENERATING:
-            self.generating -= 1
+            self._generating -= 1
         self.buffered.pop(index, None)
         self.counts.ends(group, phase, reason)
         if phase is not GroupPhase.DEFERRED:
@@ -355,6 +567,52 @@ class Ledger:
         """Versions whose weights an unfinished trajectory still needs, oldest first."""
         self.unfinished = {version: count for version, count in self.unfinished.items() if count}
         return sorted(self.unfinished)
+
+    # ---- lengths --------------------------------------------------------------------------------------------------
+
+    def predictions_are_old(self) -> None:
+        """Note that the ranker has learned anew: predictions of groups that have not started are asked for again."""
+        started = {group.prompt for group in self.groups.values() if group.version is not None}
+        self.predictions.old = {prompt: None for prompt in self.predictions.tokens if prompt not in started}
+
+    def predicted(self, events: Mapping[int, Predicted]) -> set[str]:
+        """Take in what is predicted, by prompt. Returns the replicas whose views of trajectories are older than that."""
+        found = [group for group in self.groups.values() if group.prompt in events]
+        wanted = self.predictions.asked.keys() | {group.prompt for group in found}
+        for prompt, event in events.items():
+            if prompt in wanted:
+                self.predictions.predict(event)
+        replicas: set[str] = set()
+        for group in found:
+            if group.phase is not GroupPhase.GENERATING:
+                continue
+            if group.version is None:
+                self.waiting.unstarted.predict(group.index, *self.predictions.of(group.prompt, 0))
+            for state in group.states:
+                self.waiting.predict(state.id, *self.predictions.of(group.prompt, state.generated))
+                if state.replica is not None:
+                    replicas.add(state.replica)
+        return replicas
+
+    def measured(self, tokens: Mapping[int, int]) -> set[str]:
+        """Take in the tokens of prompts. Returns the replicas whose views of trajectories are older than that."""
+        self.prompts.measured += len(tokens)
+        self.prompts.total += sum(tokens.values())
+        found = [group for group in self.groups.values() if group.prompt in tokens]
+        wanted = self.prompts.asked.keys() | {group.prompt for group in found}
+        for prompt, length in tokens.items():
+            if prompt in wanted:
+                self.prompts.tokens[prompt] = length
+            self.prompts.asked.pop(prompt, None)
+        replicas: set[str] = set()
+        for group in found:
+            if group.version is None:
+                self.waiting.unstarted.measure(group.index, tokens[group.prompt])
+            for state in group.states:
+                self.waiting.measure(state.id, tokens[group.prompt], state.tokens)
+                if state.replica is not None:
+                    replicas.add(state.replica)
+        return replicas
 
     # ---- helpers --------------------------------------------------------------------------------------------------
 
@@ -397,6 +655,15 @@ class Ledger:
             self._needed(state, -1)
         if state.destination is not None:
             self.moving.pop(state.id, None)
+
+
+def _expect(state: TrajectoryState, *phases: Phase) -> None:
+    if state.phase not in phases:
+        _contradiction(state.id, state.phase, " or ".join(phases))
+
+
+def _contradiction(who: str, found: str, expected: str) -> NoReturn:
+    raise ControllerError(f"{who} is {found}, expected {expected}")
 
 
 def _order(group: GroupState) -> int:

@@ -7,20 +7,26 @@ Where hybrids yield (`YieldsDevices`), the trainer steps only while all that are
 
 A replica that goes down is no longer lent: a new process has its devices. While any is lent, none is resized, so that a cell's
 devices are always those of whole replicas.
+
+    device   0   1   2   3   4   5   6   7
+    cell     0   0   1   1   2   2   3   3      cell_devices = 2
+    replica  r0      r1  r2  r3                 of 2, 1, 1 and 4 devices: on the cells 0; 1; 1; 2 and 3
+
+Devices are numbered, and a replica has as many in a row as its engine spans, beginning at a multiple of their number. So a
+replica stands on no more cells than it must, and those that shrink leave room for as many of their new size. Hosts give devices
+no names: that a number is a certain device is a convention, which holds where all devices are alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from itertools import count
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.batches import Batches
-from tailrace.pipeline.controller.coordinator import Coordinator
-from tailrace.pipeline.controller.fleet import Replicas, ReplicaState
-from tailrace.pipeline.controller.outbox import Outbox
-from tailrace.pipeline.controller.shared_devices import cells_on, devices_for
-from tailrace.pipeline.controller.trainer_state import TrainerState
-from tailrace.pipeline.spec import PipelineSpec
+from tailrace.pipeline.controller.fleet import ReplicaState
+from tailrace.pipeline.controller.plugin_faults import answered
+from tailrace.pipeline.controller.state import State
 
 _GONE = (c.Health.DOWN, c.Health.STOPPING)
 
@@ -28,21 +34,15 @@ _GONE = (c.Health.DOWN, c.Health.STOPPING)
 class Lending:
     """Who has which devices, where replicas and cells share them; otherwise every cell has its own."""
 
-    def __init__(
-        self,
-        spec: PipelineSpec,
-        fleet: Replicas,
-        trainer: TrainerState,
-        coordinator: Coordinator,
-        batches: Batches,
-        outbox: Outbox,
-    ) -> None:
-        self._spec, self._fleet, self._trainer = spec, fleet, trainer
-        self._coordinator, self._batches, self._outbox = coordinator, batches, outbox
+    def __init__(self, state: State, batches: Batches) -> None:
+        self._state, self._batches = state, batches
+        self._fleet, self._trainer, self._outbox = state.fleet, state.trainer, state.outbox
         self._leaving: dict[str, c.Reason] = {}  # replicas that are emptied
         self._returning: dict[str, c.Reason] = {}
-        self._yields = isinstance(spec.provisioning, c.YieldsDevices)
-        if spec.colocated:
+        policy = state.spec.provisioning
+        self._at = _share(policy) if isinstance(policy, c.YieldsDevices) else None
+        self._seen: tuple[object, ...] | None = None
+        if state.spec.colocated:
             batches.free_cells = frozenset()
 
     @property
@@ -53,19 +53,19 @@ class Lending:
     def spans(self, name: str) -> None:
         """Give a replica, new or of a new size, its devices and the cells that stand on them. Those that stop leave theirs."""
         replica, others = self._fleet.replicas[name], self._fleet.replicas.values()
-        replica.member.hybrid = self._spec.stands_on_trainer(replica.member.pool)
+        replica.member.hybrid = self._state.spec.stands_on_trainer(replica.member.pool)
         if replica.member.hybrid:
             taken = {
                 n for other in others if other.id != name and other.member.health not in _GONE for n in other.devices
             }
             replica.devices = devices_for(replica.member.tp, taken, replica.devices)
-            replica.cells = cells_on(replica.devices, self._spec.cell_devices, self._spec.cells)
+            replica.cells = cells_on(replica.devices, self._state.spec.cell_devices, self._state.spec.cells)
 
     def lend(self, action: c.LendReplica) -> None:
         """Begin to lend a replica's devices."""
         replica = self._fleet.replicas[action.replica]
         if not replica.lent:
-            self._coordinator.empty(replica, c.Why.LENT)
+            self._state.empty(replica, c.Why.LENT)
             replica.lent = True
             self._leaving[replica.id] = action.reason
 
@@ -76,7 +76,7 @@ class Lending:
 
     def go_on(self) -> None:
         """Lend what is empty, take back what no cell uses, and say which cells may compute. Call it before training."""
-        if not self._spec.colocated:
+        if not self._state.spec.colocated:
             return
         replicas = self._fleet.replicas
         for waiting in (self._leaving, self._returning):
@@ -88,16 +88,52 @@ class Lending:
             self._outbox.send_to(replicas[name], c.Return, reason=self._returning.pop(name))
             replicas[name].lent = False
             self._leaving.pop(name, None)
-        self._batches.free_cells = frozenset(cell for cell in range(self._spec.cells) if self._free(cell))
-        if self._yields:
+        self._batches.free_cells = frozenset(cell for cell in range(self._state.spec.cells) if self._free(cell))
+        if self.yields:
             hybrids = [replica for replica in replicas.values() if replica.member.hybrid]
             self._batches.may_step = all(
                 self._has_left(replica) for replica in hybrids if replica.member.health not in _GONE
             )
 
+    # ---- hybrids that yield -----------------------------------------------------------------------------------------
+
+    @property
+    def yields(self) -> bool:
+        """Whether provisioning decides when hybrids yield to the trainer (`YieldsDevices`)."""
+        return self._at is not None
+
+    def batch(self) -> c.BatchView | None:
+        """The next batch, for a policy that decides when hybrids yield; else None."""
+        return None if self._at is None else self._batches.view()
+
+    def look(self) -> bool:
+        """Whether such a policy must be asked: what it would decide on has changed since the last look.
+
+        That is whether the next batch is so far that they yield, whether the trainer computes, which hybrids are lent and which
+        can be.
+        """
+        if self._at is None:
+            return False
+        batch = self._batches.view()
+        reached = batch is not None and (batch.ready or batch.trains or batch.done >= self._at * batch.size)
+        if not reached and self._seen == (False,):
+            return False  # nothing was lent then, and nothing is without being asked for
+        hybrids = [replica for replica in self._fleet.replicas.values() if replica.member.hybrid]
+        lent = tuple([replica.id for replica in hybrids if replica.lent])
+        before = self._seen
+        if reached:
+            assert batch is not None
+            can = tuple([replica.id for replica in hybrids if _may_leave(replica)])
+            self._seen = (batch.ready, batch.trains, batch.away, lent, can)
+        else:
+            self._seen = (lent, batch is not None and batch.away) if lent else (False,)
+        return self._seen != before
+
+    # ---- helpers ----------------------------------------------------------------------------------------------------
+
     def _computes_on(self, cells: Sequence[int]) -> bool:
         """Whether the trainer uses devices of these cells: all of it does in a step, and it has them where hybrids yield."""
-        if self._yields and self._trainer.making is not None:
+        if self.yields and self._trainer.making is not None:
             return True
         return not self._trainer.adding.keys().isdisjoint(cells)
 
@@ -111,3 +147,49 @@ class Lending:
         here = [replica for replica in self._fleet.replicas.values() if cell in replica.cells]
         here = [replica for replica in here if replica.member.health is not c.Health.DOWN]
         return bool(here) and all(self._has_left(replica) for replica in here)
+
+
+def _may_leave(replica: ReplicaState) -> bool:
+    return replica.serves and not replica.evaluating
+
+
+def _share(policy: c.YieldsDevices) -> float:
+    share = policy.yields_at
+    if not isinstance(share, float | int) or not 0 < share <= 1:
+        raise answered("provisioning", policy, "yields_at", share, "a share of a batch, above 0 and at most 1")
+    return float(share)
+
+
+def devices_for(size: int, taken: Set[int], own: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The devices of a replica of a new size: the row around its own if nobody else has any of it, else the first free row.
+
+    Args:
+        size: how many it spans, a power of two.
+        taken: devices of the other replicas that stay.
+        own: devices that it has now.
+
+    Returns:
+        `size` numbers in a row, rising, the first of them a multiple of `size`.
+    """
+    if own:
+        around = _row(own[0], size)
+        if taken.isdisjoint(around):
+            return around
+    return next(row for first in count(0, size) if taken.isdisjoint(row := _row(first, size)))
+
+
+def cells_on(devices: tuple[int, ...], cell_devices: int, cells: int) -> tuple[int, ...]:
+    """The trainer's cells that stand on devices, wholly or in part, rising.
+
+    Devices beyond those of the last cell begin with the first one again: replicas that a run was given later share them too.
+
+    Args:
+        cell_devices: devices of each cell.
+        cells: how many cells there are.
+    """
+    return tuple(sorted({device // cell_devices % cells for device in devices}))
+
+
+def _row(device: int, size: int) -> tuple[int, ...]:
+    first = device - device % size
+    return tuple(range(first, first + size))

@@ -4,21 +4,31 @@ STARTING ──Up──► UP ──Down──► DOWN ──Restart──► ST
                  │             └──evicted: gone for good
                  ├──Stop──► STOPPING ──Down──► gone
                  └──► RESIZING ──Resize──► STARTING
+
+Where a run's own cluster has named machines, members stand so:
+
+    machine   0           1           2
+              trainer     replica r0  replica r1     a replica leaves the trainer its machine while there is another
+              relay 0     relay 1     relay 2        of every other role each machine has about as many
+
+A hybrid stands where the trainer does, whose devices it shares, and the trainer comes back to where hybrids are. Data, scorer
+and ranker stand beside the controller, on none of them: a machine's death costs nobody's work but its own members' (RobustRL,
+section 3). A machine that is given up is chosen only where no other is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tailrace.contracts import Activity, Cause, Down, Failure, Health, MachineView, MemberView, Place, Silent, Up
 from tailrace.faulttol import Troubles
-from tailrace.pipeline.controller.placement import HYBRID, machine_for
 
 RELAY, TRAINER, REPLICA, DATA, SCORER, RANKER = "relay", "trainer", "replica", "data", "scorer", "ranker"
 ENVIRONMENT = "environment"
-_UP = Health.UP
+_UP, _HYBRID = Health.UP, "hybrid"
+_BESIDE = frozenset({DATA, SCORER, RANKER})  # they stand on no machine of the run
 
 
 @dataclass(slots=True)
@@ -323,9 +333,31 @@ class Members:
 
 
 def _kind(state: MemberState) -> str:
-    return HYBRID if state.hybrid else state.role
+    return _HYBRID if state.hybrid else state.role
 
 
 def down(member: MemberState, reason: str, cause: Cause) -> Down:
     """The event that the executor would report if it had found the member down itself."""
     return Down(member.role, member.id, reason, cause)
+
+
+def machine_for(role: str, machines: Sequence[str], standing: Sequence[tuple[str, str]]) -> str:
+    """The machine for a member that is about to start; empty for a role that stands on none.
+
+    Args:
+        role: its role; that of a replica on the trainer's devices is "hybrid" here.
+        machines: names of the machines that may be used, in order, at least one.
+        standing: role and machine of every other member, of those too that are starting there.
+    """
+    if role in _BESIDE:
+        return ""
+
+    def cost(machine: str) -> tuple[int, ...]:
+        here = [other for other, where in standing if where == machine]
+        if role == TRAINER:
+            return (-here.count(_HYBRID), here.count(REPLICA))
+        if role == _HYBRID:
+            return (int(TRAINER not in here), -here.count(_HYBRID), len(here))
+        return (int(role == REPLICA and TRAINER in here), here.count(role), len(here))
+
+    return min(machines, key=cost)

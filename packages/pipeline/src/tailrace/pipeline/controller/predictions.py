@@ -1,10 +1,12 @@
-"""Predicted lengths of responses: asked for ahead of the launch, and from events to the views of policies.
+"""Lengths of prompts and responses: asked for ahead of the launch, and from the answers to the views of policies.
 
-    prompts that may be launched soon ──Predict──► ranker ──Predicted──► ledger ──► what waits and runs, as policies see it
-                                                     │ down: the next one is asked for all that is missing
+    prompts that wait or run, or    ──Predict──► ranker    ──Predicted──► ledger ──► what waits and runs, as policies see it
+    may be launched soon            ──Measure──► data role ──Measured──►
+                                                   │ down: the next one is asked for all that is missing
 
-Nothing waits for a prediction: what has none is routed without it, and its reason says so. The numbers are in the events, so a
-replay needs no ranker.
+Nothing waits for an answer: what has no prediction is routed without it, and its reason says so; a prompt that is not measured
+counts as long as those that are, on average (an engine holds prompt and response: StaleFlow, equation 3). The numbers are in
+the events, so a replay needs no ranker.
 """
 
 from __future__ import annotations
@@ -13,87 +15,50 @@ import math
 from collections.abc import Iterable
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.fleet import Replicas
-from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.members import RANKER, Members
-from tailrace.pipeline.controller.outbox import Outbox
+from tailrace.pipeline.controller.lengths import PredictedLengths, PromptLengths
+from tailrace.pipeline.controller.members import DATA, RANKER
 from tailrace.pipeline.controller.refill import Refill
-from tailrace.pipeline.controller.states import GroupPhase, GroupState
+from tailrace.pipeline.controller.state import State
+from tailrace.pipeline.controller.trajectories import GroupPhase
 from tailrace.pipeline.errors import ControllerError
+from tailrace.pipeline.spec import PipelineSpec
 
 _COMMANDS = 8  # in which the prompts that may be launched soon are asked for, as launches go on
 
 
 class Predictions:
-    """Asks for predictions, notes them in the ledger, which owns them, and brings the views up to date.
+    """Asks for lengths, if the run has a ranker or a policy plans with tokens. The ledger owns them."""
 
-    Args:
-        ledger: what waits and runs.
-        fleet: the replicas, whose views of what they run may be older than a prediction.
-        members: all members, the ranker among them if the run has one.
-        source: the batching source.
-        refill: says how much may be launched soon.
-        outbox: takes the commands.
-        wanted: whether the run has a ranker.
-    """
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        fleet: Replicas,
-        members: Members,
-        source: c.BatchingSource,
-        refill: Refill,
-        outbox: Outbox,
-        *,
-        wanted: bool,
-    ) -> None:
-        self._ledger, self._fleet, self._members = ledger, fleet, members
-        self._source, self._refill, self._outbox, self._wanted = source, refill, outbox, wanted
-        self.asked_at: int | None = None  # groups admitted when the ranker that is up was last asked
-
+    def __init__(self, state: State, refill: Refill) -> None:
+        self._ledger, self._fleet, self._members = state.ledger, state.fleet, state.members
+        self._source, self._refill, self._outbox = state.source, refill, state.outbox
+        self._measures = _plans_tokens(state.spec)
         self.updates = 0  # of rankers, in the whole run
 
-    # ---- what became of them --------------------------------------------------------------------------------------
-
-    def completed(self, group: GroupState) -> None:
-        """All trajectories of a group have ended: see how well they were predicted."""
-        if self._wanted:
-            self._ledger.predictions.record.completed(group)
-
-    def trained(self, version: int) -> None:
-        """The groups that were consumed for a version were trained on."""
-        ledger = self._ledger
-        if self._wanted:
-            ledger.predictions.record.stepped(version, [ledger.groups[at] for at in ledger.consumed.get(version, ())])
-
-    # ---- asking ---------------------------------------------------------------------------------------------------
-
-    def went_down(self) -> None:
-        """Note that the ranker is gone with all that it was asked. The next one is asked for what is missing."""
-        self._ledger.predictions.asked.clear()
-        self.asked_at = None
-
     def ask(self) -> None:
-        """Ask the ranker, if it is up, for the prompts that wait or run, and for those that may be launched soon.
+        """Ask the ranker for predictions and the data role for the lengths of prompts, as far as they are up."""
+        if self._members.is_up(RANKER):
+            self._ask(self._ledger.predictions, c.Predict)
+        if self._measures and self._members.is_up(DATA):
+            self._ask(self._ledger.prompts, c.Measure)
 
-        As many are asked for ahead as may be open at once, and as the run still launches. It happens as the ranker comes up,
+    def _ask(self, known: PredictedLengths | PromptLengths, kind: type[c.Predict | c.Measure]) -> None:
+        """Ask for the prompts that wait or run, and for those that may be launched soon.
+
+        As many are asked for ahead as may be open at once, and as the run still launches. It happens as the member comes up,
         and then each time that an eighth of them was launched, so that one command has many prompts.
         """
-        if not self._members.is_up(RANKER):
-            return
         source, admitted = self._source, self._ledger.counts.admitted
         ahead = self._refill.soon if isinstance(source, c.LooksAhead) else 0
-        if self.asked_at is not None and admitted < self.asked_at + max(1, ahead // _COMMANDS):
+        if known.asked_at is not None and admitted < known.asked_at + max(1, ahead // _COMMANDS):
             return
-        self.asked_at = admitted
-        ledger, predictions = self._ledger, self._ledger.predictions
-        generating = [group.prompt for group in ledger.groups.values() if group.phase is GroupPhase.GENERATING]
+        known.asked_at = admitted
+        generating = [group.prompt for group in self._ledger.groups.values() if group.phase is GroupPhase.GENERATING]
         coming = source.ahead(ahead) if isinstance(source, c.LooksAhead) and ahead else ()
-        wanted = [prompt for prompt in dict.fromkeys((*generating, *coming)) if predictions.missing(prompt)]
+        wanted = [prompt for prompt in dict.fromkeys((*generating, *coming)) if known.missing(prompt)]
         if wanted:
-            predictions.asked.update(dict.fromkeys(wanted))
-            self._outbox.send(c.Predict, prompts=tuple(wanted))
+            known.ask(wanted)
+            self._outbox.send(kind, prompts=tuple(wanted))
 
     # ---- answers --------------------------------------------------------------------------------------------------
 
@@ -104,15 +69,12 @@ class Predictions:
 
     def learned(self, event: c.Activity) -> None:
         """A ranker has learned: ask it for what it had no length for, and, if it learned anew, for all that has not started."""
-        known = self._ledger.predictions
         if event.phase == "updated":
             self.updates += 1
-            started = {group.prompt for group in self._ledger.groups.values() if group.version is not None}
-            known.old = {prompt: None for prompt in known.tokens if prompt not in started}
-        known.asked = {prompt: None for prompt in known.asked if prompt in known.tokens and prompt not in known.old}
-        self.asked_at = None
+            self._ledger.predictions_are_old()
+        self._ledger.predictions.ask_again()
 
-    def heard(self, events: Iterable[c.Predicted]) -> None:
+    def predicted(self, events: Iterable[c.Predicted]) -> None:
         """Take in predictions that came together: of prompts that wait or run, and of prompts that are launched later.
 
         One of a prompt that is done, or that nobody asked for and that is not open, changes nothing.
@@ -122,21 +84,30 @@ class Predictions:
         """
         new = {event.prompt: _checked(event) for event in events}
         self._members.worked(RANKER)
-        ledger, predictions = self._ledger, self._ledger.predictions
-        found = [group for group in ledger.groups.values() if group.prompt in new]
-        open_prompts = {group.prompt for group in found}
-        for prompt, event in new.items():
-            if prompt in predictions.asked or prompt in open_prompts:
-                predictions.predict(event)
-        for group in found:
-            if group.phase is not GroupPhase.GENERATING:
-                continue
-            if group.version is None:
-                ledger.waiting.unstarted.predict(group.index, *predictions.of(group.prompt, 0))
-            for state in group.states:
-                ledger.waiting.predict(state.id, *predictions.of(group.prompt, state.generated))
-                if state.replica is not None:
-                    self._fleet.replicas[state.replica].assigned.outdated()
+        self._outdated(self._ledger.predicted(new))
+
+    def measured(self, event: c.Measured) -> None:
+        """Take in how long prompts are. One that is done meanwhile changes nothing but the mean.
+
+        Raises:
+            ControllerError: there is not one length for each prompt, or one is below 0.
+        """
+        if len(event.prompts) != len(event.tokens) or min(event.tokens, default=0) < 0:
+            raise ControllerError(
+                f"found {len(event.tokens)} lengths from {min(event.tokens, default=0)} tokens on for "
+                f"{len(event.prompts)} prompts, expected one of at least 0 for each"
+            )
+        self._outdated(self._ledger.measured(dict(zip(event.prompts, event.tokens, strict=True))))
+
+    def _outdated(self, replicas: Iterable[str]) -> None:
+        for replica in replicas:
+            self._fleet.replicas[replica].assigned.outdated()
+
+
+def _plans_tokens(spec: PipelineSpec) -> bool:
+    """Whether a policy of a pipeline plans with the tokens of trajectories."""
+    policies = (spec.routing, spec.relocation)
+    return any(isinstance(policy, c.PlansTokens) and policy.plans_tokens for policy in policies)
 
 
 def _checked(event: c.Predicted) -> c.Predicted:

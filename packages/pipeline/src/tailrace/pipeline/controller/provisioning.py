@@ -1,23 +1,24 @@
-"""Asks the provisioning policy who gets which devices, and carries its plan out."""
+"""Asks the provisioning policy who gets which devices, and carries its plan out.
+
+plan ──► StartReplica ───────────────────────────────► Start, once those who leave its devices have left
+     ├─► StopReplica ──► STOPPING: it is emptied ────► Stop
+     ├─► ResizeReplica ► RESIZING: it is emptied ────► Resize: a new process of the new size
+     └─► LendReplica, ReturnReplica ──► `lending.py`
+"""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.coordinator import Coordinator
-from tailrace.pipeline.controller.fleet import Replicas
-from tailrace.pipeline.controller.iterations import Iterations
+from tailrace.pipeline.controller.history import Iterations, RoundHistory
 from tailrace.pipeline.controller.lending import Lending
-from tailrace.pipeline.controller.losses import Losses
-from tailrace.pipeline.controller.members import REPLICA, Members, MemberState
-from tailrace.pipeline.controller.outbox import Outbox
+from tailrace.pipeline.controller.members import REPLICA, MemberState
 from tailrace.pipeline.controller.plugin_faults import answered, listed
-from tailrace.pipeline.controller.replica_pools import pool_for
-from tailrace.pipeline.controller.round_history import RoundHistory
-from tailrace.pipeline.controller.trainer_state import TrainerState
-from tailrace.pipeline.controller.yielding import Yielding
-from tailrace.pipeline.spec import PipelineSpec
+from tailrace.pipeline.controller.recovery.losses import lost
+from tailrace.pipeline.controller.state import State
+from tailrace.pipeline.spec import PipelineSpec, RolloutPool
 
 _ACTIONS = (c.StartReplica, c.StopReplica, c.ResizeReplica, c.LendReplica, c.ReturnReplica)
 _WINDOW = 8  # training steps over which times are averaged
@@ -30,38 +31,24 @@ class Provisioning:
     start. So at no time do replicas need more devices than before or after a plan.
     """
 
-    def __init__(
-        self,
-        spec: PipelineSpec,
-        members: Members,
-        fleet: Replicas,
-        trainer: TrainerState,
-        coordinator: Coordinator,
-        losses: Losses,
-        rounds: RoundHistory,
-        lending: Lending,
-        yielding: Yielding,
-        outbox: Outbox,
-    ) -> None:
-        self._rounds, self._lending, self._yielding = rounds, lending, yielding
-        self.iterations = Iterations(spec, fleet, trainer)
-        policy = spec.provisioning
+    def __init__(self, state: State, rounds: RoundHistory, lending: Lending) -> None:
+        self._state, self._rounds, self._lending = state, rounds, lending
+        self._members, self._fleet, self._outbox = state.members, state.fleet, state.outbox
+        self.iterations = Iterations(state)
+        policy = state.spec.provisioning
         self._most = policy.most if isinstance(policy, c.AddsReplicas) else None
         self.started = 0
         self.wanted: int | None = None
         """Number of replicas that a resumed run was changed to; None if it was not."""
-        self._spec, self._members, self._fleet, self._trainer = spec, members, fleet, trainer
-        self._coordinator, self._losses, self._outbox = coordinator, losses, outbox
-        self._now = 0.0
         self._stepped: deque[tuple[float, float]] = deque(maxlen=_WINDOW + 1)
         self._stopping: dict[str, c.Reason] = {}
         self._resizing: dict[str, tuple[bool, c.Reason]] = {}  # whether it grows
         self._starting: dict[str, c.Reason] = {}
 
-    def stepped(self, now: float, training_s: float) -> None:
+    def stepped(self, training_s: float) -> None:
         """Note that a batch was trained on, and the seconds that the trainer took for it."""
-        self._stepped.append((now, training_s))
-        self.iterations.stepped(now, self._trainer.version)
+        self._stepped.append((self._state.now, training_s))
+        self.iterations.stepped()
 
     def finished(self, tokens: int) -> None:
         """Note the length of a response to train on."""
@@ -78,23 +65,22 @@ class Provisioning:
                 state.view(replicas[state.id].in_flight if state.role == REPLICA else 0)
                 for state in self._members.states.values()
             ],
-            progress=self._coordinator.progress(),
-            now_s=self._now,
+            progress=self._state.progress(),
+            now_s=self._state.now,
             training_s=sum(wall for _, wall in steps) / len(steps) if steps else 0.0,
             step_s=between,
             round=self._rounds.open,
             rounds=tuple(self._rounds.records),
-            loads=self._coordinator.views() if self._rounds.used or self._yielding.used else (),
+            loads=self._state.views() if self._rounds.used or self._lending.yields else (),
             lengths=tuple(self._rounds.lengths or self.iterations.lengths),
             lent=self._lending.lent,
             iterations=tuple(self.iterations.records),
-            batch=self._yielding.batch(),
+            batch=self._lending.batch(),
         )
 
-    def plan(self, now: float) -> None:
+    def plan(self) -> None:
         """Ask the policy and carry out its actions."""
-        self._now = now
-        policy = self._spec.provisioning
+        policy = self._state.spec.provisioning
         actions = listed("provisioning", policy, "plan", policy.plan(self.view()), _ACTIONS)
         for action in actions:
             if isinstance(action, c.StartReplica):
@@ -132,14 +118,16 @@ class Provisioning:
         here = sum(member.health is not c.Health.STOPPING for member in self._members.of(REPLICA))
         if self._most is not None and here >= self._most:
             expected = f"no more than the {self._most} replicas that it may have"
-            raise answered("provisioning", self._spec.provisioning, "plan", action, expected)
+            raise answered("provisioning", self._state.spec.provisioning, "plan", action, expected)
 
     def _start(self, action: c.StartReplica) -> None:
         here = [member.pool for member in self._members.of(REPLICA)]
-        pool = pool_for(self._spec, here, action.pool)
+        pool = pool_for(self._state.spec, here, action.pool)
         if pool is None:
-            expected = f"one of the pools {', '.join(pool.name for pool in self._spec.pools) or '(the run has none)'}"
-            raise answered("provisioning", self._spec.provisioning, "plan", action, expected)
+            expected = (
+                f"one of the pools {', '.join(pool.name for pool in self._state.spec.pools) or '(the run has none)'}"
+            )
+            raise answered("provisioning", self._state.spec.provisioning, "plan", action, expected)
         name = f"r{self.started}"
         self.started += 1
         member = self._members.add(REPLICA, name, site=pool.site, pool=pool.name)
@@ -153,7 +141,7 @@ class Provisioning:
         replica = self._fleet.replicas[action.replica]
         if not replica.cells or replica.evaluating or not (replica.serves or replica.lent):
             expected = "a replica on the devices of a cell of the trainer, that serves a version and runs no evaluation"
-            raise answered("provisioning", self._spec.provisioning, "plan", action, expected)
+            raise answered("provisioning", self._state.spec.provisioning, "plan", action, expected)
         self._lending.lend(action)
 
     def go_on(self) -> None:
@@ -170,7 +158,7 @@ class Provisioning:
                 del self._resizing[name]  # it went down before, and starts at its new size if it is restarted
             elif not replicas[name].assigned and (gone or not grows):
                 del self._resizing[name]
-                self._losses.lost(member)
+                lost(self._state, member)
                 self._members.starts_anew(member)
                 self._outbox.send(
                     c.Resize, replica=name, tp=member.tp, place=self._members.place(member), reason=reason
@@ -202,31 +190,50 @@ class Provisioning:
         member, replica = self._members.get(REPLICA, action.replica), self._fleet.replicas[action.replica]
         if replica.lent:
             raise answered(
-                "provisioning", self._spec.provisioning, "plan", action, "a replica whose devices are not lent"
+                "provisioning", self._state.spec.provisioning, "plan", action, "a replica whose devices are not lent"
             )
         if member is not None and self._starting.pop(action.replica, None) is not None:
             self._members.leaves(member)  # it waited for devices: there is no process to stop
         elif member is not None and member.health is not c.Health.STOPPING:
             member.health = c.Health.STOPPING
             self._stopping[action.replica] = action.reason
-            self._coordinator.empty(replica, c.Why.STOPPING)
+            self._state.empty(replica, c.Why.STOPPING)
 
     def _resize(self, action: c.ResizeReplica) -> None:
         member, replica = self._members.get(REPLICA, action.replica), self._fleet.replicas[action.replica]
         if member is None or member.health is c.Health.STOPPING or action.tp < 1 or action.tp & (action.tp - 1):
             expected = "a power of two of devices for a replica that is not stopping"
-            raise answered("provisioning", self._spec.provisioning, "plan", action, expected)
+            raise answered("provisioning", self._state.spec.provisioning, "plan", action, expected)
         if self._lending.lent:
             expected = f"none while the devices of {', '.join(self._lending.lent)} are lent, which return first"
-            raise answered("provisioning", self._spec.provisioning, "plan", action, expected)
+            raise answered("provisioning", self._state.spec.provisioning, "plan", action, expected)
         grows = action.tp > member.tp or self._resizing.get(action.replica, (False,))[0]
         self._spans(member, action.tp)
         self._lending.spans(action.replica)
         if action.replica not in self._starting:
             member.health = c.Health.RESIZING
             self._resizing[action.replica] = grows, action.reason
-            self._coordinator.empty(replica, c.Why.RESIZING)
+            self._state.empty(replica, c.Why.RESIZING)
 
     def _spans(self, member: MemberState, tp: int) -> None:
-        pool = pool_for(self._spec, (), member.pool)
+        pool = pool_for(self._state.spec, (), member.pool)
         member.tp, member.own_tp = tp, None if pool is not None and tp == pool.tp else tp
+
+
+def pool_for(spec: PipelineSpec, members: Iterable[str], wanted: str | None = None) -> RolloutPool | None:
+    """The pool that a new replica joins.
+
+    Args:
+        spec: the pipeline, with its pools in order.
+        members: the pool of each replica that is not gone.
+        wanted: a pool's name; None leaves the choice.
+
+    Returns:
+        The pool of that name, or None if there is none. Without a name the first pool that has fewer replicas than it was
+        given, or else the last; where all replicas are alike, one without a name that has the sizes of the run.
+    """
+    pools = spec.pools or (RolloutPool("", 0, tp=spec.tp, replica_batch=spec.replica_batch),)
+    if wanted is not None:
+        return next((pool for pool in pools if pool.name == wanted), None)
+    counts = Counter(members)
+    return next((pool for pool in pools if counts[pool.name] < pool.count), pools[-1])

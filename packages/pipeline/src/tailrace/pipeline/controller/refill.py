@@ -2,61 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tailrace import contracts as c
-from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.plugin_faults import answered
 from tailrace.pipeline.controller.rounds import Rounds
-from tailrace.pipeline.controller.trainer_state import TrainerState
-from tailrace.pipeline.spec import PipelineSpec
+from tailrace.pipeline.controller.state import State
 
 
 class Refill:
-    """Asks batching for groups.
+    """Asks batching for groups."""
 
-    Args:
-        gate: the admission gate.
-        source: the batching source.
-        rounds: its rounds.
-    """
+    def __init__(self, state: State, rounds: Rounds) -> None:
+        self._state, self._rounds = state, rounds
+        self._ledger, self._trainer = state.ledger, state.trainer
+        self._gate, self._source = state.gate, state.source
 
-    def __init__(
-        self,
-        spec: PipelineSpec,
-        ledger: Ledger,
-        trainer: TrainerState,
-        gate: c.AdmissionGate,
-        source: c.BatchingSource,
-        rounds: Rounds,
-    ) -> None:
-        self._spec, self._ledger, self._trainer = spec, ledger, trainer
-        self._gate, self._source, self._rounds = gate, source, rounds
-
-    def run(self, progress: Callable[[], c.Progress]) -> None:
+    def run(self) -> None:
         """Open groups.
-
-        Args:
-            progress: how far the run is.
 
         Raises:
             PluginAnswerError: batching gave an answer that its contract forbids.
         """
         while self._trainer.step < self._trainer.steps and self._wants_group():
-            launch = self._source.next(progress())
+            launch = self._source.next(self._state.progress())
             if launch is None:
                 return
             if not isinstance(launch, c.Launch) or launch.prompt < 0 or not 1 <= launch.needed <= launch.samples:
                 expected = "a prompt from 0 and 1 <= needed <= samples"
-                raise answered("batching", self._spec.batching, "next", launch, expected)
+                raise answered("batching", self._state.spec.batching, "next", launch, expected)
             self._source.launched(self._ledger.admit(launch), launch)
 
     @property
     def open_limit(self) -> int:
         """Groups that may be open at once: waiting, generating or complete; where complete ones are evicted, the former two."""
-        held_back = None if self._spec.eviction is not None else self._spec.buffer_groups
+        held_back = None if self._state.spec.eviction is not None else self._state.spec.buffer_groups
         limits = [limit for limit in (self._gate.room, held_back) if limit is not None]
-        return min(limits, default=self._spec.open_batches * self._spec.batch_groups)
+        return min(limits, default=self._state.spec.open_batches * self._state.spec.batch_groups)
 
     @property
     def soon(self) -> int:
@@ -65,7 +45,7 @@ class Refill:
 
     @property
     def _wanted(self) -> int:
-        return self._trainer.steps * self._spec.batch_groups + self._spec.batching.surplus_groups
+        return self._trainer.steps * self._state.spec.batch_groups + self._state.spec.batching.surplus_groups
 
     @property
     def _launched(self) -> int:
@@ -76,7 +56,7 @@ class Refill:
         """Whether there is room for a group, and a batch left that it may be part of."""
         ledger = self._ledger
         self._rounds.tell()
-        held = 0 if self._spec.eviction is not None else len(ledger.buffered)
+        held = 0 if self._state.spec.eviction is not None else len(ledger.buffered)
         room, limit = self._gate.room, self.open_limit
         if room is not None and self._trainer.stepping is None:
             # What was trained on before its batch is complete is still admission's.

@@ -1,4 +1,7 @@
-"""What becomes of trajectories: on replicas, in environments and with the scorer."""
+"""What becomes of trajectories: on replicas, in environments and with the scorer.
+
+Invariant: what is said of a trajectory that was dropped, is elsewhere or begins anew changes nothing but its replica's load.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,12 @@ from collections.abc import Iterable
 from typing import Final
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.environments import Environments
-from tailrace.pipeline.controller.evaluations import Evaluations
-from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.groups import Groups
-from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.members import DATA, SCORER, Members
-from tailrace.pipeline.controller.predictions import Predictions
+from tailrace.pipeline.controller.members import DATA, SCORER
 from tailrace.pipeline.controller.provisioning import Provisioning
-from tailrace.pipeline.controller.scoring import Scoring
-from tailrace.pipeline.controller.sessions import Sessions
-from tailrace.pipeline.controller.states import GroupPhase, Phase, TrajectoryState
-from tailrace.pipeline.controller.trainer_state import TrainerState
+from tailrace.pipeline.controller.state import State
+from tailrace.pipeline.controller.trajectories import GroupPhase, Phase, TrajectoryState
 
 _TRAIN: Final = c.Purpose.TRAIN
 _EVAL: Final = c.Purpose.EVAL
@@ -26,31 +22,14 @@ _DONE: Final = Phase.DONE
 
 
 class Responses:
-    """Takes in that trajectories finished, were answered by an environment, were interrupted or have their rewards.
+    """Takes in that trajectories finished, were answered by an environment, were interrupted or have their rewards."""
 
-    `now` is the time of the events, in seconds on the run's clock.
-    """
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        fleet: Replicas,
-        members: Members,
-        trainer: TrainerState,
-        evaluations: Evaluations,
-        scoring: Scoring,
-        predictions: Predictions,
-        coordinator: Coordinator,
-        groups: Groups,
-        provisioning: Provisioning,
-        sessions: Sessions,
-        environments: Environments,
-    ) -> None:
-        self.now = 0.0
-        self._ledger, self._fleet, self._members, self._trainer = ledger, fleet, members, trainer
-        self._evaluations, self._scoring, self._predictions = evaluations, scoring, predictions
-        self._coordinator, self._groups, self._provisioning = coordinator, groups, provisioning
-        self._sessions, self._environments = sessions, environments
+    def __init__(self, state: State, environments: Environments, groups: Groups, provisioning: Provisioning) -> None:
+        self._state, self._environments, self._groups, self._provisioning = state, environments, groups, provisioning
+        self._ledger, self._fleet, self._members, self._trainer = (
+            state.ledger, state.fleet, state.members, state.trainer,
+        )  # fmt: skip
+        self._evaluations, self._scoring, self._sessions = state.evaluations, state.scoring, state.sessions
 
     def finished(self, events: Iterable[c.Finished]) -> None:
         """Trajectories are complete. One that was dropped, or is complete already, only leaves its replica."""
@@ -76,7 +55,7 @@ class Responses:
     def _complete(self, state: TrajectoryState) -> None:
         """Have a trajectory scored that has just finished."""
         if state.destination is not None:
-            self._coordinator.unbind(state)
+            self._state.unbind(state)
         if state.purpose is _TRAIN and state.version is not None:
             lag, counts = self._trainer.version - state.version, self._trainer.staleness_at_completion
             counts[lag] = counts.get(lag, 0) + 1
@@ -88,9 +67,7 @@ class Responses:
     def interrupted(self, event: c.Interrupted) -> None:
         """A trajectory goes back to the pool with its tokens, unless it is elsewhere by now."""
         name, state = event.trajectory, self._ledger.trajectories.get(event.trajectory)
-        evaluation = state is not None and state.purpose is _EVAL
-        self._coordinator.interrupted(event)
-        self._fleet.replicas[event.replica].left(name, evaluation=evaluation)
+        self._fleet.interrupted(event, evaluation=state is not None and state.purpose is _EVAL)
         if state is not None and state.replica == event.replica:
             self._ledger.returned(name, event.tokens_kept)
 
@@ -103,9 +80,8 @@ class Responses:
                 continue  # it was dropped, or is scored already
             group = ledger.scored(trajectory, event.reward)
             if group is None:
-                ledger.settle_eval(self._evaluations.scored(trajectory, event, self._trainer, self.now))
+                ledger.settle_eval(self._evaluations.scored(trajectory, event, self._trainer, self._state.now))
             elif group.scored >= group.needed and group.phase is GroupPhase.GENERATING:
-                self._predictions.completed(group)
                 self._groups.complete(group)
         self._members.worked(SCORER)
         self._members.worked(DATA)

@@ -10,9 +10,8 @@ import dataclasses
 import math
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.states import GroupPhase, Phase
-from tailrace.pipeline.controller.trainer_state import TrainerState
+from tailrace.pipeline.controller.state import State
+from tailrace.pipeline.controller.trajectories import GroupPhase, Phase
 from tailrace.pipeline.errors import PolicyError
 from tailrace.pipeline.spec import PipelineSpec
 
@@ -27,21 +26,15 @@ class Rounds:
         PolicyError: batching launches rounds, and admission does not know them, or training takes parts of a fixed size.
     """
 
-    def __init__(
-        self,
-        spec: PipelineSpec,
-        source: c.BatchingSource,
-        gate: c.AdmissionGate,
-        ledger: Ledger,
-        trainer: TrainerState,
-    ) -> None:
+    def __init__(self, state: State) -> None:
+        source, gate = state.source, state.gate
         self._source = source if isinstance(source, c.LaunchesRounds) else None
         self._gate = gate if self._source is not None and isinstance(gate, c.AdmitsRounds) else None
-        self._ledger, self._trainer, self._batch_groups = ledger, trainer, spec.batch_groups
+        self._ledger, self._trainer, self._batch_groups = state.ledger, state.trainer, state.spec.batch_groups
         self._told: tuple[list[int], int] | None = None
         self._counted: tuple[tuple[object, ...], tuple[list[int], int]] | None = None
         if self._source is not None:
-            check_rounds(spec)
+            check_rounds(state.spec)
 
     @property
     def used(self) -> bool:

@@ -1,4 +1,8 @@
-"""Scoring: which trajectories to score, and which to give up because their verifier failed too often."""
+"""Scoring: which trajectories are to be scored.
+
+Invariant: while a scorer is up, each finished trajectory that has no reward and was not given up is in `next` or with it. One
+that comes up gets all of them.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,14 @@ from collections.abc import Collection
 from tailrace import contracts as c
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.outbox import Outbox
-from tailrace.pipeline.controller.states import Phase, TrajectoryState
+from tailrace.pipeline.controller.trajectories import Phase
 
 
 class Scoring:
-    """Complete trajectories without a reward.
+    """Complete trajectories without a reward."""
 
-    Args:
-        ledger: the trajectories.
-        outbox: takes the commands.
-        attempts: how often a failing verifier is tried.
-    """
-
-    def __init__(self, ledger: Ledger, outbox: Outbox, attempts: int) -> None:
-        self._ledger, self._outbox, self._attempts = ledger, outbox, attempts
+    def __init__(self, ledger: Ledger, outbox: Outbox) -> None:
+        self._ledger, self._outbox = ledger, outbox
         self.up = False
         self.next: list[str] = []
 
@@ -33,14 +31,6 @@ class Scoring:
         """Note that the scorer is gone with all that it was given."""
         self.up = False
         self.next.clear()
-
-    def failed(self, state: TrajectoryState) -> bool:
-        """Note that a trajectory's verifier failed. Returns whether it has no attempt left."""
-        state.scoring_attempts += 1
-        if state.scoring_attempts >= self._attempts:
-            return True
-        self.next.append(state.id)
-        return False
 
     def dropped(self, names: Collection[str]) -> None:
         """Forget trajectories that no longer need a reward."""

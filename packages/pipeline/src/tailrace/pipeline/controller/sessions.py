@@ -18,7 +18,7 @@ from tailrace import contracts as c
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.members import ENVIRONMENT, Members
 from tailrace.pipeline.controller.outbox import Outbox
-from tailrace.pipeline.controller.states import Phase
+from tailrace.pipeline.controller.trajectories import Phase
 
 
 class Sessions:

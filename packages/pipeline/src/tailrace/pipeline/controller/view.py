@@ -9,35 +9,23 @@ from typing import Any, Protocol
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.coordinator import Coordinator
-from tailrace.pipeline.controller.evaluations import EvaluationResult, Evaluations
-from tailrace.pipeline.controller.failures import Failures
-from tailrace.pipeline.controller.fleet import Replicas
-from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.members import ENVIRONMENT, REPLICA, Members
-from tailrace.pipeline.controller.prediction_record import Outcome
+from tailrace.pipeline.controller.evaluations import EvaluationResult
+from tailrace.pipeline.controller.lengths import Outcome
+from tailrace.pipeline.controller.members import ENVIRONMENT, REPLICA
 from tailrace.pipeline.controller.predictions import Predictions
-from tailrace.pipeline.controller.sessions import Sessions
-from tailrace.pipeline.controller.states import Counts, Phase
-from tailrace.pipeline.controller.trainer_state import TrainerState
-from tailrace.pipeline.spec import PipelineSpec
+from tailrace.pipeline.controller.recovery.failures import Failures
+from tailrace.pipeline.controller.state import State
+from tailrace.pipeline.controller.trajectories import Counts, Phase
 from tailrace.repack import OnlineFit
 
 
 class _Parts(Protocol):
-    spec: PipelineSpec
-    ledger: Ledger
-    fleet: Replicas
-    members: Members
-    trainer: TrainerState
-    evaluations: Evaluations
+    owned: State
     coordinator: Coordinator
     predictions: Predictions
-    sessions: Sessions
     failures: Failures
-    gate: c.AdmissionGate
     costs: OnlineFit | None
     finished: bool
-    failure: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +80,17 @@ class RunView:
     """
 
     def __init__(self, parts: _Parts) -> None:
-        self._parts = parts
+        self._parts, self._state = parts, parts.owned
 
     @property
     def steps(self) -> int:
         """Batches to train on."""
-        return self._parts.trainer.steps
+        return self._state.trainer.steps
 
     @property
     def step(self) -> int:
         """Batches trained on."""
-        return self._parts.trainer.step
+        return self._state.trainer.step
 
     @property
     def ranker_updates(self) -> int:
@@ -112,42 +100,42 @@ class RunView:
     @property
     def prediction_outcomes(self) -> Sequence[Outcome]:
         """What was predicted of groups that were trained on as they started, and their lengths; empty without a ranker."""
-        return self._parts.ledger.predictions.record.outcomes()
+        return self._state.ledger.predictions.record.outcomes()
 
     @property
     def version(self) -> int:
         """The trainer's version."""
-        return self._parts.trainer.version
+        return self._state.trainer.version
 
     @property
     def published(self) -> int:
         """The newest version that replicas may pull; -1 before the first."""
-        return self._parts.trainer.published
+        return self._state.trainer.published
 
     @property
     def published_before_durable(self) -> int:
         """Versions that replicas could pull before their checkpoint was durable."""
-        return self._parts.trainer.published_before_durable
+        return self._state.trainer.published_before_durable
 
     @property
     def durable(self) -> int:
         """The newest version whose checkpoint survives a crash; -1 before the first."""
-        return self._parts.trainer.durable
+        return self._state.trainer.durable
 
     @property
     def last_version(self) -> int:
         """The highest version number used so far."""
-        return max(self._parts.trainer.version, self._parts.trainer.publishing)
+        return max(self._state.trainer.version, self._state.trainer.publishing)
 
     @property
     def making(self) -> int | None:
         """The version that the trainer works on; None if it has no batch."""
-        return self._parts.trainer.making
+        return self._state.trainer.making
 
     @property
     def trainer_up(self) -> bool:
         """Whether the trainer is up."""
-        return self._parts.trainer.up
+        return self._state.trainer.up
 
     @property
     def finished(self) -> bool:
@@ -157,67 +145,67 @@ class RunView:
     @property
     def failure(self) -> str | None:
         """Why the run failed; None if it did not."""
-        return self._parts.failure
+        return self._state.failure
 
     @property
     def bound(self) -> int | None:
         """The bound on staleness that admission guarantees; None if it guarantees none."""
-        return self._parts.gate.bound
+        return self._state.gate.bound
 
     @property
     def mixes_versions(self) -> bool:
         """Whether a trajectory may continue under newer weights."""
-        return self._parts.ledger.mixes_versions
+        return self._state.ledger.mixes_versions
 
     @property
     def counts(self) -> Counts:
         """Totals over the run."""
-        return self._parts.ledger.counts
+        return self._state.ledger.counts
 
     @property
     def pooled(self) -> int:
         """Number of trajectories that wait for a replica."""
-        return self._parts.ledger.pooled
+        return self._state.ledger.pooled
 
     @property
     def generating(self) -> int:
         """Number of groups that were started and are not complete."""
-        return self._parts.ledger.generating
+        return self._state.ledger.generating
 
     @property
     def open_groups(self) -> int:
         """Number of groups that were admitted and have not ended."""
-        return sum(str(group.phase) != "trained" for group in self._parts.ledger.groups.values())
+        return sum(str(group.phase) != "trained" for group in self._state.ledger.groups.values())
 
     @property
     def buffered(self) -> int:
         """Number of groups that are complete and not consumed."""
-        return len(self._parts.ledger.buffered)
+        return len(self._state.ledger.buffered)
 
     @property
     def staleness_at_consumption(self) -> dict[int, int]:
         """Number of trajectories that were trained on, by staleness."""
-        return self._parts.trainer.staleness_at_consumption
+        return self._state.trainer.staleness_at_consumption
 
     @property
     def staleness_at_completion(self) -> dict[int, int]:
         """Number of completed trajectories, by the versions that the trainer was ahead at completion."""
-        return dict(self._parts.trainer.staleness_at_completion)
+        return dict(self._state.trainer.staleness_at_completion)
 
     @property
     def evaluations(self) -> Sequence[EvaluationResult]:
         """The finished evaluations."""
-        return tuple(self._parts.evaluations.results)
+        return tuple(self._state.evaluations.results)
 
     @property
     def evaluations_open(self) -> int:
         """Number of evaluations that are due or running."""
-        return len(self._parts.evaluations.due) + len(self._parts.evaluations.running)
+        return len(self._state.evaluations.due) + len(self._state.evaluations.running)
 
     @property
     def contradictions(self) -> int:
         """Number of snapshots that contradict the controller's state."""
-        return self._parts.fleet.contradictions
+        return self._state.fleet.contradictions
 
     @property
     def blocked_cycles(self) -> int:
@@ -243,50 +231,50 @@ class RunView:
     @property
     def moves(self) -> int:
         """Number of replicas of which relocation moved work: where all had finished before, nothing was moved."""
-        return self._parts.coordinator.moves
+        return self._state.fleet.moves
 
     @property
     def evictions(self) -> int:
         """Number of trajectories that relocation interrupted before they finished."""
-        return self._parts.coordinator.evictions
+        return self._state.fleet.evictions
 
     @property
     def interrupting_pulls(self) -> int:
         """Number of pulls that interrupted running work."""
-        return self._parts.coordinator.interrupting_pulls
+        return self._state.fleet.interrupting_pulls
 
     def restarts(self, role: str) -> int:
         """Number of restarts of a role's members, of those that are gone for good too. After the driver's death none failed."""
-        return self._parts.members.restarts.get(role, 0)
+        return self._state.members.restarts.get(role, 0)
 
     def step_of(self, version: int) -> int:
         """Batches consumed when the trainer made a version."""
-        return self._parts.trainer.batches.get(version, self.step)
+        return self._state.trainer.batches.get(version, self.step)
 
     def made(self, version: int) -> bool:
         """Whether training made a version and did not undo it by a fall-back."""
-        return version in self._parts.trainer.batches
+        return version in self._state.trainer.batches
 
     def batch(self, version: int) -> Iterator[BatchMember]:
         """The trajectories that were consumed for a version so far."""
-        for state in self._parts.ledger.batch(version):
+        for state in self._state.ledger.batch(version):
             if state.version is not None:
                 yield BatchMember(state.version, state.completed_at, state.generated)
 
     def waits(self, trajectory: str) -> str | None:
         """What a trajectory does or waits for, in words; None if it is unknown or settled."""
-        state = self._parts.ledger.get(trajectory)
+        state = self._state.ledger.get(trajectory)
         if state is None:
             return None
         where = "" if state.replica is None else f" on {state.replica}"
         if state.phase is Phase.IN_ENVIRONMENT:
-            called = self._parts.sessions.calls.get(trajectory)
+            called = self._state.sessions.calls.get(trajectory)
             where = " (waits for a session)" if called is None else f" {called[0]}"
         return f"{state.phase}{where}, version {state.version}"
 
     def replicas(self) -> Iterator[ReplicaRow]:
         """All replicas, in the order in which they were first started."""
-        for replica in self._parts.fleet.replicas.values():
+        for replica in self._state.fleet.replicas.values():
             health = replica.member.health
             if health is not c.Health.UP:
                 doing = str(health)
@@ -303,9 +291,9 @@ class RunView:
 
     def environments(self) -> Iterator[EnvironmentRow]:
         """All members of the environment role, in the order in which they were first started."""
-        sessions = self._parts.sessions
+        sessions = self._state.sessions
         held, called = Counter(sessions.of.values()), Counter(member for member, _ in sessions.calls.values())
-        for member in self._parts.members.of(ENVIRONMENT):
+        for member in self._state.members.of(ENVIRONMENT):
             answering = called[member.id]
             doing = str(member.health)
             if member.health is c.Health.UP:
@@ -315,11 +303,11 @@ class RunView:
     @property
     def waiting_turns(self) -> int:
         """Number of turns that ended and wait for a session."""
-        return len(self._parts.sessions.waiting)
+        return len(self._state.sessions.waiting)
 
     def members_down(self) -> list[dict[str, str]]:
         """Members that are not up: role, id and health."""
-        states = self._parts.members.states.values()
+        states = self._state.members.states.values()
         return [{"role": m.role, "id": m.id, "health": str(m.health)} for m in states if m.health is not c.Health.UP]
 
     @property

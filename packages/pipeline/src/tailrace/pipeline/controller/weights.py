@@ -1,16 +1,16 @@
-"""Commands for weight versions: publish, pull and checkpoint."""
+"""Commands for weight versions: publish, pull and checkpoint.
+
+    Stepped, or the trainer or a relay comes up ──► Publish ──Published──► replicas may pull ──Pulled──► they serve it
+                                               └──► Checkpoint ──Durable──► behind a fence: Reveal
+
+Invariant: a replica pulls what was published, and behind a fence nothing is published whose checkpoint is not durable.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tailrace import contracts as c
-from tailrace.pipeline.controller.discards import Discards
-from tailrace.pipeline.controller.fleet import Replicas
-from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.members import RELAY, Members
-from tailrace.pipeline.controller.outbox import Outbox
-from tailrace.pipeline.controller.trainer_state import TrainerState
+from tailrace.pipeline.controller.members import RELAY
+from tailrace.pipeline.controller.state import State
 
 PULL_ATTEMPTS = 4
 PULL_PAUSE_S = 0.5
@@ -20,29 +20,13 @@ PULL_PAUSE_S = 0.5
 class Weights:
     """Publishes and saves the trainer's weights, and follows the replicas' pulls.
 
-    `now` is the time on the run's clock.
-
-    Args:
-        fence: a version is handed over sealed, and revealed once its checkpoint is durable (RobustRL publishes before, sections
-            2.3 and 5.1: a machine that is lost in between leaves replicas newer than the trainer).
-        fail: ends the run with a reason.
+    Behind a fence a version is handed over sealed, and revealed once its checkpoint is durable (RobustRL publishes before,
+    sections 2.3 and 5.1: a machine that is lost in between leaves replicas newer than the trainer).
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        fleet: Replicas,
-        members: Members,
-        trainer: TrainerState,
-        discards: Discards,
-        outbox: Outbox,
-        fail: Callable[[str], None],
-        *,
-        fence: bool = False,
-    ) -> None:
-        self.now, self._fence = 0.0, fence
-        self._ledger, self._fleet, self._members, self._trainer = ledger, fleet, members, trainer
-        self._discards, self._outbox, self._fail = discards, outbox, fail
+    def __init__(self, state: State) -> None:
+        self._state, self._ledger, self._fleet, self._members = state, state.ledger, state.fleet, state.members
+        self._trainer, self._discards, self._outbox = state.trainer, state.discards, state.outbox
 
     def publish(self) -> None:
         """Publish the trainer's weights to the relays that are up, also if they were published before.
@@ -53,7 +37,7 @@ class Weights:
         if trainer.up and (relays or trainer.staged):
             version = trainer.publishing if trainer.staged and trainer.making is not None else trainer.version
             trainer.publishing, trainer.staged = max(trainer.publishing, version), True
-            sealed = self._fence and not trainer.is_safe(version)
+            sealed = self._state.spec.fence and not trainer.is_safe(version)
             trainer.shown = trainer.shown if sealed else max(trainer.shown, version)
             self._outbox.send(c.Publish, version=version, relays=relays, sites=self._members.sites(), sealed=sealed)
 
@@ -65,7 +49,7 @@ class Weights:
     def was_saved(self, version: int) -> None:
         """Reveal a version that was handed over sealed."""
         trainer = self._trainer
-        if self._fence and trainer.staged and trainer.published < version <= trainer.publishing:
+        if self._state.spec.fence and trainer.staged and trainer.published < version <= trainer.publishing:
             trainer.shown = max(trainer.shown, version)
             self._outbox.send(c.Reveal, version=version)
 
@@ -93,11 +77,11 @@ class Weights:
             return
         replica.failed_pulls += 1
         if replica.failed_pulls > PULL_ATTEMPTS:
-            self._fail(
+            self._state.fail(
                 f"replica {replica.id} failed {replica.failed_pulls} times to pull version {event.version}: {event.reason}"
             )
         else:  # its relay may be dead without a Down yet
-            replica.pulls_from_s = self.now + PULL_PAUSE_S * 2 ** (replica.failed_pulls - 1)
+            replica.pulls_from_s = self._state.now + PULL_PAUSE_S * 2 ** (replica.failed_pulls - 1)
 
     def _version_gone(self, version: int) -> None:
         """Start trajectories again that only the weights of a lost version could continue, and drop them from the store.
@@ -105,9 +89,6 @@ class Weights:
         The store may have such a trajectory complete, if its end was never reported. A replica that began it would then be
         given it as complete, and it would count for that replica's version.
         """
-        ledger = self._ledger
-        waiting = [ledger.trajectories[name] for name in (*ledger.waiting.level_of, *ledger.stranded_evaluations)]
-        lost = [state for state in waiting if ledger.exact(state) and state.version == version]
+        lost = self._ledger.version_lost(version)
         if lost:
             self._discards.begin_anew(lost, c.Reason(c.Why.VERSION_GONE, numbers={"version": version}))
-            ledger.counts.regenerated_trajectories += len(lost)

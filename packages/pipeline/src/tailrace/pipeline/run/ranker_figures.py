@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tailrace.pipeline.controller.prediction_record import Outcome, recall_of
+from tailrace.pipeline.controller.lengths import Outcome, recall_of
 from tailrace.pipeline.controller.view import RunView
 
 _AT_ONCE = 1_000  # texts in one message

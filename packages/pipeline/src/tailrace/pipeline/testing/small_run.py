@@ -283,7 +283,7 @@ def check_run(controller: Controller, executor: Executor, root: Path) -> None:
 
     view = controller.view
     spec, counts = controller.spec, view.counts
-    groups, samples = spec.steps * spec.batch_groups, spec.batching.open().next(controller.coordinator.progress())
+    groups, samples = spec.steps * spec.batch_groups, spec.batching.open().next(controller.owned.progress())
     assert view.finished, view.failure
     assert view.step == spec.steps
     assert counts.admitted == counts.trained + counts.filtered + counts.failed + counts.deferred

@@ -9,11 +9,10 @@ looks at    a tick: every `look_s` of the policy, and at each while a member is 
 from __future__ import annotations
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.failures import Failures
-from tailrace.pipeline.controller.fleet import Replicas
-from tailrace.pipeline.controller.members import REPLICA, TRAINER, Members, MemberState, down
+from tailrace.pipeline.controller.members import REPLICA, TRAINER, MemberState, down
 from tailrace.pipeline.controller.plugin_faults import answered, listed
-from tailrace.pipeline.controller.trainer_state import TrainerState
+from tailrace.pipeline.controller.recovery.failures import Failures
+from tailrace.pipeline.controller.state import State
 
 _TEXTS = {
     c.Why.STILL: "stood still for {still_s:.0f} s with work in flight",
@@ -25,63 +24,55 @@ _TRAINING = ("", "training")
 
 
 class Detection:
-    """Owns when members showed signs of life, as far as the members themselves do not.
+    """Owns when members showed signs of life, as far as the members themselves do not."""
 
-    Args:
-        policy: the detection policy.
-        members: all members.
-        fleet: the replicas' loads.
-        trainer: the trainer's state.
-        failures: is told who counts as down.
-    """
-
-    def __init__(
-        self, policy: c.DetectionPolicy, members: Members, fleet: Replicas, trainer: TrainerState, failures: Failures
-    ) -> None:
-        self._policy, self._members, self._fleet, self._trainer = policy, members, fleet, trainer
-        self._failures = failures
+    def __init__(self, state: State, failures: Failures) -> None:
+        self._state, self._failures, self._policy = state, failures, state.spec.detection
+        self._members, self._fleet, self._trainer = state.members, state.fleet, state.trainer
         self._next_s = 0.0
         self._took = False
         self._making: int | None = None  # what the trainer worked on at the last look
 
-    def heard(self, event: c.Activity, now: float) -> None:
+    def heard(self, event: c.Activity) -> None:
         """Take in what a member says of itself, and look at once if it stands still."""
-        self._members.says(event, now)
+        self._members.says(event, self._state.now)
         if event.still_s > 0:
-            self._look(now)
+            self._look()
 
-    def silent(self, event: c.Silent, now: float) -> None:
+    def silent(self, event: c.Silent) -> None:
         """Take in that a member does not answer, or answers again."""
-        self._members.silent(event, now)
+        self._members.silent(event, self._state.now)
 
-    def trained(self, now: float) -> None:
+    def trained(self) -> None:
         """Take in that the trainer has ended a part of a batch: micro-batches ended, and it may be given the next at once."""
         trainer = self._members.get(TRAINER)
         if trainer is not None:
-            trainer.moved_s = now
+            trainer.moved_s = self._state.now
 
-    def tick(self, now: float) -> None:
+    def tick(self) -> None:
         """Look, if it is time."""
+        now = self._state.now
         if now >= self._next_s or self._members.alarming:
             self._next_s = now + self._policy.look_s
-            self._look(now)
+            self._look()
 
     def took(self) -> tuple[type[c.Event], ...]:
         """The kinds of events that what was found since the last call stands for."""
         took, self._took = self._took, False
         return (c.Down,) if took else ()
 
-    def _look(self, now: float) -> None:
-        policy, signs = self._policy, self._signs(now)
+    def _look(self) -> None:
+        policy, signs = self._policy, self._signs()
         for suspected in listed("detection", policy, "suspects", policy.suspects(signs), c.Suspected):
             member = self._members.get(suspected.role, suspected.id)
             if member is None:
                 raise answered("detection", policy, "suspects", suspected, "a member whose signs were given")
             if member.health is c.Health.UP:
                 self._took = True
-                self._failures.went_down(_down(member, suspected.reason), now, suspected.reason)
+                self._failures.went_down(_down(member, suspected.reason), suspected.reason)
 
-    def _signs(self, now: float) -> list[c.Signs]:
+    def _signs(self) -> list[c.Signs]:
+        now = self._state.now
         before, self._making = self._making, self._trainer.making
         found = []
         for member in self._members.states.values():

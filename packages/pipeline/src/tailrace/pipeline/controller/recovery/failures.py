@@ -9,50 +9,25 @@ policy gives it because its fault persists, a member begins to count anew.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from tailrace import contracts as c
 from tailrace.faulttol import Troubles
-from tailrace.pipeline.controller.losses import Losses
-from tailrace.pipeline.controller.members import DATA, RANKER, REPLICA, TRAINER, Members, MemberState
-from tailrace.pipeline.controller.outbox import Outbox
+from tailrace.pipeline.controller.members import DATA, RANKER, REPLICA, TRAINER, MemberState
 from tailrace.pipeline.controller.plugin_faults import answered
-from tailrace.pipeline.controller.standby import Standbys
-from tailrace.pipeline.controller.trainer_state import TrainerState
+from tailrace.pipeline.controller.recovery.losses import lost
+from tailrace.pipeline.controller.recovery.standby import standbys
+from tailrace.pipeline.controller.state import State
 
 _ACTIONS = c.RecoveryAction
 
 
 class Failures:
-    """Carries out what the recovery policy answers.
+    """Carries out what the recovery policy answers."""
 
-    Args:
-        policy: the recovery policy.
-        members: all members.
-        trainer: the trainer's state.
-        outbox: takes the commands.
-        losses: notes what is lost with a member.
-        fail: ends the run with a reason.
-        standbys: who could stand in for a trainer that lost its machine.
-        checks: whether a machine is checked before a member starts on it in place of one that failed.
-    """
-
-    def __init__(
-        self,
-        policy: c.RecoveryPolicy,
-        members: Members,
-        trainer: TrainerState,
-        outbox: Outbox,
-        *,
-        losses: Losses,
-        fail: Callable[[str], None],
-        standbys: Standbys,
-        checks: bool = False,
-    ) -> None:
-        self._standbys = standbys
+    def __init__(self, state: State) -> None:
+        self._state, self._policy = state, state.spec.recovery
+        self._members, self._trainer, self._outbox = state.members, state.trainer, state.outbox
         self.lent_machines = 0
-        self._policy, self._members, self._trainer, self._outbox = policy, members, trainer, outbox
-        self._losses, self._fail, self._checks = losses, fail, checks
         self.resumes_at: int | None = None  # set until the store reports what survived the driver's death
         self.troubles = Troubles()
         self.task_restarts = 0
@@ -62,12 +37,11 @@ class Failures:
         """Members that are not restarted any more: role, id, machine and reason of each."""
         self._causes: list[str] = []  # of restarts of the task since a batch was last trained on
 
-    def went_down(self, event: c.Down, now: float, reason: c.Reason | None = None) -> None:
+    def went_down(self, event: c.Down, reason: c.Reason | None = None) -> None:
         """Handle a member that is gone or counts as gone. An event for a member that is down already is ignored.
 
         Args:
             event: the event.
-            now: seconds on the run's clock.
             reason: why it counts as gone, if it is a suspect.
         """
         member = self._members.get(event.role, event.id)
@@ -77,20 +51,20 @@ class Failures:
         if event.cause is c.Cause.MACHINE and elsewhere:
             return  # it starts there already, since another one was missed on that machine first
         if event.cause is c.Cause.STOPPED or member.health is c.Health.STOPPING:
-            self._losses.lost(member)
+            lost(self._state, member)
             self._members.leaves(member)
             return
         if event.cause is c.Cause.CHECKPOINT and event.role == TRAINER:
-            self._losses.lost(member)
+            lost(self._state, member)
             self._use_older_checkpoint(member, event.reason)
             return
-        lost = event.machine or member.machine
-        homeless = event.role == TRAINER and event.cause is c.Cause.MACHINE and bool(lost)
-        standbys = len(self._standbys.for_one_on(lost)) if homeless else 0
+        machine, now = event.machine or member.machine, self._state.now
+        homeless = event.role == TRAINER and event.cause is c.Cause.MACHINE and bool(machine)
+        others = len(standbys(self._state, machine)) if homeless else 0
         failure = self._members.failure(
-            member, event, now, self._policy.window_s, self._trainer.step, self.troubles, standbys
+            member, event, now, self._policy.window_s, self._trainer.step, self.troubles, others
         )
-        self._losses.lost(member)
+        lost(self._state, member)
         member.health = c.Health.DOWN
         numbers = {"failures": float(failure.failures - failure.moved)}
         if isinstance(self._policy, c.AllowsRestarts):
@@ -99,18 +73,18 @@ class Failures:
         reason = c.Reason(why, who, {**own, **numbers})
         action = self._policy.on_down(failure)
         if action is _ACTIONS.RESTART_TRAINER and failure.hybrid:
-            self._trainer_too(member, failure, now)
+            self._trainer_too(member, failure)
             if self.task is not None:
                 return  # all restart, it with them
             action = _ACTIONS.RESTART
-        self._act(member, action, failure, reason, now, event.room)
+        self._act(member, action, failure, reason, event.room)
 
-    def _trainer_too(self, member: MemberState, failure: c.Failure, now: float) -> None:
+    def _trainer_too(self, member: MemberState, failure: c.Failure) -> None:
         """A hybrid's fault is one of the trainer, unless that is down already (RobustRL, section 4)."""
         trainer = self._members.get(TRAINER)
         if trainer is not None and trainer.health is c.Health.UP:
             event = c.Down(TRAINER, trainer.id, f"{member.role} {member.id}, on its devices, is down", failure.cause)
-            self.went_down(event, now, c.Reason(c.Why.HYBRID, who=member.id))
+            self.went_down(event, c.Reason(c.Why.HYBRID, who=member.id))
 
     def _use_older_checkpoint(self, member: MemberState, why: str) -> None:
         """Restart the trainer from an older checkpoint. The damaged one does not count as a failure of the trainer."""
@@ -118,7 +92,7 @@ class Failures:
         if self._trainer.unusable(damaged):
             self._restart(member, c.Reason(c.Why.DAMAGED, numbers={"version": damaged}))
         else:
-            self._fail(f"the checkpoint of version {damaged} cannot be used, and there is no other: {why}")
+            self._state.fail(f"the checkpoint of version {damaged} cannot be used, and there is no other: {why}")
 
     def restart_all(self, version: int | None) -> None:
         """Restart every member after the driver died. The data role falls back to the trainer's version."""
@@ -158,7 +132,6 @@ class Failures:
         action: c.RecoveryAction,
         failure: c.Failure,
         reason: c.Reason,
-        now: float,
         room: tuple[str, ...] | None = None,
     ) -> None:
         if action is _ACTIONS.RESTART:
@@ -169,12 +142,12 @@ class Failures:
             self._restart(member, reason, avoid=avoid, machine=self._with_room(failure, room))
         elif action is _ACTIONS.EVICT_MACHINE and failure.stood:
             self._moves(member, failure)
-            self._evict_machine(member, failure, now)
+            self._evict_machine(member, failure)
             self._restart(member, reason, machine=self._with_room(failure, room))
         elif action is _ACTIONS.STANDBY and failure.standbys:
-            replica = self._standbys.for_one_on(failure.machine)[0].member
+            replica = standbys(self._state, failure.machine)[0].member
             member.stands = replica.machine  # hybrids follow it there
-            self._evict_machine(member, failure, now)
+            self._evict_machine(member, failure)
             self._stand_in(member, replica, reason)
         elif action is _ACTIONS.EVICT and (failure.others or member.role == RANKER):  # nothing waits for a ranker
             numbers = {**reason.numbers, "left": float(failure.others)}
@@ -196,7 +169,7 @@ class Failures:
                     f"; by pipeline.detection it may stand still for {reason.numbers['limit_s']:.0f} s: raise that if "
                     f"a healthy {member.role} needs longer"
                 )
-            self._fail(
+            self._state.fail(
                 f"{member.role} {member.id} is down and is not restarted: {failure.reason} (failure {failure.failures} of "
                 f"it without work in between){before}"
             )
@@ -223,7 +196,7 @@ class Failures:
         found = [] if room is None or self._members.named else self._members.elsewhere(failure.stood, room)
         return found[0] if found else ""
 
-    def _evict_machine(self, member: MemberState, failure: c.Failure, now: float) -> None:
+    def _evict_machine(self, member: MemberState, failure: c.Failure) -> None:
         """Restart the other members of a machine elsewhere. What becomes of the trainer is for the policy to say."""
         machine = failure.stood
         for other in self._members.give_up(machine):
@@ -232,16 +205,16 @@ class Failures:
             if other.health not in (c.Health.UP, c.Health.STARTING, c.Health.RESIZING):
                 continue
             if other.role == TRAINER and failure.cause is c.Cause.MACHINE:
-                self.went_down(c.Down(TRAINER, other.id, failure.reason, c.Cause.MACHINE, machine), now)
+                self.went_down(c.Down(TRAINER, other.id, failure.reason, c.Cause.MACHINE, machine))
                 continue
-            self._losses.lost(other)
+            lost(self._state, other)
             other.health = c.Health.DOWN
             self._restart(other, c.Reason(c.Why.MACHINE, machine))
 
     def _stand_in(self, trainer: MemberState, replica: MemberState, reason: c.Reason) -> None:
         """Start the trainer on the machine of a replica, and the replica elsewhere."""
         taken = replica.machine
-        self._losses.lost(replica)
+        lost(self._state, replica)
         replica.health = c.Health.DOWN
         self.lent_machines += 1
         self._restart(trainer, reason, machine=taken)
@@ -253,7 +226,7 @@ class Failures:
         machine = member.machine
         if machine in member.avoids or machine not in self._members.given_up or member.health is not c.Health.UP:
             return True
-        self._losses.lost(member)
+        lost(self._state, member)
         self._restart(member, c.Reason(c.Why.MACHINE, machine))
         return False
 
@@ -269,7 +242,8 @@ class Failures:
         if member.stands in member.avoids and not self._members.named:
             member.stands = ""
         place = dataclasses.replace(
-            self._members.place(member, machine), check=self._checks and reason.why is not c.Why.LOST_IN_CRASH
+            self._members.place(member, machine),
+            check=self._state.spec.machine_checks and reason.why is not c.Why.LOST_IN_CRASH,
         )
         self._outbox.send(
             c.Restart, role=member.role, id=member.id, version=version, place=place, reason=reason, tp=member.own_tp
