@@ -11,7 +11,7 @@ import pytest
 from tailrace import contracts as c
 from tailrace.cli import chaos, chaos_run
 from tailrace.cli.chaos import ChaosOptions, drawn, figures, targets
-from tailrace.cli.chaos_run import Progress, options, supervise
+from tailrace.cli.chaos_run import RunProgress, options, supervise
 from tailrace.cli.errors import CommandError
 from tailrace.cli.main import main
 from tailrace.faulttol import parse_fault
@@ -131,7 +131,7 @@ def test_one_that_a_killed_campaign_left_under_way_is_not_counted_as_failed(tmp_
 
 def test_progress_is_what_gets_further_and_not_what_dies_and_comes_back(tmp_path):
     directory = RunDirectory(tmp_path)
-    progress = Progress(directory)
+    progress = RunProgress(directory)
     marks = [progress.mark()]
     with EventLog(directory.events) as log:
         for event in (c.Tick(), c.Up("data", "0"), c.Stepped(1), c.Tick()):
@@ -211,7 +211,7 @@ def test_a_campaign_goes_on_where_it_was_cut(tmp_path, monkeypatch):
         with EventLog(RunDirectory(root).events) as written:
             for event in log:
                 written.append(2.0, [event], [])
-        return chaos_run.Watched("finished", 1, 1.0, chaos_run.struck(RunDirectory(root), rows))
+        return chaos_run.WatchedRun("finished", 1, 1.0, chaos_run.struck(RunDirectory(root), rows))
 
     monkeypatch.setattr(chaos, "supervise", supervised)
     monkeypatch.setattr(chaos, "check", lambda config, where: None)

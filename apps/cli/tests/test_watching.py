@@ -10,7 +10,7 @@ import pytest
 from tailrace.cli.controller_process import ATTACH, LOG, LeftController
 from tailrace.cli.errors import CommandError
 from tailrace.cli.run import RunOptions, run
-from tailrace.cli.watching import Watch, unwatched, watch
+from tailrace.cli.watching import RunWatcher, unwatched, watch
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.hosts.ray_cluster import CLAIM, RayCluster
@@ -80,7 +80,7 @@ def on_ray(directory):
 def watched(directory, *controllers, stopped=lambda: False, **how):
     first, *others = controllers
     waiting = iter(others)
-    found = Watch(directory, first, successor=lambda: next(waiting), pauses_s=(0.0, 0.0), **how)
+    found = RunWatcher(directory, first, successor=lambda: next(waiting), pauses_s=(0.0, 0.0), **how)
     found.shown = Said()
     return found, found.until_over(stopped)
 

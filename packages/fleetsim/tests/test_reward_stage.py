@@ -13,8 +13,8 @@ from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.fleet import ScoringWorkers
 from tailrace.fleetsim.members.reward_stage import RewardStage
 from tailrace.fleetsim.tokens import SimulatedTrajectory
-from tailrace.fleetsim.workload.sample import Sample
-from tailrace.fleetsim.workload.scoring import Scoring, ScoringKind
+from tailrace.fleetsim.workload.sample import ModelledSample
+from tailrace.fleetsim.workload.scoring import ScoringKind, ScoringKinds
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
 from tailrace.reward.timeouts import AdaptiveTimeout
@@ -37,7 +37,7 @@ class Bench:
         )
 
     def add(self, name, seconds, *, kind="code", reward=1.0, prompt=0, group=None, reference=None):
-        sample = Sample(10, ((10, 0.0),), reward, seconds, kind, reference)
+        sample = ModelledSample(10, ((10, 0.0),), reward, seconds, kind, reference)
         self.stage.add(
             name, SimulatedTrajectory(sample, 0, 0.0, "replica-0", prompt, prompt if group is None else group), 7
         )
@@ -136,13 +136,13 @@ def test_a_restarted_stage_scores_the_step_again_without_waiting_for_it_and_has_
 
 def test_shares_and_seconds_are_as_configured_and_a_seed_decides_them():
     seed, count = 3, 4000
-    scoring = Scoring(
+    scoring = ScoringKinds(
         (ScoringKind("math", 0.02, weight=3.0), ScoringKind("code", 2.0, 0.5, 0.6, 0.05, references=True))
     )
 
     def drawn():
         generator = Random(seed)
-        groups = [[Sample(1, ((1, 0.0),), 1.0) for _ in range(4)] for _ in range(count)]
+        groups = [[ModelledSample(1, ((1, 0.0),), 1.0) for _ in range(4)] for _ in range(count)]
         for group in groups:
             scoring.assign(generator, group)
         return groups

@@ -8,7 +8,7 @@ import pytest
 
 from tailrace import contracts as c
 from tailrace.fleetsim.injuries import Injuries
-from tailrace.fleetsim.members.replica import Replica
+from tailrace.fleetsim.members.replica import ModelledReplica
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.checks.bookkeeping import BOOKS
 from tailrace.fuzz.checks.data_plane import TOKENS, WEIGHTS
@@ -31,7 +31,7 @@ from tailrace.pipeline.policies.tail_batching import InRounds
 from tailrace.pipeline.roles.dropped import Dropped
 from tailrace.repack import Hybrid, RoundRobin
 from tailrace.rollout import TailRounds
-from tailrace.rollout.order import Order
+from tailrace.rollout.order import CommandOrder
 from tailrace.staleness import StalenessError
 from tailrace.staleness.bounded import BoundedGate, BufferTentative
 
@@ -105,7 +105,7 @@ def _commands_carried_out_as_often_as_they_arrive(patch):
     def add(order, command):
         order._ready.append(command)
 
-    patch.setattr(Order, "add", add)
+    patch.setattr(CommandOrder, "add", add)
 
 
 def _a_broken_verifier_as_a_zero(patch):
@@ -152,18 +152,18 @@ def _a_controller_that_remembers_beside_its_log(patch):
 
 
 def _an_interruption_that_counts_a_token_too_many(patch):
-    interrupt = Replica._interrupt
+    interrupt = ModelledReplica._interrupt
 
     def more(event):
         return replace(event, tokens_kept=event.tokens_kept + 1) if isinstance(event, c.Interrupted) else event
 
     def counts(replica, command):
-        say = Replica._say
+        say = ModelledReplica._say
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Replica, "_say", lambda who, events: say(who, [more(event) for event in events]))
+            inner.setattr(ModelledReplica, "_say", lambda who, events: say(who, [more(event) for event in events]))
             interrupt(replica, command)
 
-    patch.setattr(Replica, "_interrupt", counts)
+    patch.setattr(ModelledReplica, "_interrupt", counts)
 
 
 def _a_failed_pull_that_nobody_hears_of(patch):

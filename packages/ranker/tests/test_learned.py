@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tailrace.ranker import Example, LengthRanker, ModelError, OptionError
+from tailrace.ranker import Example, LengthRanker, RankerModelError, RankerOptionError
 from tailrace.ranker.deadline import Deadline
 from tailrace.ranker.features import features_of
 from tailrace.ranker.learned import encoding, hidden_states
@@ -188,7 +188,7 @@ def test_a_head_on_a_state_that_says_something_learns(small_model, monkeypatch):
     def states(policy, prompts, deadline=None):
         return torch.tensor([features_of(prompt)[:16] for prompt in prompts])
 
-    monkeypatch.setattr(hidden_states.Policy, "states", states)
+    monkeypatch.setattr(hidden_states.FrozenPolicy, "states", states)
     examples, others = made_examples(250, seed=5), made_examples(150, seed=6)
     ranker = LengthRanker.train(examples, Hidden(epochs=60), policy=small_model)
     assert ranker.report(others)["tau_b"] > 0.4
@@ -196,7 +196,7 @@ def test_a_head_on_a_state_that_says_something_learns(small_model, monkeypatch):
 
 def test_states_are_those_of_the_last_tokens_and_end_in_time(small_model):
     prompts = [example.prompt for example in made_examples(70)]
-    policy = hidden_states.Policy(small_model, 64)
+    policy = hidden_states.FrozenPolicy(small_model, 64)
     found = policy.states(prompts)
     codec, model = policy._model()
     with torch.inference_mode():
@@ -214,20 +214,20 @@ def test_hidden_on_disk_needs_its_policy(small_model, tmp_path):
     prompts = ["Sum up: 1 + 2"]
     assert LengthRanker.load(tmp_path / "ranker").predict(prompts) == ranker.predict(prompts)
     assert LengthRanker.load(tmp_path / "ranker", policy=moved).predict(prompts) == ranker.predict(prompts)
-    with pytest.raises(ModelError, match=r"found no tokenizer\.json"):
+    with pytest.raises(RankerModelError, match=r"found no tokenizer\.json"):
         LengthRanker.load(tmp_path / "ranker", policy=tmp_path).predict(prompts)
 
 
 @pytest.mark.parametrize("method", [Encoder(**SMALL), Sft(**SMALL)])
 def test_a_directory_that_is_no_model_is_one_line(method, tmp_path, small_model):
-    with pytest.raises(ModelError, match=r"found no tokenizer\.json, expected a model directory") as caught:
+    with pytest.raises(RankerModelError, match=r"found no tokenizer\.json, expected a model directory") as caught:
         LengthRanker.train(made_examples(10), method, init=tmp_path)
     assert "\n" not in str(caught.value)
     (tmp_path / "tokenizer.json").write_bytes((small_model / "tokenizer.json").read_bytes())
-    with pytest.raises(ModelError, match=r"found no config\.json"):
+    with pytest.raises(RankerModelError, match=r"found no config\.json"):
         LengthRanker.train(made_examples(10), method, init=tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
-    with pytest.raises(ModelError, match="found no model that can be loaded") as caught:
+    with pytest.raises(RankerModelError, match="found no model that can be loaded") as caught:
         LengthRanker.train(made_examples(10), method, init=tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -299,7 +299,7 @@ def test_the_best_weights_are_those_of_the_lowest_held_back_loss():
     ],
 )
 def test_options_outside_their_range(kind, options, said):
-    with pytest.raises(OptionError, match=said):
+    with pytest.raises(RankerOptionError, match=said):
         kind(**options)
 
 

@@ -13,8 +13,8 @@ from tailrace.ranker import (
     Example,
     ExampleError,
     LengthRanker,
-    OptionError,
     Prediction,
+    RankerOptionError,
     UnknownMethodError,
     ceiling20,
     compare,
@@ -152,7 +152,7 @@ def test_a_method_that_lacks_its_model_is_left_out_and_named():
 
     trials = try_methods({"hidden": Hidden(), "says": Says()}, examples, examples, Setting(0, Deadline(100.0)))
     assert "found no policy" in trials.left_out["hidden"]
-    with pytest.raises(OptionError, match="found no policy, expected the directory"):
+    with pytest.raises(RankerOptionError, match="found no policy, expected the directory"):
         LengthRanker.train(examples, "hidden")
 
 
@@ -278,8 +278,8 @@ def test_a_comparison_measures_all_on_prompts_held_out(small_model):
             UnknownMethodError,
             "found the method 'lexcal', expected one of auto, .*did you mean 'lexical'",
         ),
-        ({"budget_s": 0}, OptionError, "found budget_s = 0, expected seconds above 0"),
-        ({"budget_s": math.nan}, OptionError, "found budget_s = nan"),
+        ({"budget_s": 0}, RankerOptionError, "found budget_s = 0, expected seconds above 0"),
+        ({"budget_s": math.nan}, RankerOptionError, "found budget_s = nan"),
         ({"method": "auto", "examples": 4}, ExampleError, "found 4 different prompts, expected at least 5"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.ranker import OptionError, Prediction, remaining_tokens
+from tailrace.ranker import Prediction, RankerOptionError, remaining_tokens
 from tailrace.ranker.remaining import Z90
 
 PREDICTIONS = st.builds(lambda p50, ratio: Prediction(p50, p50 * ratio, 0.0), st.floats(1, 5000), st.floats(1.0, 8.0))
@@ -71,7 +71,7 @@ def test_a_prediction_without_spread():
 
 
 def test_bad_arguments():
-    with pytest.raises(OptionError, match="found -1 generated tokens"):
+    with pytest.raises(RankerOptionError, match="found -1 generated tokens"):
         remaining_tokens(Prediction(1, 2, 0), -1)
-    with pytest.raises(OptionError, match="found a cap of 0 tokens"):
+    with pytest.raises(RankerOptionError, match="found a cap of 0 tokens"):
         remaining_tokens(Prediction(1, 2, 0), 1, cap=0)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tailrace.ranker import DamagedRankerError, LengthRanker, OptionError, UnknownMethodError
+from tailrace.ranker import DamagedRankerError, LengthRanker, RankerOptionError, UnknownMethodError
 from tailrace.ranker.baselines.lexical import Lexical
 from tailrace.ranker.saved import SavedRanker, read_ranker, write_ranker
 from tailrace.ranker.testing import made_examples
@@ -109,13 +109,15 @@ def test_a_method_that_nobody_could_load_is_not_saved(tmp_path):
 
     ranker = LengthRanker.train(made_examples(20), Own(trees=3))
     assert ranker.method == ""
-    with pytest.raises(OptionError, match="found a method of type Own, expected one that an entry point registers"):
+    with pytest.raises(
+        RankerOptionError, match="found a method of type Own, expected one that an entry point registers"
+    ):
         ranker.save(tmp_path)
 
 
 def test_a_predictor_may_not_write_elsewhere(tmp_path):
     for name in ("../outside.json", "run.pkl"):
-        with pytest.raises(OptionError, match="expected a name ending"):
+        with pytest.raises(RankerOptionError, match="expected a name ending"):
             write_ranker(tmp_path, SavedRanker("lexical", {}, {}, [], {name: b""}))
 
 

@@ -1,7 +1,7 @@
 """The chart of effective training time, from a simulated run whose members die."""
 
 from tailrace.fleetsim.build import build_fleet
-from tailrace.pipeline.run.effective_time import Devices, EffectiveTime
+from tailrace.pipeline.run.effective_time import EffectiveTime, RoleDevices
 from tailrace.pipeline.run.eventlog import Instant
 from tailrace.pipeline.run.folding import Audience, follow
 from tailrace.report.charts.chart import TimeAxis
@@ -42,7 +42,7 @@ def test_a_run_in_which_nothing_fails_has_none(tmp_path):
 def test_folded_beside_a_simulation_or_from_its_log_it_is_the_same(tmp_path):
     faults = ["trainer@step1"]
     config = configured(steps=4, faults=faults)
-    fold = EffectiveTime(Devices.of(build_fleet(config).spec, 1))
+    fold = EffectiveTime(RoleDevices.of(build_fleet(config).spec, 1))
     follow((Instant(*instant) for instant in simulated(config).log.instants), Audience(fold))
     whole = fold.figures()
     assert 0 < whole.ettr < 1

@@ -15,7 +15,7 @@ from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.run.metrics import read_metrics
-from tailrace.pipeline.run.results import Estimate, Measured, Results
+from tailrace.pipeline.run.results import Estimate, MeasuredAnswers, Results
 from tailrace.pipeline.run.summary import summarise
 from tailrace.report import run_tables
 from tailrace.report.charts import lengths, staleness
@@ -285,7 +285,7 @@ def test_steps_that_a_crash_undid_are_left_out():
 def measured(accuracy, name="x", reward=None):
     error = math.sqrt(accuracy * (1 - accuracy) / 400) if accuracy is not None else None
     estimate = None if accuracy is None else Estimate(accuracy, error)
-    return Measured(name, 0, 0.0, 400, reward or Estimate(accuracy, error), estimate)
+    return MeasuredAnswers(name, 0, 0.0, 400, reward or Estimate(accuracy, error), estimate)
 
 
 def test_each_source_has_a_row_below_the_whole():

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tailrace.contracts import Abort, Interrupt, Pull, Route
-from tailrace.rollout.order import Order
+from tailrace.rollout.order import CommandOrder
 
 
 def chain(count):
@@ -20,7 +20,7 @@ def test_delayed_reordered_and_repeated_commands_come_out_once_and_in_order(seed
     commands = chain(draw.randint(1, 30))
     arrivals = commands + draw.choices(commands, k=draw.randint(0, 20))
     draw.shuffle(arrivals)
-    order, out = Order(), []
+    order, out = CommandOrder(), []
     for command in arrivals:
         order.add(command)
         out += order.take() if draw.random() < 0.5 else []
@@ -31,7 +31,7 @@ def test_delayed_reordered_and_repeated_commands_come_out_once_and_in_order(seed
 
 def test_what_is_behind_a_gap_waits():
     first, second, third = chain(3)
-    order = Order()
+    order = CommandOrder()
     order.add(third)
     order.add(first)
     assert order.take() == [first]
@@ -42,7 +42,7 @@ def test_what_is_behind_a_gap_waits():
 
 
 def test_commands_without_a_chain_are_carried_out_as_they_come():
-    order = Order()
+    order = CommandOrder()
     commands = [Abort(9, ("a",)), Interrupt(2, "r0", ("a",)), Route(1, "r0", ())]
     for command in commands:
         order.add(command)
@@ -50,7 +50,7 @@ def test_commands_without_a_chain_are_carried_out_as_they_come():
 
 
 def test_another_controller_begins_a_chain_of_its_own():
-    order = Order()
+    order = CommandOrder()
     for command in chain(2):
         order.add(command)
     order.take()

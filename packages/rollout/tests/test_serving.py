@@ -23,7 +23,7 @@ from safetensors.torch import save
 from tailrace.rollout import StreamGenerationService
 from tailrace.rollout.errors import ServeError
 from tailrace.rollout.service.replica_thread import in_thread
-from tailrace.rollout.serving import Limits, app, listen, serve, server
+from tailrace.rollout.serving import RequestLimits, app, listen, serve, server
 from tailrace.rollout.testing import TensorFakeEngine, fake_token, fake_weights, save_fake_model
 
 DEADLINE_S = 60.0
@@ -66,7 +66,7 @@ class Client:
 
 
 @asynccontextmanager
-async def served(tmp_path, *, step_s=0.0, limits=Limits(), relays=(), **options):  # noqa: B008 - frozen
+async def served(tmp_path, *, step_s=0.0, limits=RequestLimits(), relays=(), **options):  # noqa: B008 - frozen
     model = save_fake_model(tmp_path / "model")
     build = lambda path, given: TensorFakeEngine(step_s=step_s)  # noqa: E731
     service = StreamGenerationService(model, start=in_thread(build), max_tokens=20, flush_s=0.002, **options)
@@ -142,7 +142,7 @@ def test_a_reader_that_is_cut_resumes_and_gets_each_sample_once(tmp_path, ahead)
 
 def test_a_reader_that_does_not_come_back_is_forgotten(tmp_path):
     async def scenario():
-        async with served(tmp_path, limits=Limits(linger_s=0.05), ahead=3) as client:
+        async with served(tmp_path, limits=RequestLimits(linger_s=0.05), ahead=3) as client:
             request, _ = await client.some({"prompts": [[1]], "samples": 500}, 1)
             while client.service.status()["samples"]["left"]:
                 await asyncio.sleep(0.02)
@@ -210,8 +210,8 @@ def weights(v):
         ("/v1/generate", {"prompts": [[1]], "at_least_version": -1}, 400, ["RequestError", "'at_least_version'"]),
         ("/v1/generate", {"request": "gone"}, 404, ["UnknownRequestError", "'gone'"]),
         ("/v1/generate", {"prompts": [[1]], "at_least_version": 9}, 408, ["VersionTimeoutError", "version 9"]),
-        ("/v1/generate", {"prompts": [[1]], "samples": 101}, 413, ["LimitError", "101 samples", "100"]),
-        ("/v1/generate", {"prompts": ["x" * 2000]}, 413, ["LimitError", "1000"]),
+        ("/v1/generate", {"prompts": [[1]], "samples": 101}, 413, ["RequestTooLargeError", "101 samples", "100"]),
+        ("/v1/generate", {"prompts": ["x" * 2000]}, 413, ["RequestTooLargeError", "1000"]),
         ("/v1/update?version=x", b"", 400, ["RequestError", "'x'"]),
         ("/v1/update?version=2", save(fake_weights(1)), 409, ["UpdateRefusedError", "above 2"]),
         ("/v1/update?version=3", save(fake_weights(1))[:-4], 409, ["UpdateRefusedError", "safetensors"]),
@@ -220,7 +220,7 @@ def weights(v):
         ("/v1/update?version=3", weights(v=float("nan")), 409, ["UpdateRefusedError", "NaN or infinity in 'v'"]),
         ("/v1/update?version=3", weights(v=float("-inf")), 409, ["UpdateRefusedError", "NaN or infinity in 'v'"]),
         ("/v1/update?version=-3", b"", 400, ["RequestError", "'-3'"]),
-        ("/v1/update?version=3", b"x" * 5000, 413, ["LimitError", "4000"]),
+        ("/v1/update?version=3", b"x" * 5000, 413, ["RequestTooLargeError", "4000"]),
         ("/v1/update", {"relay": "", "version": 3}, 400, ["RequestError", "'relay'"]),
         ("/v1/update", {"relay": "127.0.0.1:9"}, 400, ["RequestError", "'version'"]),
         ("/v1/update", {"relay": "127.0.0.1:9", "version": 3}, 400, ["RequestError", "TAILRACE_RELAY_TOKEN"]),
@@ -229,7 +229,7 @@ def weights(v):
 )
 def test_a_refusal_is_one_line_and_changes_nothing(tmp_path, monkeypatch, path, body, status, words):
     monkeypatch.delenv("TAILRACE_RELAY_TOKEN", raising=False)
-    limits = Limits(body_bytes=1000, update_bytes=4000, samples=100, version_wait_s=0.05)
+    limits = RequestLimits(body_bytes=1000, update_bytes=4000, samples=100, version_wait_s=0.05)
 
     async def scenario():
         async with served(tmp_path, limits=limits, relays=["127.0.0.1:9"]) as client:
@@ -260,10 +260,10 @@ def test_nothing_is_told_without_the_token(tmp_path, token):
 
 def test_too_many_requests_are_refused_until_one_is_done(tmp_path):
     async def scenario():
-        async with served(tmp_path, limits=Limits(requests=1), ahead=2) as client:
+        async with served(tmp_path, limits=RequestLimits(requests=1), ahead=2) as client:
             request, _ = await client.some({"prompts": [[1]], "samples": 9}, 1)
             status, [line] = await client.call("POST", "/v1/generate", {"prompts": [[1]]})
-            assert (status, line["type"]) == (413, "LimitError")
+            assert (status, line["type"]) == (413, "RequestTooLargeError")
             await client.call("POST", "/v1/generate", {"request": request})
             status, _ = await client.call("POST", "/v1/generate", {"prompts": [[1]]})
             assert status == 200

@@ -19,7 +19,7 @@ from length_ranking.mix import BANDS, FAMILIES, Problem
 from length_ranking.stages import Clock, write_whole
 
 from tailrace.contracts import MissingExtraError
-from tailrace.ranker import Example, OptionError
+from tailrace.ranker import Example, RankerOptionError
 from tailrace.ranker.deadline import Deadline
 from tailrace.ranker.methods import Method, Setting
 from tailrace.ranker.prediction import Prediction
@@ -122,7 +122,7 @@ def outcomes(
             given = {index: examples[index] for index in sorted(asked)}
             try:
                 write_whole(file, _tried(name, method, learn, back, rest, given, seed, policy, train_s))
-            except (MissingExtraError, OptionError) as error:
+            except (MissingExtraError, RankerOptionError) as error:
                 clock.say(split, f"{name} is left out: {error}", last=True)
                 continue
         found[name] = _read(file, examples)
@@ -150,7 +150,7 @@ def _tried(
     setting = Setting(seed, Deadline(train_s, time.process_time), policy)
     trials = try_methods({name: method}, learn, back, setting)
     if name in trials.left_out:
-        raise OptionError(trials.left_out[name])
+        raise RankerOptionError(trials.left_out[name])
     (trial,) = trials.tried
     fresh = replace(setting, deadline=Deadline(train_s, time.process_time))
     prompts = [example.prompt for example in asked.values()]

@@ -11,7 +11,7 @@ from tailrace.fleetsim.profile.machine import (
     WeightsPart,
     WorkloadPart,
 )
-from tailrace.fleetsim.profile.samples import Moment
+from tailrace.fleetsim.profile.samples import ClockReading
 
 FLAT = Curve(points=((0.0, 0.0),))
 GROUPS = (
@@ -52,4 +52,4 @@ def machine(**changes):
 def clock(wall_s, busy_s=None):
     """A moment of a process that computed for so long."""
     busy_s = wall_s if busy_s is None else busy_s
-    return Moment(wall_s, busy_s, busy_s)
+    return ClockReading(wall_s, busy_s, busy_s)

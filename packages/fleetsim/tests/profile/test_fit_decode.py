@@ -11,7 +11,7 @@ from profile_machine import clock
 from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.profile.fit_decode import block_tokens, fit_decode, fit_prefill, step_s
 from tailrace.fleetsim.profile.machine import DecodePart
-from tailrace.fleetsim.profile.samples import Look, ReplicaSamples, Round
+from tailrace.fleetsim.profile.samples import EngineRound, Look, ReplicaSamples
 from tailrace.fleetsim.profile.timing import ClockKind, Timing
 
 TIMING = Timing(ClockKind.PROCESS)
@@ -36,7 +36,7 @@ def batches(true, seed, *, per_token_s=0.0, per_trajectory_s=0.0, noise=0.0, slo
             at, busy = at + slower * spent, busy + spent
             new = len(left) if fresh else 0
             samples.rounds.append(
-                Round(since, since, clock(at, busy), running, kv, new, 20 * new, queued if fresh else 0)
+                EngineRound(since, since, clock(at, busy), running, kv, new, 20 * new, queued if fresh else 0)
             )
             fresh = False
             going = [(n - 1, c + 1) for n, c in zip(left, context, strict=True) if n > 1]
@@ -74,8 +74,8 @@ def test_prefill_is_what_rounds_took_beyond_decoding():
 
 
 def test_a_batch_that_others_waited_beside_was_full():
-    rounds = [Round(clock(i), clock(i), clock(i + 1), 32, 900 + i, 0, 0, 8) for i in range(60)]
-    rounds += [Round(clock(i), clock(i), clock(i + 1), 16, 500 + i, 0, 0, 0) for i in range(60, 120)]
+    rounds = [EngineRound(clock(i), clock(i), clock(i + 1), 32, 900 + i, 0, 0, 8) for i in range(60)]
+    rounds += [EngineRound(clock(i), clock(i), clock(i + 1), 16, 500 + i, 0, 0, 0) for i in range(60, 120)]
     samples = ReplicaSamples(rounds=rounds, kv_capacity_tokens=9_000)
     assert fit_decode([samples], TIMING, None).max_running == 32
     assert fit_decode([samples], TIMING, 48).max_running == 48
@@ -85,9 +85,9 @@ def test_a_prefill_over_several_rounds_is_no_decoding():
     true = DecodePart(k1=1e-6, k2=0.0, k3=1e-4, k4=5e-3, kv_capacity_tokens=9_000)
     samples = batches(true, 5)
     slow = [
-        Round(clock(900.0), clock(900.0), clock(902.0), 30, 600, 90, 1_800, 60),
-        Round(clock(902.0), clock(902.0), clock(904.0), 60, 1_200, 0, 0, 30),
-        Round(clock(904.0), clock(904.0), clock(906.0), 90, 1_800, 0, 0, 0),
+        EngineRound(clock(900.0), clock(900.0), clock(902.0), 30, 600, 90, 1_800, 60),
+        EngineRound(clock(902.0), clock(902.0), clock(904.0), 60, 1_200, 0, 0, 30),
+        EngineRound(clock(904.0), clock(904.0), clock(906.0), 90, 1_800, 0, 0, 0),
     ]
     before = fit_decode([samples], TIMING, None)
     samples.rounds += slow

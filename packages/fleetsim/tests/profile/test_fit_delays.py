@@ -6,7 +6,7 @@ from profile_machine import clock
 from tailrace import contracts as c
 from tailrace.fleetsim.profile.fit_delays import fit_delays, fit_weights, route_s
 from tailrace.fleetsim.profile.run import MeasuredRun, MeasuredTrajectory
-from tailrace.fleetsim.profile.samples import ReplicaSamples, Round, TrainerSamples, WorkSpan
+from tailrace.fleetsim.profile.samples import EngineRound, ReplicaSamples, TrainerSamples, WorkSpan
 from tailrace.pipeline.config.models import RunConfig
 
 ZERO = 500.0  # the machine's clock when the run's began
@@ -47,9 +47,9 @@ def measured():
         (19.9, c.Scored("e0.sampled.0", 1.0)),
     ]
     rounds = [
-        Round(at(10.25), at(10.3), at(12.0), 2, 30, 2, 20, 0),
-        Round(at(12.0), at(12.0), at(13.0), 1, 20, 0, 0, 0),
-        Round(at(15.07), at(15.1), at(16.0), 1, 20, 1, 10, 0),
+        EngineRound(at(10.25), at(10.3), at(12.0), 2, 30, 2, 20, 0),
+        EngineRound(at(12.0), at(12.0), at(13.0), 1, 20, 0, 0, 0),
+        EngineRound(at(15.07), at(15.1), at(16.0), 1, 20, 1, 10, 0),
     ]
     finished = [("0.0", ZERO + 12.0, False), ("0.1", ZERO + 13.0, True), ("e0.sampled.0", ZERO + 16.0, True)]
     run = MeasuredRun(RunConfig(), cores=2, zero_s=ZERO, log=log, sent=sent)

@@ -4,7 +4,7 @@ import pytest
 
 from tailrace.fleetsim.profile.fit_sharing import fit_sharing, sharing_table
 from tailrace.fleetsim.profile.run import MeasuredRun
-from tailrace.fleetsim.profile.samples import Moment, ReplicaSamples, Round, TrainerSamples, Update
+from tailrace.fleetsim.profile.samples import ClockReading, EngineRound, ReplicaSamples, TrainerSamples, TrainingUpdate
 from tailrace.fleetsim.profile.timing import ClockKind, Timing
 from tailrace.pipeline.config.models import RunConfig
 
@@ -16,11 +16,14 @@ def busy(began, ended, share, cls):
     """Pieces of a tenth of a second, in which a share of a core was had."""
     pieces, spent, at = [], 0.0, began
     while at < ended - 1e-9:
-        first, last = Moment(at, spent, spent), Moment(at + STEP, spent + share * STEP, spent + share * STEP)
-        if cls is Round:
-            pieces.append(Round(first, first, last, 8, 80, 0, 0, 0))
+        first, last = (
+            ClockReading(at, spent, spent),
+            ClockReading(at + STEP, spent + share * STEP, spent + share * STEP),
+        )
+        if cls is EngineRound:
+            pieces.append(EngineRound(first, first, last, 8, 80, 0, 0, 0))
         else:
-            pieces.append(Update(first, last, 100, 1_000, 8, 1))
+            pieces.append(TrainingUpdate(first, last, 100, 1_000, 8, 1))
         at, spent = last.wall_s, last.process_s
     return pieces
 
@@ -29,10 +32,10 @@ def shared_machine():
     """Two replicas and a trainer on 2 cores of which 0.5 go to others: 0.5 each; then one replica alone."""
     run = MeasuredRun(RunConfig(), cores=2, zero_s=0.0)
     run.replicas = {
-        "r0": ReplicaSamples(rounds=busy(0.0, 10.0, 0.5, Round) + busy(10.0, 15.0, 1.0, Round)),
-        "r1": ReplicaSamples(rounds=busy(0.0, 10.0, 0.5, Round)),
+        "r0": ReplicaSamples(rounds=busy(0.0, 10.0, 0.5, EngineRound) + busy(10.0, 15.0, 1.0, EngineRound)),
+        "r1": ReplicaSamples(rounds=busy(0.0, 10.0, 0.5, EngineRound)),
     }
-    run.trainer = TrainerSamples(updates=busy(0.0, 10.0, 0.5, Update))
+    run.trainer = TrainerSamples(updates=busy(0.0, 10.0, 0.5, TrainingUpdate))
     run.usages = [(0.0, {1: 7.0, 2: 3.0}), (10.0, {1: 24.0, 3: 6.0})]  # one process ended and one began
     return run
 

@@ -10,7 +10,7 @@ from profile_machine import clock
 from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.profile.fit_training import fit_training
 from tailrace.fleetsim.profile.machine import TrainingPart
-from tailrace.fleetsim.profile.samples import TrainerSamples, Update, WorkSpan
+from tailrace.fleetsim.profile.samples import TrainerSamples, TrainingUpdate, WorkSpan
 from tailrace.fleetsim.profile.timing import ClockKind, Timing
 
 TIMING = Timing(ClockKind.PROCESS)
@@ -20,7 +20,7 @@ def updates(true, sizes, *, level=1.0, slower=1.0, at=0.0):
     made, busy = [], at
     for tokens, squares in sizes:
         spent = level * (true[0] + true[1] * tokens + true[2] * squares)
-        made.append(Update(clock(at, busy), clock(at + slower * spent, busy + spent), tokens, squares, 8, 1))
+        made.append(TrainingUpdate(clock(at, busy), clock(at + slower * spent, busy + spent), tokens, squares, 8, 1))
         at, busy = at + slower * spent, busy + spent
     return made
 

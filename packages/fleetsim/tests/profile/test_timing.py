@@ -3,7 +3,7 @@
 import pytest
 from profile_machine import clock
 
-from tailrace.fleetsim.profile.samples import Moment
+from tailrace.fleetsim.profile.samples import ClockReading
 from tailrace.fleetsim.profile.timing import ClockKind, Timing, timing_of
 
 
@@ -28,4 +28,4 @@ def test_on_a_gpu_the_time_that_passed_counts():
 
 def test_threads_of_one_process_have_their_own_time():
     own = timing_of("cpu", processes=False, spans=[])
-    assert own.spent_s(Moment(0.0, 0.0, 0.0), Moment(5.0, 4.0, 1.0)) == 1.0
+    assert own.spent_s(ClockReading(0.0, 0.0, 0.0), ClockReading(5.0, 4.0, 1.0)) == 1.0

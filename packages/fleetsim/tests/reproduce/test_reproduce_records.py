@@ -14,7 +14,7 @@ from tailrace.fleetsim.errors import ReproductionError
 from tailrace.fleetsim.reproduce import reproduce
 from tailrace.fleetsim.reproduce.drawing import draw
 from tailrace.fleetsim.reproduce.records import OrderComparison, record, summarise
-from tailrace.fleetsim.reproduce.targets import Score, Target, TargetClass, Tolerance
+from tailrace.fleetsim.reproduce.targets import ScoreKind, Target, TargetClass, Tolerance
 from tailrace.fleetsim.reproduce.targets import _target as _target_of
 
 
@@ -121,8 +121,8 @@ def test_of_targets_with_classes_only_predictions_count_and_near_duplicates_once
         record(_classed("B", (4.0,)), None, failed="not simulated"),
         record(_classed("C", (1.0,), "fit"), [9.0]),
         record(_classed("D", (1.0,), "out"), None),
-        record(_classed("E", (True,), score=Score.STATEMENT), [True]),
-        record(_classed("F", (True,), score=Score.STATEMENT), None),
+        record(_classed("E", (True,), score=ScoreKind.STATEMENT), [True]),
+        record(_classed("F", (True,), score=ScoreKind.STATEMENT), None),
     ]
     found = summarise(records).predictions
     assert (found.groups, found.compared, found.right, found.statements) == (2, 1, 1, 2)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.fleetsim.workload.environment import Calls, Environment, Latency
+from tailrace.fleetsim.workload.environment import Calls, EnvironmentWorkload, Latency
 
 
 @given(
@@ -22,7 +22,7 @@ from tailrace.fleetsim.workload.environment import Calls, Environment, Latency
 )
 def test_turns_add_up(seed: int, tokens: int, counts: dict[int, float], most: int | None) -> None:
     calls = Calls.of(counts, most)
-    turns = Environment(calls, Latency(2.0, 1.2, 60.0)).turns(random.Random(seed), tokens)
+    turns = EnvironmentWorkload(calls, Latency(2.0, 1.2, 60.0)).turns(random.Random(seed), tokens)
     assert sum(part for part, _ in turns) == tokens
     assert all(part >= 1 for part, _ in turns)
     assert turns[-1][1] == 0.0
@@ -56,7 +56,7 @@ def test_calls_around_a_mean(least: int, width: int, share: float) -> None:
 
 def test_a_response_is_cut_evenly() -> None:
     seed = 6
-    environment, generator = Environment(Calls.of({3: 1.0}), Latency(1.0)), random.Random(seed)
+    environment, generator = EnvironmentWorkload(Calls.of({3: 1.0}), Latency(1.0)), random.Random(seed)
     turns = [environment.turns(generator, 1000) for _ in range(8000)]
     for position in range(4):
         # Each of four uniform spacings: mean 1/4, standard deviation sqrt(3/80).

@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from tailrace.contracts import Discarded, Score
-from tailrace.pipeline.roles.worker import Worker
+from tailrace.pipeline.roles.worker import RoleWorker
 
 
 def test_commands_in_order_and_events_at_once(gather):
@@ -13,7 +13,7 @@ def test_commands_in_order_and_events_at_once(gather):
         go.wait(20)
         worker.put(Discarded(command.seq))
 
-    worker = Worker("test", carry_out)
+    worker = RoleWorker("test", carry_out)
     for start in range(1, 10, 3):
         worker.submit([Score(start + i, ()) for i in range(3)])
     assert worker.waiting
@@ -32,7 +32,7 @@ def test_an_error_is_raised_after_what_came_before_it(until):
             raise ZeroDivisionError("in the thread")
         worker.put(Discarded(command.seq))
 
-    worker = Worker("test", carry_out)
+    worker = RoleWorker("test", carry_out)
     worker.submit([Score(seq, ()) for seq in (1, 2, 3)])
     assert worker.events(20.0) == [Discarded(1)]
     for _ in range(2):  # and it stays broken
@@ -43,7 +43,7 @@ def test_an_error_is_raised_after_what_came_before_it(until):
 
 def test_an_error_from_elsewhere_ends_it():
     carried_out = []
-    worker = Worker("test", carried_out.append)
+    worker = RoleWorker("test", carried_out.append)
     worker.fail(OSError("the first"))
     worker.fail(OSError("the second"))
     worker.submit([Score(1, ())])
@@ -61,7 +61,7 @@ def test_what_another_controller_does_not_want_to_hear(until):
         go.wait(20)
         done.append(command.seq)
 
-    worker = Worker("test", carry_out)
+    worker = RoleWorker("test", carry_out)
     worker.put(Discarded(0))
     worker.submit([Score(1, ())])
     assert held.wait(20)

@@ -5,11 +5,11 @@ import random
 import pytest
 
 from tailrace import contracts as c
-from tailrace.pipeline.run.effective_time import Devices, EffectiveTime
+from tailrace.pipeline.run.effective_time import EffectiveTime, RoleDevices
 from tailrace.pipeline.run.eventlog import Instant
 from tailrace.pipeline.run.folding import Audience, follow
 
-HALF = Devices(2, {"": 1})  # a trainer of two devices, and replicas of one each
+HALF = RoleDevices(2, {"": 1})  # a trainer of two devices, and replicas of one each
 
 
 class Run:
@@ -136,7 +136,7 @@ def test_a_trainer_on_the_devices_of_replicas_has_none_of_its_own():
     run.at(10, down("trainer", "0"), restart("trainer", "0"))
     run.at(20, c.Up("trainer", "0"))
     run.at(20, c.Tick())
-    assert run.figures(Devices(0, {"": 1})).ettr == 1.0
+    assert run.figures(RoleDevices(0, {"": 1})).ettr == 1.0
 
 
 def lend(replica):
@@ -151,7 +151,7 @@ def test_semi_sync_a_hybrids_devices_recover_with_the_trainer_while_it_has_them(
     run.at(50, c.Up("trainer", "0", version=1))
     run.at(60, c.Return(4, "r0", reason=c.Reason(c.Why.POLICY)))
     run.at(100, c.Tick())
-    assert run.figures(Devices(0, {"": 2})).ettr == pytest.approx((20 + 30 * 0.5 + 50) / 100)
+    assert run.figures(RoleDevices(0, {"": 2})).ettr == pytest.approx((20 + 30 * 0.5 + 50) / 100)
 
 
 def test_sync_nothing_is_effective_while_the_trainer_recovers_with_all_devices():
@@ -160,7 +160,7 @@ def test_sync_nothing_is_effective_while_the_trainer_recovers_with_all_devices()
     run.at(40, down("trainer", "0"), restart("trainer", "0", None))
     run.at(70, c.Up("trainer", "0"), c.Step(11, 2, (("x",),)))
     run.at(100, c.Stepped(2, answers=11), c.Tick())
-    found = run.figures(Devices(0, {"": 1}))
+    found = run.figures(RoleDevices(0, {"": 1}))
     assert found.ettr == pytest.approx((40 + 0 + 30) / 100)
 
 
@@ -169,7 +169,7 @@ def test_sync_hybrids_that_generate_on_while_the_trainer_recovers_count():
     run.at(10, c.Stepped(1, answers=9), down("trainer", "0"), restart("trainer", "0", 1))
     run.at(40, c.Up("trainer", "0", version=1))
     run.at(50, c.Tick())
-    assert run.figures(Devices(0, {"": 1})).ettr == 1.0
+    assert run.figures(RoleDevices(0, {"": 1})).ettr == 1.0
 
 
 def test_a_hybrid_that_dies_while_it_is_lent_recovers_once():
@@ -178,7 +178,7 @@ def test_a_hybrid_that_dies_while_it_is_lent_recovers_once():
     run.at(20, down("replica", "r0"), down("trainer", "0"), restart("replica", "r0"), restart("trainer", "0", 1))
     run.at(40, c.Up("trainer", "0", version=1), c.Up("replica", "r0"), c.Pulled("r0", 1))
     run.at(60, c.Tick())
-    assert run.figures(Devices(0, {"": 1})).ettr == pytest.approx((20 + 20 * 0.5 + 20) / 60)
+    assert run.figures(RoleDevices(0, {"": 1})).ettr == pytest.approx((20 + 20 * 0.5 + 20) / 60)
 
 
 def test_windows_of_five_minutes():
@@ -195,7 +195,7 @@ def test_it_equals_a_reference_that_looks_at_every_second(seed):
     """Replicas and trainer fail, recover and work at random, at whole seconds."""
     draw, run = random.Random(seed), Run()
     replicas = [f"r{index}" for index in range(draw.randint(1, 4))]
-    devices = Devices(draw.choice([1, 3]), {"": draw.choice([1, 2])})
+    devices = RoleDevices(draw.choice([1, 3]), {"": draw.choice([1, 2])})
     per = devices.replica[""]
     run.at(0, *(c.Start(1, "replica", name) for name in replicas), c.Start(1, "trainer", "0"))
     run.at(0, c.Up("trainer", "0"), *(c.Up("replica", name) for name in replicas))

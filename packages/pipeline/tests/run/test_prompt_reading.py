@@ -148,12 +148,12 @@ def test_the_token_before_a_text_counts_and_stays_when_it_is_cut(prepared, model
 def test_a_text_whose_end_has_other_tokens_is_cut_until_it_fits(tmp_path):
     from tokenizers import Tokenizer, models
 
-    from tailrace.pipeline.run.prompt_lengths import Context
+    from tailrace.pipeline.run.prompt_lengths import PromptRoom
 
     # "abcd" is one token, but "bcd" three, and "€" is one token of three for its bytes.
     vocabulary = {token: number for number, token in enumerate(["a", "b", "c", "d", "ab", "abc", "abcd"])}
     tokenizer = Tokenizer(models.BPE(vocabulary, [("a", "b"), ("ab", "c"), ("abc", "d")]))
-    context = Context(tokenizer, 3, 1)
+    context = PromptRoom(tokenizer, 3, 1)
     for text in ("abcdabcdabcd", "dcbabcdcbadddd", "bcd" * 30, "abcd" * 30 + "b"):
         cut = context.truncated(text)
         assert text.endswith(cut)

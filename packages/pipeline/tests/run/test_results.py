@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.run.figures import standard_error
-from tailrace.pipeline.run.results import Measured, Quantity, Results, results_of
+from tailrace.pipeline.run.results import MeasuredAnswers, Quantity, Results, results_of
 
 ACCURACY, REWARD = Quantity.ACCURACY, Quantity.REWARD
 
@@ -56,7 +56,7 @@ def test_one_evaluation_with_graded_rewards_takes_accuracy_from_all():
 
 
 def test_each_quantity_has_its_own_error():
-    found = Measured.of("x", evaluation([0.2, 0.2, 1.0, 0.0], [False, False, True, False]))
+    found = MeasuredAnswers.of("x", evaluation([0.2, 0.2, 1.0, 0.0], [False, False, True, False]))
     assert found.accuracy.error == pytest.approx(math.sqrt(0.25 * 0.75 / 4))
     assert found.reward.error == pytest.approx(statistics.stdev([0.2, 0.2, 1.0, 0.0]) / 2)
 

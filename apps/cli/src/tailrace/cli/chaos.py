@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tailrace.cli.chaos_run import Watched, supervise
+from tailrace.cli.chaos_run import WatchedRun, supervise
 from tailrace.cli.errors import CommandError
 from tailrace.cli.preflight import check
 from tailrace.cli.stopping import INTERRUPTED, interrupts
@@ -222,7 +222,7 @@ def _run(options: ChaosOptions, config: RunConfig, number: int, most: int) -> di
 def _difference(options: ChaosOptions, root: Path, words: Sequence[str], found: RunFindings | None) -> float | None:
     """Accuracy with faults less that of a run without, with the same seed and steps; None where one is not known."""
     calm = root.with_name(f"{root.name}-calm")
-    watched: Watched = supervise(calm, words, (), still_s=options.still_s, tell=_tell)
+    watched: WatchedRun = supervise(calm, words, (), still_s=options.still_s, tell=_tell)
     if found is None or found.accuracy is None or watched.ended != "finished":
         return None
     without = check_finished_run(RunDirectory(calm)).accuracy

@@ -40,7 +40,7 @@ MOST_FAILURES = 5
 
 
 @dataclass(slots=True)
-class Watched:
+class WatchedRun:
     """How a run went.
 
     Args:
@@ -58,7 +58,7 @@ class Watched:
     why: str = ""
 
 
-class Progress:
+class RunProgress:
     """Whether a run gets further, seen from outside: by its log, and by its status before and after that.
 
     Args:
@@ -97,7 +97,7 @@ def supervise(
     *,
     still_s: float,
     tell: Callable[[str], None],
-) -> Watched:
+) -> WatchedRun:
     """Run to the end, or go on with a run that was cut.
 
     Args:
@@ -120,7 +120,7 @@ def supervise(
         figures = struck(directory, faults)
         begun = directory.events.exists()
         if begun and directory.summary.exists():
-            return Watched("finished", drivers, time.monotonic() - began, figures)
+            return WatchedRun("finished", drivers, time.monotonic() - began, figures)
         left = [fault for fault in faults if str(fault) in figures.not_struck] if begun else list(faults)
         words = ["--resume", str(root)] if begun else [*command, "--run-dir", str(root)]
         drivers += 1
@@ -129,7 +129,7 @@ def supervise(
             continue
         if status is None:
             tell(f"{root.name} stood still for {still_s:.0f} s and was ended")
-            return Watched("hung", drivers, time.monotonic() - began, struck(directory, faults))
+            return WatchedRun("hung", drivers, time.monotonic() - began, struck(directory, faults))
         last = _last_line(root)
         if not directory.events.exists():
             raise CommandError(last.removeprefix("tailrace: ") or f"{root}: the run ended with status {status}")
@@ -139,7 +139,7 @@ def supervise(
         failures += 1
         tell(f"{root.name}: {last}")
         if failures >= MOST_FAILURES:
-            return Watched("failed", drivers, time.monotonic() - began, struck(directory, faults), last)
+            return WatchedRun("failed", drivers, time.monotonic() - began, struck(directory, faults), last)
 
 
 def options(faults: Sequence[Fault]) -> list[str]:
@@ -167,7 +167,7 @@ def _drive(words: Sequence[str], directory: RunDirectory, still_s: float, tell: 
             start_new_session=True,
         )
     try:
-        progress, mark, moved_s = Progress(directory), None, time.monotonic()
+        progress, mark, moved_s = RunProgress(directory), None, time.monotonic()
         told_s = moved_s
         while process.poll() is None:
             with suppress(subprocess.TimeoutExpired):

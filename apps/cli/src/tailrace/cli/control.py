@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from tailrace.cli.complaints import DEBUG, complain, lines_of, one_line, show_source
-from tailrace.cli.controller_process import LAUNCH, LOG, RESUME, Order
+from tailrace.cli.controller_process import LAUNCH, LOG, RESUME, ControllerOrder
 from tailrace.cli.stopping import INTERRUPTED
 from tailrace.contracts import TailraceError
 from tailrace.pipeline.config.loading import validate
@@ -39,7 +39,7 @@ from tailrace.report import write_report
 FAILED = 1
 
 
-def control(order: Order) -> int:
+def control(order: ControllerOrder) -> int:
     """Control a run to its end. What went wrong is one line on stderr. Returns the exit status."""
     go_on = f"go on with: tailrace run --resume {order.root}"
     directory = None
@@ -65,7 +65,7 @@ def control(order: Order) -> int:
     return 0
 
 
-def _work(order: Order, directory: RunDirectory) -> None:
+def _work(order: ControllerOrder, directory: RunDirectory) -> None:
     faults = {key: tuple(one) if isinstance(one, list) else one for key, one in (order.faults or {}).items()}
     if order.work == LAUNCH:
         directory.lock()
@@ -110,7 +110,7 @@ def _print_into(path: Path) -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
-def _heed(pipe: int, order: Order) -> None:
+def _heed(pipe: int, order: ControllerOrder) -> None:
     """Wait for the watcher's end."""
     while os.read(pipe, 64):
         pass
@@ -129,7 +129,7 @@ def main() -> int:
     line = sys.stdin.readline()
     if not line:
         return 0
-    order = Order(**json.loads(line))
+    order = ControllerOrder(**json.loads(line))
     pipe = os.dup(0)
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)

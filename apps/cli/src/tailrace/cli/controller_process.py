@@ -23,7 +23,7 @@ LAUNCH, RESUME, ATTACH = "launch", "resume", "attach"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ControllerOrder:
     """What a controller is to do.
 
     Args:
@@ -60,7 +60,7 @@ class ControllerProcess:
         """Its process id."""
         return self._process.pid
 
-    def order(self, order: Order) -> None:
+    def order(self, order: ControllerOrder) -> None:
         """Let it begin. The pipe stays open: its end tells the controller that nobody watches any more."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it ended, which `poll` says

@@ -12,7 +12,7 @@ from rich.text import Text
 from tailrace.cli.panel import clock, restarts
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.prompt_reading import treated_rows
-from tailrace.pipeline.run.results import Measured, Quantity, Results
+from tailrace.pipeline.run.results import MeasuredAnswers, Quantity, Results
 from tailrace.report.figures.headline import UNKNOWN_ACCURACY, gain, reward_alone
 from tailrace.report.figures.held_out import with_error
 from tailrace.report.figures.prompts import PromptFates, failures
@@ -85,5 +85,5 @@ def _prompts(counted: Mapping[str, Any]) -> PromptFates:
     return PromptFates(counted["admitted"], counted["trained"], counted["filtered"], counted["failed_because"])
 
 
-def _measured(quantity: Quantity, measured: Measured | None) -> str:
+def _measured(quantity: Quantity, measured: MeasuredAnswers | None) -> str:
     return "not measured" if measured is None else with_error(quantity, measured.estimate(quantity))

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from tailrace.cli.controller_process import ATTACH, LAUNCH, RESUME, ControllerProcess, LeftController, Order
+from tailrace.cli.controller_process import ATTACH, LAUNCH, RESUME, ControllerOrder, ControllerProcess, LeftController
 from tailrace.cli.errors import CommandError
 from tailrace.cli.preflight import check
 from tailrace.cli.room import check_disk
@@ -74,7 +74,7 @@ def attach(root: Path, *, plain: bool) -> int:
     directory = RunDirectory.open(root)
     check_left(directory)
     with _controller() as process:
-        return watch(directory, process, Order(ATTACH, str(root)), plain=plain)
+        return watch(directory, process, ControllerOrder(ATTACH, str(root)), plain=plain)
 
 
 def _start(options: RunOptions) -> int:
@@ -99,7 +99,9 @@ def _start(options: RunOptions) -> int:
     with _controller() as process:
         config, _ = _checked(config, options, root)
         directory = RunDirectory.create(root, config.model_dump(mode="json"))
-        status = watch(directory, process, Order(LAUNCH, str(root), faults=_scripted(config)), plain=options.plain)
+        status = watch(
+            directory, process, ControllerOrder(LAUNCH, str(root), faults=_scripted(config)), plain=options.plain
+        )
     if status == WRONG and not directory.events.exists():  # nothing ran: a corrected command can use the directory
         shutil.rmtree(directory.root)
     return status
@@ -160,7 +162,7 @@ def _resume(options: RunOptions) -> int:
         check(to_go_on(config, directory, faults), prompts=not directory.prepared.exists())
         check_resumed(directory, changed)
         directory.lock()
-        order = Order(RESUME, str(directory.root), config.model_dump(mode="json"), changed, faults)
+        order = ControllerOrder(RESUME, str(directory.root), config.model_dump(mode="json"), changed, faults)
         return watch(directory, process, order, plain=options.plain)
 
 

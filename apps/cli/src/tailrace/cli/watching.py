@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tailrace.cli.controller_process import ATTACH, LOG, ControllerProcess, LeftController, Order
+from tailrace.cli.controller_process import ATTACH, LOG, ControllerOrder, ControllerProcess, LeftController
 from tailrace.cli.display import RunLines, Screen, display
 from tailrace.cli.outcome import show_outcome
 from tailrace.cli.status import read_status
@@ -38,7 +38,7 @@ _KILLED = 128
 _OURS = "tailrace: "
 
 
-class Watch:
+class RunWatcher:
     """A run, as its watcher sees it.
 
     Args:
@@ -47,7 +47,7 @@ class Watch:
         successor: starts a controller that attaches.
         pauses_s: see `PAUSES_S`.
         silent_s: see `SILENT_S`.
-        faults: of the run, see `Order`: a controller that attaches goes on with those that have not struck yet.
+        faults: of the run, see `ControllerOrder`: a controller that attaches goes on with those that have not struck yet.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Watch:
 
     def _attach(self) -> None:
         self.process = self._successor()
-        self.process.order(Order(ATTACH, str(self.directory.root), faults=self._faults))
+        self.process.order(ControllerOrder(ATTACH, str(self.directory.root), faults=self._faults))
 
     def _pause(self, seconds: float, stopped: Callable[[], bool]) -> None:
         until = time.monotonic() + seconds
@@ -198,7 +198,7 @@ class Watch:
 
 
 def watch(
-    directory: RunDirectory, process: ControllerProcess | LeftController, order: Order | None, *, plain: bool
+    directory: RunDirectory, process: ControllerProcess | LeftController, order: ControllerOrder | None, *, plain: bool
 ) -> int:
     """Let a controller begin, show its run until it is over, and print the results. Returns the exit status.
 
@@ -212,7 +212,7 @@ def watch(
         RunDirectoryError: another process watches the run.
     """
     with _watching(directory):
-        run = Watch(directory, process, faults=None if order is None else order.faults)
+        run = RunWatcher(directory, process, faults=None if order is None else order.faults)
         directory.unlock()
         if order is not None and not isinstance(process, LeftController):
             process.order(order)

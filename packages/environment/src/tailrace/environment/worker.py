@@ -51,7 +51,7 @@ class Held:
         self.lock = threading.Lock()
 
 
-class Worker:
+class SessionWorker:
     """Serves requests until stdin closes.
 
     Args:
@@ -318,7 +318,7 @@ def main() -> None:
     os.close(null)
     os.dup2(2, 1)
     try:
-        Worker(requests, replies).serve()
+        SessionWorker(requests, replies).serve()
     finally:
         os.killpg(0, signal.SIGKILL)
 

@@ -41,7 +41,7 @@ Rates = Callable[[Sequence[RunConfig], int], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FewerDevices:
     """A layer of a configuration, and how many devices it does without."""
 
     layer: Mapping[str, Any]
@@ -57,7 +57,7 @@ class Suspect:
     """
 
     seen: str
-    changes: Sequence[Change]
+    changes: Sequence[FewerDevices]
 
 
 def advice(watched: Watched, rates: Rates | None = None, *, said: Callable[[str], None] = lambda _: None) -> list[str]:
@@ -162,22 +162,22 @@ def _suspects(watched: Watched) -> Iterator[Suspect]:
     if end_s > begin_s and handing_s / (end_s - begin_s) > PUBLISHING:
         yield Suspect(
             f"The trainer hands weights over for {percent(handing_s / (end_s - begin_s))} of its time",
-            [Change({"fleet": {"weights": "relays"}})],
+            [FewerDevices({"fleet": {"weights": "relays"}})],
         )
 
 
-def _less(config: RunConfig) -> list[Change]:
+def _less(config: RunConfig) -> list[FewerDevices]:
     """Less work at once for a replica."""
     prompts = round(LESS * config.pipeline.prompts_per_replica)
-    found = [Change({"pipeline": {"prompts_per_replica": prompts}})] if prompts else []
+    found = [FewerDevices({"pipeline": {"prompts_per_replica": prompts}})] if prompts else []
     rollout = config.fleet.get("rollout")
     most = rollout.get("max_running") if isinstance(rollout, Mapping) else None
     if most is not None:
-        found.append(Change({"fleet": {"rollout": {"max_running": max(1, round(LESS * most))}}}))
+        found.append(FewerDevices({"fleet": {"rollout": {"max_running": max(1, round(LESS * most))}}}))
     return found
 
 
-def _other_splits(watched: Watched, wanted: Callable[[Split, Split], bool], busy: float) -> list[Change]:
+def _other_splits(watched: Watched, wanted: Callable[[Split, Split], bool], busy: float) -> list[FewerDevices]:
     """Fewer devices for the side that waits, with some to spare: the other side gets the rest, or nobody does.
 
     The second is tried half-way too.
@@ -203,13 +203,15 @@ def _other_splits(watched: Watched, wanted: Callable[[Split, Split], bool], busy
     side, had = ("trainer", now.trainer) if trains else ("rollout", now.rollout)
     enough = max((at for at, size in enumerate(sizes) if size >= SPARE * busy * had), default=0)
     both = {"trainer": {"gpus": found[enough].trainer}, "rollout": {"gpus": found[enough].rollout}}
-    fewer = [Change({"fleet": {side: {"gpus": sizes[at]}}}, had - sizes[at]) for at in sorted({enough // 2, enough})]
-    return [Change({"fleet": both}), *fewer]
+    fewer = [
+        FewerDevices({"fleet": {side: {"gpus": sizes[at]}}}, had - sizes[at]) for at in sorted({enough // 2, enough})
+    ]
+    return [FewerDevices({"fleet": both}), *fewer]
 
 
 def _remedies(watched: Watched, suspects: Sequence[Suspect], rates: Rates) -> Iterator[str]:
     """A sentence for each suspect that a change of the configuration mends, with the best such change."""
-    tried: list[tuple[Suspect, Change, RunConfig]] = []
+    tried: list[tuple[Suspect, FewerDevices, RunConfig]] = []
     for suspect in suspects:
         for change in suspect.changes:
             try:

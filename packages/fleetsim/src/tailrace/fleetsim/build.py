@@ -14,7 +14,7 @@ from tailrace.fleetsim.cost import DecodeCost, TrainingCost
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.fitted_stages import fitted_stages
 from tailrace.fleetsim.fleet import SimulatedFleet
-from tailrace.fleetsim.layout import Layout, layout
+from tailrace.fleetsim.layout import FleetLayout, layout
 from tailrace.fleetsim.pools import Costs, pool_costs, replica_pool
 from tailrace.fleetsim.prices import price_per_hour
 from tailrace.fleetsim.profile.fleet import profiled_fleet
@@ -110,7 +110,7 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
     )
 
 
-def _check_hybrids(config: RunConfig, split: Layout) -> None:
+def _check_hybrids(config: RunConfig, split: FleetLayout) -> None:
     """Check that hybrids of the pipeline are some of the fleet."""
     marked = [pool.name for pool in config.rollout.pools if pool.hybrid]
     there = [pool.name for pool in split.pools if pool.hybrid]
@@ -134,7 +134,7 @@ def _one_silence(config: RunConfig, table: FleetConfig) -> tuple[RunConfig, Flee
 
 
 def _completed(
-    config: RunConfig, table: FleetConfig, split: Layout, workload: Workload, costs: Sequence[Mapping[int, Costs]]
+    config: RunConfig, table: FleetConfig, split: FleetLayout, workload: Workload, costs: Sequence[Mapping[int, Costs]]
 ) -> RunConfig:
     """Settings that follow from the fleet: the number of replicas, and the cost model that `tailrace fit-cost` would find.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.layout import Layout
+from tailrace.fleetsim.layout import FleetLayout
 from tailrace.fleetsim.pools import Costs
 from tailrace.fleetsim.stage_times import StageTimes
 from tailrace.pipeline.config.models import RunConfig
@@ -16,7 +16,7 @@ _LENGTHS = 1_000
 
 
 def fitted_stages(
-    config: RunConfig, split: Layout, sizes: Mapping[int, Costs], takes: Mapping[str, Any]
+    config: RunConfig, split: FleetLayout, sizes: Mapping[int, Costs], takes: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Options of `balanced`, below those that the configuration has: costs of replicas, training, lengths, devices.
 

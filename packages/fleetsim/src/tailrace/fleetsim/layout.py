@@ -50,7 +50,7 @@ class PoolLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FleetLayout:
     """A model's trainer and its replicas.
 
     Args:
@@ -109,7 +109,7 @@ class Layout:
         return f"{self.model.name}: {self.trainer_gpus} x {self.trainer.name} train, {', '.join(generating)}"
 
 
-def layout(table: FleetConfig) -> Layout:
+def layout(table: FleetConfig) -> FleetLayout:
     """The layout that a table ``[fleet]`` describes.
 
     Raises:
@@ -140,7 +140,7 @@ def layout(table: FleetConfig) -> Layout:
     _check_sites(table)
     names = _names(table)
     pools = tuple(_pool(table, index, name) for index, name in enumerate(names))
-    return Layout(
+    return FleetLayout(
         model=model(table.model),
         trainer=find_device(shared.device if colocated else trainer.device),
         trainer_gpus=pools[table.rollout.index(shared)].gpus if colocated or trainer.gpus is None else trainer.gpus,

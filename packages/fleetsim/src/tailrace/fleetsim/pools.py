@@ -6,14 +6,14 @@ from tailrace.fleetsim.config import FleetConfig
 from tailrace.fleetsim.cost import TENSOR_S, DecodeCost, PrefillCost, WeightCost
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.hardware.links import Link
-from tailrace.fleetsim.layout import Layout, PoolLayout
+from tailrace.fleetsim.layout import FleetLayout, PoolLayout
 from tailrace.fleetsim.replica_pool import ReplicaPool, WeightCosts
 from tailrace.pipeline.config.models import RunConfig
 
 Costs = tuple[DecodeCost, PrefillCost]
 
 
-def pool_costs(config: RunConfig, split: Layout, pool: PoolLayout) -> dict[int, Costs]:
+def pool_costs(config: RunConfig, split: FleetLayout, pool: PoolLayout) -> dict[int, Costs]:
     """The costs of a pool's replicas by their devices: their own number, and every other that they can be resized to.
 
     Those are powers of two of devices of one machine that hold a whole response.
@@ -41,7 +41,7 @@ def pool_costs(config: RunConfig, split: Layout, pool: PoolLayout) -> dict[int, 
     return costs
 
 
-def replica_pool(table: FleetConfig, split: Layout, pool: PoolLayout, costs: dict[int, Costs]) -> ReplicaPool:
+def replica_pool(table: FleetConfig, split: FleetLayout, pool: PoolLayout, costs: dict[int, Costs]) -> ReplicaPool:
     """A pool of a layout with its costs."""
     decode, prefill = costs[pool.tp]
     return ReplicaPool(
@@ -56,7 +56,7 @@ def replica_pool(table: FleetConfig, split: Layout, pool: PoolLayout, costs: dic
     )
 
 
-def _weights(table: FleetConfig, split: Layout, pool: PoolLayout) -> WeightCosts:
+def _weights(table: FleetConfig, split: FleetLayout, pool: PoolLayout) -> WeightCosts:
     tensor_s = TENSOR_S if table.weights == "store" else 0.0  # its engines take tensor by tensor
     cost = WeightCost.of(split.model, pool.device, pool.tp, tensor_s=tensor_s)
     if split.colocated and (pool.hybrid or len(split.pools) == 1):

@@ -19,7 +19,7 @@ from tailrace.fleetsim.log import InstantLog
 from tailrace.fleetsim.members.environment import EnvironmentModel
 from tailrace.fleetsim.members.ranker import RankerModel
 from tailrace.fleetsim.members.relays import Relays
-from tailrace.fleetsim.members.replica import Replica
+from tailrace.fleetsim.members.replica import ModelledReplica
 from tailrace.fleetsim.members.stores import Data, ScorerModel
 from tailrace.fleetsim.members.trainer import Trainer
 from tailrace.fleetsim.message_transport import MessageTransport
@@ -56,7 +56,7 @@ class Models:
         self.relays = Relays(world)
         self.trainer = self.new_trainer()
         self.data, self.scorer, self.ranker = self.new_data(), self.new_scorer(), self.new_ranker()
-        self.replicas: dict[str, Replica] = {}
+        self.replicas: dict[str, ModelledReplica] = {}
         self.environments: dict[str, EnvironmentModel] = {}
 
     def new_trainer(self) -> Trainer:
@@ -75,9 +75,9 @@ class Models:
         """The ranker, not started; only a pipeline with one starts it."""
         return RankerModel(self.world)
 
-    def new_replica(self, name: str) -> Replica:
+    def new_replica(self, name: str) -> ModelledReplica:
         """A replica, not started."""
-        return Replica(self.world, self.relays, name, self.world.fleet.speed(name))
+        return ModelledReplica(self.world, self.relays, name, self.world.fleet.speed(name))
 
     def new_environment(self, id_: str) -> EnvironmentModel:
         """A member of the environment role, not started; only a pipeline with turns starts one."""
@@ -89,7 +89,7 @@ class Models:
             self.environments[id_] = self.new_environment(id_)
         return self.environments[id_]
 
-    def replica(self, name: str) -> Replica:
+    def replica(self, name: str) -> ModelledReplica:
         """The replica of a name."""
         if name not in self.replicas:
             self.replicas[name] = self.new_replica(name)

@@ -28,7 +28,7 @@ SKEW_AWARE = "skew-aware"
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class GenerationPlan:
     """A batch generated on a number of devices.
 
     Args:
@@ -90,7 +90,7 @@ class StageTimes:
                 self._costs[size] = decode, PrefillCost.of(self._shape, kind, size)
         if not self._costs:
             raise DoesNotFitError(f"{self._shape.name} fits on no number of {kind.name} that one replica can have")
-        self._known: dict[int, Generation] = {}
+        self._known: dict[int, GenerationPlan] = {}
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -102,18 +102,18 @@ class StageTimes:
         """Devices that a replica can have, ascending."""
         return sorted(self._costs)
 
-    def generation(self, devices: int) -> Generation:
+    def generation(self, devices: int) -> GenerationPlan:
         """The fastest way to generate a batch on so many devices, all submitted at once; of equals, the smallest replicas."""
         if devices not in self._known:
             found = [self._with(size, devices // size) for size in self.sizes if devices % size == 0]
-            self._known[devices] = min(found, key=lambda one: one.seconds, default=Generation(NEVER))
+            self._known[devices] = min(found, key=lambda one: one.seconds, default=GenerationPlan(NEVER))
         return self._known[devices]
 
-    def _with(self, size: int, replicas: int) -> Generation:
+    def _with(self, size: int, replicas: int) -> GenerationPlan:
         costs, batch = self._costs[size], self._batch
         tokens = {one.name: one.tokens for one in batch}
         ends = sorted((at, tokens[name]) for at, name in generate(costs, self._queues(size, replicas), self._rollout))
-        return Generation(ends[-1][0], size, tuple(ends))
+        return GenerationPlan(ends[-1][0], size, tuple(ends))
 
     def _queues(self, size: int, replicas: int) -> list[Sequence[BatchSample]]:
         batch = self._batch
@@ -155,7 +155,7 @@ class StageTimes:
         load = sum(tokens), float(sum(count * count for count in tokens))
         return at.data_s + cost.preparation_s(*load, len(tokens)) + cost.update_s(*load, 1, len(tokens))
 
-    def streamed_s(self, generation: Generation, devices: int) -> float:
+    def streamed_s(self, generation: GenerationPlan, devices: int) -> float:
         """Seconds of an iteration in which each trajectory is trained on as it ends: the pipelined makespan (section 4.1)."""
         train_s = self.train_s(devices)
         if train_s == NEVER or generation.seconds == NEVER:

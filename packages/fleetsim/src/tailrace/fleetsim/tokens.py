@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from tailrace import contracts as c
 from tailrace.fleetsim.engine import Work
-from tailrace.fleetsim.workload.workload import Sample, Workload
+from tailrace.fleetsim.workload.workload import ModelledSample, Workload
 
 _TRAIN = c.Purpose.TRAIN
 _STOP, _LENGTH = c.FinishReason.STOP, c.FinishReason.LENGTH
@@ -33,7 +33,9 @@ class SimulatedTrajectory:
 
     __slots__ = ("answered", "begun_s", "ended_s", "group", "kept", "oldest", "prompt", "replica", "response", "sample")
 
-    def __init__(self, sample: Sample, oldest: int, begun_s: float, replica: str, prompt: int, group: int) -> None:
+    def __init__(
+        self, sample: ModelledSample, oldest: int, begun_s: float, replica: str, prompt: int, group: int
+    ) -> None:
         self.sample, self.oldest, self.begun_s, self.replica = sample, oldest, begun_s, replica
         self.prompt, self.group = prompt, group
         self.kept = self.response = self.answered = 0
@@ -66,7 +68,7 @@ class Tokens:
         self.latency_sum_s = self.latency_max_s = 0.0
         self.latencies = 0
         self.reprefilled_tokens = 0
-        self._groups: dict[int, list[Sample]] = {}
+        self._groups: dict[int, list[ModelledSample]] = {}
         self._first_version: dict[int, int] = {}  # lengths drift with versions, but not those of a group under way
 
     def works(self, refs: Sequence[c.TrajectoryRef], replica: str, version: int, now: float) -> list[Work]:
@@ -144,7 +146,7 @@ class Tokens:
         self._complete([(now, name, known.kept)])
         return True
 
-    def _sample(self, ref: c.TrajectoryRef, prompt: int, group: int, version: int) -> Sample:
+    def _sample(self, ref: c.TrajectoryRef, prompt: int, group: int, version: int) -> ModelledSample:
         samples = self._groups.get(group)
         if samples is None or len(samples) <= ref.sample:
             first = self._first_version.setdefault(group, version)

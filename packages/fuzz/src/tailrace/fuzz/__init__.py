@@ -3,7 +3,7 @@
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.draw import draw_case
 from tailrace.fuzz.errors import CaseError, FuzzError, InvariantError
-from tailrace.fuzz.hunt import Finding, Findings, fuzz, replay
+from tailrace.fuzz.hunt import BrokenCase, Findings, fuzz, replay
 from tailrace.fuzz.trial import Trial, Violation, run_case
 
 __version__ = "0.1.0"
@@ -11,7 +11,7 @@ __all__ = [
     "Case",
     "CaseError",
     "Violation",
-    "Finding",
+    "BrokenCase",
     "Findings",
     "FuzzError",
     "InvariantError",

@@ -16,7 +16,7 @@ from tailrace.fuzz.trial import Trial, Violation, run_case
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class BrokenCase:
     """Something that broke.
 
     Args:
@@ -59,7 +59,7 @@ class Findings:
     """
 
     summary: CampaignSummary
-    found: list[Finding]
+    found: list[BrokenCase]
     policies: Policies
 
     def __str__(self) -> str:
@@ -115,12 +115,12 @@ def replay(path: Path | str, **policies: Any) -> Trial:
     return run_case(Case.read(Path(path)), policies, twice=True)
 
 
-def _finding(seeds: list[int], failure: Violation, policies: Policies, shrink_s: float, out: Path) -> Finding:
+def _finding(seeds: list[int], failure: Violation, policies: Policies, shrink_s: float, out: Path) -> BrokenCase:
     drawn = draw_case(seeds[0], policies)
     if not shrink_s:
-        return Finding(seeds, failure, drawn, drawn, failure, 0, None)
+        return BrokenCase(seeds, failure, drawn, drawn, failure, 0, None)
     shrinker = Shrinker(drawn, failure, limit_s=shrink_s, policies=policies)
     small, path = shrinker.shrink(), out / f"fuzz-{seeds[0]}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(small.to_json())
-    return Finding(seeds, failure, drawn, small, shrinker.failure, shrinker.tried, path)
+    return BrokenCase(seeds, failure, drawn, small, shrinker.failure, shrinker.tried, path)

@@ -11,7 +11,7 @@ from tailrace import contracts as c
 from tailrace.fleetsim.members.environment import EnvironmentModel
 from tailrace.fleetsim.members.ranker import RankerModel
 from tailrace.fleetsim.members.relays import Relays
-from tailrace.fleetsim.members.replica import Replica
+from tailrace.fleetsim.members.replica import ModelledReplica
 from tailrace.fleetsim.members.stores import ScorerModel
 from tailrace.fleetsim.members.trainer import Trainer
 from tailrace.fleetsim.simulator import Models
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tailrace.fleetsim.host import VirtualMember
 
 
-class FuzzReplica(Replica):
+class FuzzReplica(ModelledReplica):
     """A replica whose weights and work are watched, and whose engine refuses some prompts."""
 
     __slots__ = ("_plane", "_refuses")

@@ -8,10 +8,10 @@ from tailrace.ranker.errors import (
     DamagedRankerError,
     ExampleError,
     MeasureError,
-    ModelError,
-    OptionError,
     PredictionError,
     RankerError,
+    RankerModelError,
+    RankerOptionError,
     UnknownMethodError,
 )
 from tailrace.ranker.example import Example
@@ -31,8 +31,8 @@ __all__ = [
     "LengthRanker",
     "MeasureError",
     "Method",
-    "ModelError",
-    "OptionError",
+    "RankerModelError",
+    "RankerOptionError",
     "Prediction",
     "PredictionError",
     "Predictor",

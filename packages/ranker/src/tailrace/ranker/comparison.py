@@ -20,7 +20,7 @@ from tailrace.ranker.measures import ceiling20
 from tailrace.ranker.methods import Progress, Setting, load_method, silent
 from tailrace.ranker.ranker import HELD_BACK, LEAST_PROMPTS, LengthRanker
 from tailrace.ranker.splits import hold_out, prompts_of
-from tailrace.ranker.trials import Trial, installed_methods, measured, measured_with_samples, try_methods
+from tailrace.ranker.trials import MethodTrial, installed_methods, measured, measured_with_samples, try_methods
 
 _FIGURES = ("recall20", "recall10", "recall5", "tau_b")
 
@@ -103,7 +103,7 @@ def compare(
 
 
 def _on_held_out(
-    trial: Trial, rest: Sequence[Example], held_out: Sequence[Example], setting: Setting
+    trial: MethodTrial, rest: Sequence[Example], held_out: Sequence[Example], setting: Setting
 ) -> Mapping[str, float]:
     if trial.method.needs_samples:
         return measured_with_samples(trial.method, rest, held_out, setting)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from tailrace.ranker.errors import OptionError
+from tailrace.ranker.errors import RankerOptionError
 
 
 class Deadline:
@@ -17,12 +17,12 @@ class Deadline:
         clock: returns seconds.
 
     Raises:
-        OptionError: the budget is not above 0.
+        RankerOptionError: the budget is not above 0.
     """
 
     def __init__(self, budget_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         if math.isnan(budget_s) or budget_s <= 0:
-            raise OptionError(f"found budget_s = {budget_s!r}, expected seconds above 0")
+            raise RankerOptionError(f"found budget_s = {budget_s!r}, expected seconds above 0")
         self._clock = clock
         self._end = clock() + budget_s
 

@@ -15,7 +15,7 @@ class MeasureError(RankerError, ValueError):
     """A measure got scores and lengths that do not belong together, or a share that is none."""
 
 
-class OptionError(RankerError, ValueError):
+class RankerOptionError(RankerError, ValueError):
     """An option is outside its range, or a method lacks the model that it needs."""
 
 
@@ -31,5 +31,5 @@ class DamagedRankerError(RankerError, ValueError):
     """A directory holds no ranker, or one that is incomplete or damaged."""
 
 
-class ModelError(RankerError, ValueError):
+class RankerModelError(RankerError, ValueError):
     """A model directory does not hold a causal language model with a tokenizer that can be used here."""

@@ -91,7 +91,7 @@ class Method(Protocol):
         one so far.
 
         Raises:
-            OptionError: `Setting.policy` or `Setting.init` is needed and missing.
+            RankerOptionError: `Setting.policy` or `Setting.init` is needed and missing.
             MissingExtraError: a library is not installed.
         """
         ...

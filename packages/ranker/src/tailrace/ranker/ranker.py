@@ -20,7 +20,7 @@ from typing import Any
 from tailrace.ranker.correction import Correction, correction_of, has_enough
 from tailrace.ranker.deadline import Deadline
 from tailrace.ranker.drift import Band, latest, recent
-from tailrace.ranker.errors import ExampleError, OptionError
+from tailrace.ranker.errors import ExampleError, RankerOptionError
 from tailrace.ranker.example import Example, check_examples
 from tailrace.ranker.measures import ceiling20, measure
 from tailrace.ranker.methods import Method, Predictor, Progress, Setting, load_method, silent
@@ -29,7 +29,7 @@ from tailrace.ranker.saved import SavedRanker, read_ranker, registered_name, wri
 from tailrace.ranker.splits import halves, hold_out, prompts_of
 from tailrace.ranker.trials import (
     LEARNING,
-    Trial,
+    MethodTrial,
     installed_methods,
     measured,
     measured_with_samples,
@@ -118,8 +118,8 @@ class LengthRanker:
         Raises:
             ExampleError: there are no examples, or for ``auto`` fewer than five different prompts.
             UnknownMethodError: no method has this name.
-            OptionError: the budget is not above 0, or a model that the method needs is not given.
-            ModelError: a directory is no model that can be used.
+            RankerOptionError: the budget is not above 0, or a model that the method needs is not given.
+            RankerModelError: a directory is no model that can be used.
             MissingExtraError: the method needs a library that is not installed.
         """
         known = check_examples(examples)
@@ -149,7 +149,7 @@ class LengthRanker:
 
     @classmethod
     def of_trial(
-        cls, trial: Trial, known: Sequence[Example], held: Sequence[Example], setting: Setting, budget_s: float
+        cls, trial: MethodTrial, known: Sequence[Example], held: Sequence[Example], setting: Setting, budget_s: float
     ) -> LengthRanker:
         """The ranker of a method that was tried, with `held` of the `known` examples held back."""
         return cls._finished(trial.name, trial.method, trial.predictor, trial.held_back, known, held, setting, budget_s)
@@ -280,7 +280,7 @@ class LengthRanker:
         It holds the recent examples, with their prompts, since updates learn from them.
 
         Raises:
-            OptionError: the method is not registered, so that nobody could load the ranker.
+            RankerOptionError: the method is not registered, so that nobody could load the ranker.
         """
         state = {
             "version": self._version,
@@ -291,7 +291,7 @@ class LengthRanker:
             "correction": dataclasses.asdict(self._correction),
         }
         if not self._name:
-            raise OptionError(
+            raise RankerOptionError(
                 f"found a method of type {type(self._method).__name__}, expected one that an entry point registers: others "
                 "cannot be loaded"
             )

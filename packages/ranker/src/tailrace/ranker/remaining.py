@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from tailrace.ranker.errors import OptionError
+from tailrace.ranker.errors import RankerOptionError
 from tailrace.ranker.prediction import Prediction
 
 Z90 = 1.2815515655446004  # the 0.9-quantile of the standard normal law
@@ -31,12 +31,12 @@ def remaining_tokens(prediction: Prediction, generated: int, *, cap: int | None 
         Tokens; at least 1 as long as the cap is not reached, since the response has not ended. At the cap 0.
 
     Raises:
-        OptionError: `generated` is below 0, or `cap` below 1.
+        RankerOptionError: `generated` is below 0, or `cap` below 1.
     """
     if generated < 0:
-        raise OptionError(f"found {generated} generated tokens, expected 0 or more")
+        raise RankerOptionError(f"found {generated} generated tokens, expected 0 or more")
     if cap is not None and cap < 1:
-        raise OptionError(f"found a cap of {cap} tokens, expected 1 or more")
+        raise RankerOptionError(f"found a cap of {cap} tokens, expected 1 or more")
     if cap is not None and generated >= cap:
         return 0.0
     spread = max(math.log(prediction.p90 / prediction.p50) / Z90, _LEAST_SPREAD)

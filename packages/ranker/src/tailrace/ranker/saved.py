@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.ranker.contents import from_json, to_json
-from tailrace.ranker.errors import DamagedRankerError, ExampleError, OptionError
+from tailrace.ranker.errors import DamagedRankerError, ExampleError, RankerOptionError
 from tailrace.ranker.example import Example
 from tailrace.ranker.methods import GROUP, Method, load_method
 
@@ -69,12 +69,12 @@ def write_ranker(directory: Path, ranker: SavedRanker) -> None:
     """Write a ranker. A reader sees the old files, or a checksum that does not fit, until ``ranker.json`` is there.
 
     Raises:
-        OptionError: a predictor's file has a name that is not allowed.
+        RankerOptionError: a predictor's file has a name that is not allowed.
     """
     files = {_EXAMPLES: to_json([dataclasses.asdict(example) for example in ranker.memory])}
     for name, content in ranker.files.items():
         if Path(name).name != name or not name.endswith(_ENDINGS):
-            raise OptionError(
+            raise RankerOptionError(
                 f"found the file {name!r} of {ranker.name!r}, expected a name ending {' or '.join(_ENDINGS)}"
             )
         files[f"{_PREDICTOR}/{name}"] = content

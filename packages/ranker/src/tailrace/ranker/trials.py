@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tailrace.contracts import MissingExtraError
 from tailrace.ranker.deadline import Deadline
-from tailrace.ranker.errors import OptionError, RankerError
+from tailrace.ranker.errors import RankerError, RankerOptionError
 from tailrace.ranker.example import Example
 from tailrace.ranker.measures import mean_measures, measure
 from tailrace.ranker.methods import Method, Predictor, Setting, load_method, method_names
@@ -34,7 +34,7 @@ _AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class MethodTrial:
     """One method, fitted and measured.
 
     Args:
@@ -59,11 +59,11 @@ class Trials:
         lacking: those of them whose library is not installed.
     """
 
-    tried: tuple[Trial, ...]
+    tried: tuple[MethodTrial, ...]
     left_out: Mapping[str, str]
     lacking: tuple[str, ...] = ()
 
-    def best(self) -> Trial:
+    def best(self) -> MethodTrial:
         """The highest recall20 among methods that need no samples of a prompt; of equal ones the simplest.
 
         Raises:
@@ -104,7 +104,7 @@ def try_methods(
     Quick ones first; what is left of the budget is shared evenly by the others. Methods that lack a library or a model are left
     out, and so are those for which no time is left, but for the first one.
     """
-    tried: dict[str, Trial] = {}
+    tried: dict[str, MethodTrial] = {}
     left_out: dict[str, str] = {}
     lacking: list[str] = []
     order = sorted(methods, key=lambda name: not methods[name].quick)
@@ -120,12 +120,12 @@ def try_methods(
         began = setting.deadline.now()
         try:
             predictor, known = _fitted(method, learn, held, its)
-        except (MissingExtraError, OptionError) as error:
+        except (MissingExtraError, RankerOptionError) as error:
             left_out[name] = str(error)
             lacking += [name] if isinstance(error, MissingExtraError) else []
             continue
         train_s = setting.deadline.now() - began
-        trial = Trial(name, method, predictor, known or measured(predictor, held, its_end), train_s)
+        trial = MethodTrial(name, method, predictor, known or measured(predictor, held, its_end), train_s)
         setting.progress(
             {"method": name, "phase": "tried", "recall20": trial.held_back["recall20"], "train_s": train_s}
         )

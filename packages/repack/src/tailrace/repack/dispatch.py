@@ -19,7 +19,7 @@ from tailrace.contracts import expected_one_of
 from tailrace.repack.decoding import Decoding, MaxBatch, StepLatency
 from tailrace.repack.errors import LoadError
 from tailrace.repack.lpt import check_count, checked_lengths, longest_first, lpt, spread
-from tailrace.repack.splits import OBJECTIVES, Objective, Share, best_split, tail_count
+from tailrace.repack.splits import OBJECTIVES, Objective, TailShare, best_split, tail_count
 from tailrace.repack.unequal import UnequalSplit
 
 _Profile = TypeVar("_Profile", bound=Callable[..., float])
@@ -121,9 +121,9 @@ class _Class:
     longest: float
 
     @property
-    def share(self) -> Share:
+    def share(self) -> TailShare:
         """The class by its number."""
-        return Share(len(self.positions), self.length, self.longest)
+        return TailShare(len(self.positions), self.length, self.longest)
 
 
 def _among_equals(

@@ -25,7 +25,7 @@ Entry = tuple[float, float, int, int]
 """What a replica has to do, the share of its KV cache in use, its index, and the trajectories that it held then."""
 
 
-class Loads(Rooms):
+class LoadHeap(Rooms):
     """Which replica has least to do: a heap for each version. An entry is out of date if the replica was given work since."""
 
     def __init__(self, replicas: Sequence[ReplicaView]) -> None:

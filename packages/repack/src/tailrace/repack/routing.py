@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tailrace.contracts import Cycle, Placement, Placements, ReplicaView, TentativeAdmission, TrajectoryView, Unstarted
-from tailrace.repack.rooms import Loads, Rooms
+from tailrace.repack.rooms import LoadHeap, Rooms
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class LeastLoaded:
 
     def route(self, cycle: Cycle) -> Sequence[Placement]:
         """Everything that a replica may take now."""
-        return _place_all(cycle, Loads(serving(cycle)))
+        return _place_all(cycle, LoadHeap(serving(cycle)))
 
 
 def serving(cycle: Cycle) -> list[ReplicaView]:

@@ -50,13 +50,13 @@ from tailrace.repack.costed import Costed
 from tailrace.repack.decoding import Decoding
 from tailrace.repack.errors import LoadError
 from tailrace.repack.profiles import PoolCost, models_of, paces, profiles
-from tailrace.repack.rooms import Entry, Loads
+from tailrace.repack.rooms import Entry, LoadHeap
 from tailrace.repack.routing import LeastLoaded, by_group, queues, serving
 from tailrace.repack.splits import (
     OBJECTIVES,
     Kinds,
     Objective,
-    Share,
+    TailShare,
     best_split,
     combined,
     split_times,
@@ -155,7 +155,7 @@ class SkewAware(Costed):
         if not tail or len(replicas) == 1:
             return _Part(math.inf, median, (), range(len(replicas)), replicas, left, cost)
         p50, p90 = (median, known[len(known) // 10]) if lengths is None else (lengths.p50, lengths.p90)
-        of_tail, of_regular = Share(tail, p90, known[0]), Share(count - tail, p50)
+        of_tail, of_regular = TailShare(tail, p90, known[0]), TailShare(count - tail, p50)
         tails, regulars = (profiles(replicas, length, self.model, pools) for length in (p90, p50))
         shares = [_tail_share(held, limit, tokens) for held, tokens in zip(running, work, strict=True)]
         standing = sum([share > 0.5 for share in shares])
@@ -173,7 +173,7 @@ class SkewAware(Costed):
         others = sorted(set(range(len(replicas))) - for_tail)
         return _Part(limit, median, sorted(for_tail), others, replicas, left, cost)
 
-    def _among_equals(self, kinds: Kinds, tail: Share, regular: Share, replicas: int, standing: int) -> int:
+    def _among_equals(self, kinds: Kinds, tail: TailShare, regular: TailShare, replicas: int, standing: int) -> int:
         """How many replicas run the tail: as many as do (0: none stands), unless another split is clearly faster."""
         best_s, split, _ = best_split(kinds, tail, regular, replicas, self.objective)
         if standing:
@@ -183,7 +183,7 @@ class SkewAware(Costed):
         return split
 
     def _among_unequal(
-        self, kinds: tuple[Sequence[Decoding], Sequence[Decoding]], tail: Share, regular: Share, standing: int
+        self, kinds: tuple[Sequence[Decoding], Sequence[Decoding]], tail: TailShare, regular: TailShare, standing: int
     ) -> int:
         """The same for unequal replicas, of which the first ones run the tail."""
         of_tail, of_regular = kinds  # what they hold is part of the classes
@@ -257,7 +257,7 @@ class _Part:
         return Reason(why, "", {"predicted": predicted, "limit": self.limit})
 
 
-class _Work(Loads):
+class _Work(LoadHeap):
     """The replicas of a class, by how long what is left of what they hold will take them."""
 
     def __init__(self, replicas: Sequence[ReplicaView], work: Sequence[float], paces: Sequence[float]) -> None:

@@ -13,7 +13,7 @@ OBJECTIVES: tuple[Objective, ...] = ("max", "sum")
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TailShare:
     """The tail or the others.
 
     Args:
@@ -33,7 +33,7 @@ def tail_count(trajectories: int, alpha: float) -> int:
     return math.ceil(round(alpha * trajectories, 9))
 
 
-def splits(tail: Share, regular: Share, replicas: int) -> range:
+def splits(tail: TailShare, regular: TailShare, replicas: int) -> range:
     """How many replicas the tail may have: a class with trajectories needs one, a class without needs none."""
     return range(1, replicas + (0 if regular.count else 1)) if tail.count else range(1)
 
@@ -47,17 +47,17 @@ def combined(times: tuple[float, float], objective: Objective) -> float:
     return max(times) if objective == "max" else sum(times)
 
 
-def split_times(kinds: Kinds, tail: Share, regular: Share, replicas: int, split: int) -> tuple[float, float]:
+def split_times(kinds: Kinds, tail: TailShare, regular: TailShare, replicas: int, split: int) -> tuple[float, float]:
     """Seconds for the tail on `split` replicas, and for the others on the rest; 0 for a class without trajectories."""
 
-    def time_s(kind: Decoding, share: Share, count: int) -> float:
+    def time_s(kind: Decoding, share: TailShare, count: int) -> float:
         return kind.time_s(-(-share.count // count), share.length, share.longest) if share.count else 0.0
 
     return time_s(kinds[0], tail, split), time_s(kinds[1], regular, replicas - split)
 
 
 def best_split(
-    kinds: Kinds, tail: Share, regular: Share, replicas: int, objective: Objective = "max"
+    kinds: Kinds, tail: TailShare, regular: TailShare, replicas: int, objective: Objective = "max"
 ) -> tuple[float, int, tuple[float, float]]:
     """The least value of the objective, the tail's replicas and both times. Of equally fast splits, the smallest.
 

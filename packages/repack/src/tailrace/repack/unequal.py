@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from tailrace.repack.decoding import Decoding, fill
-from tailrace.repack.splits import Objective, Share, combined, splits
+from tailrace.repack.splits import Objective, TailShare, combined, splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class UnequalSplit:
         self,
         kinds: Sequence[Decoding],
         left_s: Sequence[float],
-        tail: Share,
-        regular: Share,
+        tail: TailShare,
+        regular: TailShare,
         of_regular: Sequence[Decoding] | None = None,
     ) -> None:
         self._kinds, self._left_s, self._tail, self._regular = kinds, left_s, tail, regular
@@ -65,7 +65,7 @@ class UnequalSplit:
     def _of_regular(self, split: int) -> Filled:
         return self._filled(self._regular, self._of_others, slice(split, None))
 
-    def _filled(self, share: Share, profiles: Sequence[Decoding], chosen: slice) -> Filled:
+    def _filled(self, share: TailShare, profiles: Sequence[Decoding], chosen: slice) -> Filled:
         kinds, left_s = profiles[chosen], self._left_s[chosen]
         if not share.count:
             return Filled(0.0, [0] * len(kinds))

@@ -21,7 +21,7 @@ _LONG_S = 0.1  # shorter scores are not worth telling
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class StoryLine:
     """One line of a trajectory's story.
 
     Args:
@@ -35,14 +35,14 @@ class Line:
     text: str
 
 
-def explain(directory: RunDirectory, trajectory: str) -> list[Line]:
+def explain(directory: RunDirectory, trajectory: str) -> list[StoryLine]:
     """Everything that happened to a trajectory and was decided about it, in order.
 
     Raises:
         RunDirectoryError, ConfigError: the run never gave such a trajectory to a replica, or is damaged.
     """
     history = History(spec_of(directory, directory.configuration()))
-    story: list[Line] = []
+    story: list[StoryLine] = []
     others: dict[str, c.Purpose] = {}
     known: Trajectory | None = None
     stops: c.Why | None = None
@@ -65,7 +65,7 @@ def explain(directory: RunDirectory, trajectory: str) -> list[Line]:
         environment = history.asked(trajectory)
         texts += attempts.observe(instant)
         stops = _told(instant, trajectory, stops if replica is not None else None)
-        story += [Line(instant.now, history.version, text) for text in texts]
+        story += [StoryLine(instant.now, history.version, text) for text in texts]
         if not story:
             others |= _routed(instant)
     if not story:

@@ -14,7 +14,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.environments import has_own_rows
 from tailrace.pipeline.run.prompt_reading import treated_rows
-from tailrace.pipeline.run.results import Measured, Results
+from tailrace.pipeline.run.results import MeasuredAnswers, Results
 from tailrace.report import run_tables
 from tailrace.report.charts import learning, lengths, loads, rounds, staleness, throughput, turns
 from tailrace.report.charts.chart import Chart, TimeAxis
@@ -135,7 +135,7 @@ def _task(config: RunConfig) -> str:
 
 def _tiles(results: Results) -> list[tuple[str, str, str, bool]]:
     """Label, number and unit of each figure before and after and of the best control, and whether it stands out."""
-    shown: list[tuple[str, Measured | None, bool]] = [
+    shown: list[tuple[str, MeasuredAnswers | None, bool]] = [
         ("before", results.before, False),
         ("after RL", results.after, True),
         ("best control", results.best_control, False),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tailrace.contracts import SessionOrigin
-from tailrace.pipeline.run.results import Measured, Quantity, Results
+from tailrace.pipeline.run.results import MeasuredAnswers, Quantity, Results
 from tailrace.report.charts.staleness import staleness_in_words
 from tailrace.report.figures.headline import UNKNOWN_ACCURACY
 from tailrace.report.figures.held_out import said
@@ -226,6 +226,6 @@ def _version(version: int | None) -> str:
     return "none" if version is None else str(version)
 
 
-def _estimate(quantity: Quantity, measured: Measured) -> list[str]:
+def _estimate(quantity: Quantity, measured: MeasuredAnswers) -> list[str]:
     estimate = measured.estimate(quantity)
     return [said(quantity, estimate.value), f"± {said(quantity, estimate.error)}"]

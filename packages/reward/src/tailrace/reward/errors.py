@@ -68,10 +68,6 @@ class ScorerClosedError(RewardError, RuntimeError):
     """The scorer was used after it was closed."""
 
 
-class MissingExtraError(RewardError, ImportError):
-    """An optional dependency is not installed."""
-
-
 class TooFewQuestionsError(RewardError, ValueError):
     """A task has fewer distinct questions than were asked for."""
 

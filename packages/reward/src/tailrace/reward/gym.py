@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from tailrace.reward.errors import MissingExtraError
+from tailrace.contracts import extra
 
 
 def import_reasoning_gym() -> Any:
@@ -14,10 +14,7 @@ def import_reasoning_gym() -> Any:
     Raises:
         MissingExtraError: the package is not installed.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # one of its dependencies compares strings with `is`
-            import reasoning_gym
-    except ImportError as error:
-        raise MissingExtraError("this needs reasoning-gym: pip install 'tailrace-reward[reasoning-gym]'") from error
+    with extra("tailrace-reward", "reasoning-gym"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # one of its dependencies compares strings with `is`
+        import reasoning_gym
     return reasoning_gym

@@ -87,7 +87,7 @@ class ServiceDownError(RolloutError, RuntimeError):
     """The stream generation service is closed, or every replica has died more often than it may."""
 
 
-class LimitError(RolloutError, ValueError):
+class RequestTooLargeError(RolloutError, ValueError):
     """A request over HTTP is larger than the service takes."""
 
 

@@ -23,7 +23,7 @@ from tailrace.rollout.ports import TrajectorySource
 _DEPTH = 64
 
 
-class EventQueue:
+class ReplicaOutbox:
     """Events that wait to be collected. Several threads may use it."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Flusher:
         self,
         replica: str,
         source: TrajectorySource,
-        outbox: EventQueue,
+        outbox: ReplicaOutbox,
         rejected: Callable[[Sequence[str]], None],
         timeout_s: float,
     ) -> None:

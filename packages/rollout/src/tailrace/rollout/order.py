@@ -13,7 +13,7 @@ from tailrace.contracts import Abort, Interrupt, Lend, Pull, Return, Route
 ReplicaCommand = Route | Interrupt | Abort | Pull | Lend | Return
 
 
-class Order:
+class CommandOrder:
     """Puts commands in order. Not thread-safe."""
 
     def __init__(self) -> None:

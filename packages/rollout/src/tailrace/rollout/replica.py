@@ -8,7 +8,7 @@ The worker waits for a command if nothing is in flight, and for the flusher if t
 The engine may also never return; then the thread that calls `events` reports it, since the worker cannot (see `Standstill`).
 
 Invariants:
-* Each command is carried out once, in the order in which they were given, even if the transport reorders them (see `Order`).
+* Each command is carried out once, in the order in which they were given, even if they arrive in another (see `CommandOrder`).
 * Tokens are in the source before the controller hears that their trajectory finished, ended a turn or stopped (see `Flusher`).
 * A replica generates with one version only, whose weights it has completely (see `ReplicaWork`).
 """
@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 
 from tailrace.contracts import Clock, Engine, Event
 from tailrace.rollout.errors import CloseTimeoutError, ReplicaCrashedError
-from tailrace.rollout.flusher import EventQueue, Flusher
-from tailrace.rollout.order import Order, ReplicaCommand
+from tailrace.rollout.flusher import Flusher, ReplicaOutbox
+from tailrace.rollout.order import CommandOrder, ReplicaCommand
 from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.reports import Reports
 from tailrace.rollout.standstill import GENERATING, IDLE, Standstill
@@ -77,11 +77,11 @@ class ReplicaWorker:
         clock = clock or MonotonicClock()
         self._replica, self._engine = replica, engine
         self._wake = threading.Condition()
-        self._order = Order()
+        self._order = CommandOrder()
         self._rejected: deque[str] = deque()
         self._closing = False
         self._stalled = False
-        self._outbox = EventQueue()
+        self._outbox = ReplicaOutbox()
         self._flusher = Flusher(replica, source, self._outbox, self._reject, flush_timeout_s)
         self._standstill = Standstill(replica, still_report_s, clock)
         # Only the worker thread uses the attributes below.

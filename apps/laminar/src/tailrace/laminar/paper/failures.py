@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tailrace.fleetsim.recorder import BatchRow
-from tailrace.fleetsim.reproduce import Found, Measure, Point
+from tailrace.fleetsim.reproduce import Found, Point, TargetMeasure
 from tailrace.laminar.paper.points import point
 
 MOST_LOST = 0.15
@@ -13,7 +13,7 @@ KILLED_AT_STEP = 2  # counted among the measured steps
 AFTER = 3  # batches after the recovery, in which generation is as fast as before
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of section 8.5's targets."""
     healthy = point("laminar", "32B", 128, quick=quick)
     batches = dict(healthy.settings)
@@ -21,8 +21,8 @@ def measures(*, quick: bool) -> dict[str, Measure]:
     longer = healthy.over(pipeline__steps=step + 1 + AFTER)
     killed = longer.over(faults=(f"replica:0@step{step}", f"replica:1@step{step}"))
     return {
-        "LAM-RECOVER": Measure([killed], lambda lab: [lab[killed].recovered_s]),
-        "LAM-RECOVER-train": Measure([longer, killed], lambda lab: [_unharmed(lab, longer, killed, step)]),
+        "LAM-RECOVER": TargetMeasure([killed], lambda lab: [lab[killed].recovered_s]),
+        "LAM-RECOVER-train": TargetMeasure([longer, killed], lambda lab: [_unharmed(lab, longer, killed, step)]),
     }
 
 

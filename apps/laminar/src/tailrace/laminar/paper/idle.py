@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 
-from tailrace.fleetsim.reproduce import Found, Measure
+from tailrace.fleetsim.reproduce import Found, TargetMeasure
 from tailrace.fleetsim.result import Result
 from tailrace.laminar.paper.points import SCALES, TRAINERS, every, point
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of the targets of sections 2.2 and 2.3."""
     synchronous = list(every("synchronous", quick=quick).values())
     partial = list(every("partial-rollout", quick=quick).values())
@@ -17,13 +17,15 @@ def measures(*, quick: bool) -> dict[str, Measure]:
         name: [point(name, model, scales[-1], quick=quick) for model, scales in SCALES.items()] for name in _NAMES
     }
     return {
-        "LAM-IDLE-sync": Measure(largest["synchronous"], lambda lab: [_most_idle(lab, "synchronous", quick)]),
-        "LAM-IDLE-onestep": Measure(largest["one-step"], lambda lab: [_most_idle(lab, "one-step", quick)]),
-        "LAM-GENSHARE": Measure(synchronous, lambda lab: [max(_generation(lab[each].result) for each in synchronous)]),
-        "LAM-EXPPREP": Measure(
+        "LAM-IDLE-sync": TargetMeasure(largest["synchronous"], lambda lab: [_most_idle(lab, "synchronous", quick)]),
+        "LAM-IDLE-onestep": TargetMeasure(largest["one-step"], lambda lab: [_most_idle(lab, "one-step", quick)]),
+        "LAM-GENSHARE": TargetMeasure(
+            synchronous, lambda lab: [max(_generation(lab[each].result) for each in synchronous)]
+        ),
+        "LAM-EXPPREP": TargetMeasure(
             synchronous, lambda lab: [statistics.fmean(lab[each].result.preparation_share for each in synchronous)]
         ),
-        "LAM-REPREFILL": Measure(
+        "LAM-REPREFILL": TargetMeasure(
             partial, lambda lab: [statistics.fmean(lab[each].result.prefill_share for each in partial)]
         ),
     }

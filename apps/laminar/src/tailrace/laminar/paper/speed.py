@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from tailrace.fleetsim.reproduce import Found, Measure, OrderStatement, Point
+from tailrace.fleetsim.reproduce import Found, OrderStatement, Point, TargetMeasure
 from tailrace.laminar.paper.points import BASELINES, SCALES, SYSTEMS, every, every_tool
 
 Where = tuple[str, int]
@@ -57,25 +57,29 @@ class Speeds:
         return [point for (model, gpus), point in self.points[system].items() if gpus in ends[model]]
 
 
-def measures(math: Speeds, tool: Speeds) -> dict[str, Measure]:
+def measures(math: Speeds, tool: Speeds) -> dict[str, TargetMeasure]:
     """The measures of the targets of section 8.1 and Appendix B."""
-    found: dict[str, Measure] = {}
+    found: dict[str, TargetMeasure] = {}
     names = {"synchronous": "verl", "one-step": "onestep", "stream": "stream", "partial-rollout": "areal"}
     for baseline, name in names.items():
         points = math.needed("laminar", baseline)
-        found[f"LAM-E2E-{name}-avg"] = Measure(points, _over(math, baseline, statistics.fmean))
-        found[f"LAM-E2E-{name}-max"] = Measure(points, _over(math, baseline, max))
+        found[f"LAM-E2E-{name}-avg"] = TargetMeasure(points, _over(math, baseline, statistics.fmean))
+        found[f"LAM-E2E-{name}-max"] = TargetMeasure(points, _over(math, baseline, max))
     everything = math.needed()
-    found["LAM-E2E-largest-avg"] = Measure(everything, lambda lab: [statistics.fmean(_all(math, lab, _largest))])
-    found["LAM-E2E-small-avg"] = Measure(everything, lambda lab: [statistics.fmean(_all(math, lab, _small))])
-    found["LAM-E2E-tool-avg"] = Measure(tool.needed(), lambda lab: [statistics.fmean(_all(tool, lab))])
-    found["LAM-E2E-tool-range"] = Measure(tool.needed(), lambda lab: [min(_all(tool, lab)), max(_all(tool, lab))])
+    found["LAM-E2E-largest-avg"] = TargetMeasure(everything, lambda lab: [statistics.fmean(_all(math, lab, _largest))])
+    found["LAM-E2E-small-avg"] = TargetMeasure(everything, lambda lab: [statistics.fmean(_all(math, lab, _small))])
+    found["LAM-E2E-tool-avg"] = TargetMeasure(tool.needed(), lambda lab: [statistics.fmean(_all(tool, lab))])
+    found["LAM-E2E-tool-range"] = TargetMeasure(tool.needed(), lambda lab: [min(_all(tool, lab)), max(_all(tool, lab))])
     laminar, areal = math.ends("laminar"), math.ends("partial-rollout")
-    found["LAM-SCAL-math"] = Measure(laminar, lambda lab: [statistics.fmean(math.efficiency(lab, "laminar").values())])
-    found["LAM-SCAL-math-max"] = Measure(laminar, lambda lab: [math.efficiency(lab, "laminar")["32B"]])
-    found["LAM-SCAL-areal"] = Measure(areal, lambda lab: _mean_and_max(math.efficiency(lab, "partial-rollout")))
-    found["LAM-SCAL-tool"] = Measure(tool.ends("laminar"), lambda lab: [tool.efficiency(lab, "laminar")["7B"]])
-    found["LAM-SCAL-stream-tool"] = Measure(tool.ends("stream"), lambda lab: [tool.efficiency(lab, "stream")["7B"]])
+    found["LAM-SCAL-math"] = TargetMeasure(
+        laminar, lambda lab: [statistics.fmean(math.efficiency(lab, "laminar").values())]
+    )
+    found["LAM-SCAL-math-max"] = TargetMeasure(laminar, lambda lab: [math.efficiency(lab, "laminar")["32B"]])
+    found["LAM-SCAL-areal"] = TargetMeasure(areal, lambda lab: _mean_and_max(math.efficiency(lab, "partial-rollout")))
+    found["LAM-SCAL-tool"] = TargetMeasure(tool.ends("laminar"), lambda lab: [tool.efficiency(lab, "laminar")["7B"]])
+    found["LAM-SCAL-stream-tool"] = TargetMeasure(
+        tool.ends("stream"), lambda lab: [tool.efficiency(lab, "stream")["7B"]]
+    )
     return found
 
 

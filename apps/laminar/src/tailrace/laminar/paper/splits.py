@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.fleetsim.reproduce import Found, Measure, Point
+from tailrace.fleetsim.reproduce import Found, Point, TargetMeasure
 from tailrace.laminar.paper.points import SCALES, TRAINERS, point
 
 NODE = 8
@@ -11,11 +11,11 @@ FARTHER = 4
 farther one is the fastest, the best split is not within a node of the paper's."""
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:  # noqa: ARG001  searches are short in any case
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:  # noqa: ARG001  searches are short in any case
     """The measure of Table 2's target."""
     searches = [_candidates(model, gpus) for model, scales in SCALES.items() for gpus in scales]
     return {
-        "LAM-TABLE2": Measure(
+        "LAM-TABLE2": TargetMeasure(
             [each for search in searches for each in search.values()],
             lambda lab: [sum(_agrees(lab, search) for search in searches) / len(searches)],
         )

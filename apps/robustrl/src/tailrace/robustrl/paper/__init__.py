@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from tailrace.fleetsim.reproduce import Measure, OrderStatement, Paper
+from tailrace.fleetsim.reproduce import OrderStatement, Paper, TargetMeasure
 from tailrace.robustrl.paper import faults, inputs
 from tailrace.robustrl.paper.points import PACKAGE, PARAMETERS
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of all targets that are simulated, by the target's id."""
     return faults.measures(quick=quick) | inputs.measures(quick=quick)
 

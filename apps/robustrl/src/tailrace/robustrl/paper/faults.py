@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from tailrace.fleetsim.reproduce import Found, Measure, Point
+from tailrace.fleetsim.reproduce import Found, Point, TargetMeasure
 from tailrace.robustrl.paper.points import MODES, SETTINGS, STEPS, WORKLOADS, byterobust, fault_free, robustrl
 
 HOUR_S = 3600.0
@@ -16,7 +16,7 @@ WELL = 0.9
 """Five minutes of which at least this share is effective saw no fault."""
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of the targets of section 7.2."""
     ours = {at: robustrl(*at, quick=quick) for at in SETTINGS}
     theirs = {at: byterobust(*at, quick=quick) for at in SETTINGS}
@@ -48,15 +48,15 @@ def measures(*, quick: bool) -> dict[str, Measure]:
         )
 
     return {
-        "RR-ETTR": Measure(pairs, lambda lab: [_mean(lab, [of[at] for at in small]) for of in (ours, theirs)]),
-        "RR-ETTR-gain": Measure(
+        "RR-ETTR": TargetMeasure(pairs, lambda lab: [_mean(lab, [of[at] for at in small]) for of in (ours, theirs)]),
+        "RR-ETTR-gain": TargetMeasure(
             pairs, lambda lab: _ends([_ettr(lab, ours[at]) - _ettr(lab, theirs[at]) for at in small])
         ),
-        "RR-ETTR-slide": Measure([slid], lambda lab: [_during_a_fault(lab, slid)]),
-        "RR-E2E-pct": Measure(both, lambda lab: _ends(saved(lab))),
-        "RR-E2E-hours": Measure(both, saved_hours),
-        "RR-OVH": Measure(every, overheads),
-        "RR-OVH-order": Measure(every, lambda lab: [in_order(lab)]),
+        "RR-ETTR-slide": TargetMeasure([slid], lambda lab: [_during_a_fault(lab, slid)]),
+        "RR-E2E-pct": TargetMeasure(both, lambda lab: _ends(saved(lab))),
+        "RR-E2E-hours": TargetMeasure(both, saved_hours),
+        "RR-OVH": TargetMeasure(every, overheads),
+        "RR-OVH-order": TargetMeasure(every, lambda lab: [in_order(lab)]),
     }
 
 

@@ -8,7 +8,7 @@ from tailrace.faulttol import RankLevel, RoleAware
 from tailrace.faulttol.detection import TRAINING
 from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.hardware import model
-from tailrace.fleetsim.reproduce import Measure
+from tailrace.fleetsim.reproduce import TargetMeasure
 from tailrace.robustrl.paper.points import byterobust, robustrl, value
 
 TAIL_S = 1050.0
@@ -17,21 +17,21 @@ SOURCES = 16
 """Devices of the trainer in Figure 18, each of which serves one replica at a time."""
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of inputs and of identities."""
     return {
-        "RR-ETTR-ratio": Measure((), lambda _: [_share_of_rollouts(quick=quick)]),
-        "RR-RESTART": Measure((), lambda _: [_task_over_trainer(quick=quick)] * 2),
-        "RR-RESTART-task": Measure((), lambda _: [value("task_restart_s")]),
-        "RR-ROLLOUT": Measure((), lambda _: [_replica_s(quick=quick)]),
-        "RR-RELAY": Measure((), lambda _: [_doubles()]),
-        "RR-CKPT": Measure(
+        "RR-ETTR-ratio": TargetMeasure((), lambda _: [_share_of_rollouts(quick=quick)]),
+        "RR-RESTART": TargetMeasure((), lambda _: [_task_over_trainer(quick=quick)] * 2),
+        "RR-RESTART-task": TargetMeasure((), lambda _: [value("task_restart_s")]),
+        "RR-ROLLOUT": TargetMeasure((), lambda _: [_replica_s(quick=quick)]),
+        "RR-RELAY": TargetMeasure((), lambda _: [_doubles()]),
+        "RR-CKPT": TargetMeasure(
             (), lambda _: [build_fleet(robustrl("8b-math", "async", quick=quick).config()).delays.checkpoint_s]
         ),
-        "RR-DETECT": Measure((), lambda _: [RoleAware().phase_s[TRAINING], RoleAware().replica_s]),
-        "RR-DETECT-byte": Measure((), lambda _: [RankLevel().network_s, RankLevel().device_s]),
-        "RR-DETECT-save": Measure((), lambda _: [TAIL_S - RoleAware().replica_s]),
-        "RR-SYNC-ub": Measure((), lambda _: [_transfer_s()]),
+        "RR-DETECT": TargetMeasure((), lambda _: [RoleAware().phase_s[TRAINING], RoleAware().replica_s]),
+        "RR-DETECT-byte": TargetMeasure((), lambda _: [RankLevel().network_s, RankLevel().device_s]),
+        "RR-DETECT-save": TargetMeasure((), lambda _: [TAIL_S - RoleAware().replica_s]),
+        "RR-SYNC-ub": TargetMeasure((), lambda _: [_transfer_s()]),
     }
 
 

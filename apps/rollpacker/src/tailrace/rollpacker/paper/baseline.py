@@ -8,7 +8,7 @@ import statistics
 from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.cost import DecodeCost
 from tailrace.fleetsim.hardware import device, model
-from tailrace.fleetsim.reproduce import Found, Measure, Point
+from tailrace.fleetsim.reproduce import Found, Point, TargetMeasure
 from tailrace.fleetsim.workload.config import WorkloadConfig
 from tailrace.rollpacker.paper.points import MODELS, ROLLPACKER, VERL, point, value
 
@@ -16,16 +16,16 @@ CONTEXT = 2048
 """Tokens of each context in the profiler's comparison of batches. The paper does not say; the middle of what it ran."""
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of the targets of sections 2.2 and 4.1, and of inputs."""
     alone = {kind: point(VERL, "14B", quick=quick, kind=kind) for kind in ("math", "code", "judge")}
     return {
-        "RP-T1": Measure(
+        "RP-T1": TargetMeasure(
             list(alone.values()), lambda lab: [share for at in alone.values() for share in shares(lab, at)]
         ),
-        "RP-LEN": Measure((), lambda _: _lengths()),
-        "RP-PROFILE": Measure((), lambda _: [_step_s(64) / _step_s(32)]),
-        "RP-REW-params": Measure((), lambda _: _timeouts(point(ROLLPACKER, "14B", quick=quick))),
+        "RP-LEN": TargetMeasure((), lambda _: _lengths()),
+        "RP-PROFILE": TargetMeasure((), lambda _: [_step_s(64) / _step_s(32)]),
+        "RP-REW-params": TargetMeasure((), lambda _: _timeouts(point(ROLLPACKER, "14B", quick=quick))),
     }
 
 

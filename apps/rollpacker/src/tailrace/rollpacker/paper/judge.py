@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tailrace.fleetsim.hardware import device, model
-from tailrace.fleetsim.reproduce import Measure
-from tailrace.fleetsim.reproduce.steps import StepTimes
+from tailrace.fleetsim.reproduce import TargetMeasure
+from tailrace.fleetsim.reproduce.steps import StepParts
 from tailrace.reward.judge.cost import layer_flops, pass_s
 from tailrace.rollpacker.paper.points import ROLLPACKER, point, value
 
@@ -15,17 +15,17 @@ OFFLOADED = 2
 """Every second layer is in host memory."""
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of the targets on the judge."""
     beside = point(ROLLPACKER, "7B", quick=quick, kind="judge")
     alone = beside.over(fleet__scoring__judge__slows=value("judge.slows") * value("without_mps"))
     return {
-        "RP-REW-mps": Measure([beside, alone], lambda lab: [_slower(lab[alone].steps, lab[beside].steps)]),
-        "RP-REW-pipe": Measure((), lambda _: [_pass_s(pipelined=False) / _pass_s(pipelined=True)]),
+        "RP-REW-mps": TargetMeasure([beside, alone], lambda lab: [_slower(lab[alone].steps, lab[beside].steps)]),
+        "RP-REW-pipe": TargetMeasure((), lambda _: [_pass_s(pipelined=False) / _pass_s(pipelined=True)]),
     }
 
 
-def _slower(alone: Sequence[StepTimes], beside: Sequence[StepTimes]) -> float:
+def _slower(alone: Sequence[StepParts], beside: Sequence[StepParts]) -> float:
     """The largest ratio of step times."""
     return max(before.step_s / after.step_s for before, after in zip(alone, beside, strict=True))
 

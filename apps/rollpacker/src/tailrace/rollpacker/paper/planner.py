@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tailrace.fleetsim.reproduce import Found, Measure, Point, Toml
-from tailrace.fleetsim.reproduce.steps import StepTimes
+from tailrace.fleetsim.reproduce import Found, Point, TargetMeasure, Toml
+from tailrace.fleetsim.reproduce.steps import StepParts
 from tailrace.pipeline.run.build import build_spec
 from tailrace.rollpacker.paper.points import (
     MODELS,
@@ -27,7 +27,7 @@ GROWING = 13
 """Steps from 8k to 32k, 2k longer each."""
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of the targets of section 6.4."""
     fixed = tail_batched(_pressed(2, quick=quick))
     adapted = planned(fixed)
@@ -36,10 +36,10 @@ def measures(*, quick: bool) -> dict[str, Measure]:
     )
     rising_adapted = planned(rising)
     return {
-        "RP-PLAN-trig": Measure((), lambda _: _triggers(planned(point(VERL, "14B", quick=quick)))),
-        "RP-PLAN-lat": Measure([fixed, adapted], lambda lab: _faster(lab[fixed].steps, lab[adapted].steps)),
-        "RP-PLAN-preempt": Measure([fixed, adapted], lambda lab: [_fewer(lab[fixed].steps, lab[adapted].steps)]),
-        "RP-PLAN-dyn": Measure([rising, rising_adapted], lambda lab: _growing(lab, rising, rising_adapted)),
+        "RP-PLAN-trig": TargetMeasure((), lambda _: _triggers(planned(point(VERL, "14B", quick=quick)))),
+        "RP-PLAN-lat": TargetMeasure([fixed, adapted], lambda lab: _faster(lab[fixed].steps, lab[adapted].steps)),
+        "RP-PLAN-preempt": TargetMeasure([fixed, adapted], lambda lab: [_fewer(lab[fixed].steps, lab[adapted].steps)]),
+        "RP-PLAN-dyn": TargetMeasure([rising, rising_adapted], lambda lab: _growing(lab, rising, rising_adapted)),
     }
 
 
@@ -58,14 +58,14 @@ def _triggers(at: Point) -> list[float]:
     return [float(getattr(policy, name)) for name in ("rise", "calm")]
 
 
-def _faster(fixed: Sequence[StepTimes], adapted: Sequence[StepTimes]) -> list[float]:
+def _faster(fixed: Sequence[StepParts], adapted: Sequence[StepParts]) -> list[float]:
     """The smallest and largest speed-up of a short round's rollout."""
     short = zip(of_kind(fixed, "short"), of_kind(adapted, "short"), strict=True)
     ratios = [before.rollout_s / after.rollout_s for before, after in short]
     return [min(ratios), max(ratios)]
 
 
-def _fewer(fixed: Sequence[StepTimes], adapted: Sequence[StepTimes]) -> float:
+def _fewer(fixed: Sequence[StepParts], adapted: Sequence[StepParts]) -> float:
     before, after = (statistics.fmean(one.preemptions for one in of_kind(steps, "short")) for steps in (fixed, adapted))
     return 1 - after / before
 

@@ -29,7 +29,7 @@ PERIOD = 5  # at factors of 1.25 four short rounds and a long one
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class Section6Model:
     """A model of section 6.
 
     Args:
@@ -48,16 +48,22 @@ class Model:
 
 
 MODELS = {
-    "7B": Model("Qwen2.5-7B", 16, 1, 8192, (2, 1, 1)),
-    "14B": Model("Qwen2.5-14B", 32, 2, 16384, (2, 2, 2)),
-    "32B": Model("Qwen2.5-32B", 64, 2, 32768, (4, 1, 4)),
+    "7B": Section6Model("Qwen2.5-7B", 16, 1, 8192, (2, 1, 1)),
+    "14B": Section6Model("Qwen2.5-14B", 32, 2, 16384, (2, 2, 2)),
+    "32B": Section6Model("Qwen2.5-32B", 64, 2, 32768, (4, 1, 4)),
 }
-PRESSURE = Model("Qwen3-8B", 8, 1, 32768, (2, 1, 1))
+PRESSURE = Section6Model("Qwen3-8B", 8, 1, 32768, (2, 1, 1))
 """Section 4.2: a model that thinks for long, on devices whose KV caches it fills."""
 
 
 def point(
-    system: str, model: str | Model, *, quick: bool, kind: str | None = None, prompts: int = PROMPTS, gpus: int = 0
+    system: str,
+    model: str | Section6Model,
+    *,
+    quick: bool,
+    kind: str | None = None,
+    prompts: int = PROMPTS,
+    gpus: int = 0,
 ) -> Point:
     """A system at a point of the evaluation.
 
@@ -140,7 +146,7 @@ def _scoring(kind: str | None) -> Toml:
     return Toml(f"[{', '.join(rows)}]")
 
 
-def _lengths(model: Model) -> list[Setting]:
+def _lengths(model: Section6Model) -> list[Setting]:
     if model.shape == PRESSURE.shape:
         return pressure()
     return [

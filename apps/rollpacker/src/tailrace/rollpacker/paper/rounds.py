@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from itertools import count, islice
 
-from tailrace.fleetsim.reproduce import Found, Measure, Point
-from tailrace.fleetsim.reproduce.steps import StepTimes
+from tailrace.fleetsim.reproduce import Found, Point, TargetMeasure
+from tailrace.fleetsim.reproduce.steps import StepParts
 from tailrace.rollout import TailRounds
 from tailrace.rollpacker.paper.baseline import shares
 from tailrace.rollpacker.paper.points import (
@@ -28,7 +28,7 @@ FACTORS = (1.25, 1.5)
 ALIKE = 0.10
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of the targets on rounds."""
     code = point(VERL, "14B", quick=quick, kind="code")
     tail = tail_batched(code)
@@ -39,39 +39,39 @@ def measures(*, quick: bool) -> dict[str, Measure]:
     scaled = _scaled(quick=quick)
     every = [at for points in scaled.values() for at in points.values()]
     return {
-        "RP-TAIL-maxlen": Measure([code, tail], lambda lab: [_shorter(lab[code].steps, lab[tail].steps)]),
-        "RP-TAIL-period": Measure((), lambda _: _period()),
-        "RP-TAIL-short-rollout": Measure(
+        "RP-TAIL-maxlen": TargetMeasure([code, tail], lambda lab: [_shorter(lab[code].steps, lab[tail].steps)]),
+        "RP-TAIL-period": TargetMeasure((), lambda _: _period()),
+        "RP-TAIL-short-rollout": TargetMeasure(
             [verl, ours], lambda lab: [rollout_s(lab[verl].steps) / rollout_s(lab[ours].steps, "short")]
         ),
-        "RP-TAIL-sens": Measure(every, lambda lab: _sensitivity(lab, scaled)),
-        "RP-TAIL-eta": Measure(list(scaled["32B"].values()), lambda lab: [_factors(lab, scaled["32B"])]),
-        "RP-TAIL-tpot": Measure([pressed[1]], lambda lab: [_alike(lab[pressed[1]].steps)]),
-        "RP-PREEMPT": Measure(list(pressed.values()), lambda lab: _preemptions(lab, pressed)),
-        "RP-TP1": Measure(list(pressed.values()), lambda lab: _wider(lab, pressed)),
-        "RP-REW-share": Measure([tail], lambda lab: [shares(lab, tail)[1]]),
-        "RP-REW-timeout": Measure(
+        "RP-TAIL-sens": TargetMeasure(every, lambda lab: _sensitivity(lab, scaled)),
+        "RP-TAIL-eta": TargetMeasure(list(scaled["32B"].values()), lambda lab: [_factors(lab, scaled["32B"])]),
+        "RP-TAIL-tpot": TargetMeasure([pressed[1]], lambda lab: [_alike(lab[pressed[1]].steps)]),
+        "RP-PREEMPT": TargetMeasure(list(pressed.values()), lambda lab: _preemptions(lab, pressed)),
+        "RP-TP1": TargetMeasure(list(pressed.values()), lambda lab: _wider(lab, pressed)),
+        "RP-REW-share": TargetMeasure([tail], lambda lab: [shares(lab, tail)[1]]),
+        "RP-REW-timeout": TargetMeasure(
             [adaptive, fixed], lambda lab: [scored_s(lab[fixed].steps) / scored_s(lab[adaptive].steps)]
         ),
     }
 
 
-def of_kind(steps: Sequence[StepTimes], kind: str | None) -> list[StepTimes]:
+def of_kind(steps: Sequence[StepParts], kind: str | None) -> list[StepParts]:
     """Steps of a kind of rounds; all if None."""
     return [one for one in steps if kind is None or one.kind == kind]
 
 
-def rollout_s(steps: Sequence[StepTimes], kind: str | None = None) -> float:
+def rollout_s(steps: Sequence[StepParts], kind: str | None = None) -> float:
     """Mean seconds of a step's rollout."""
     return statistics.fmean(one.rollout_s for one in of_kind(steps, kind))
 
 
-def scored_s(steps: Sequence[StepTimes]) -> float:
+def scored_s(steps: Sequence[StepParts]) -> float:
     """Mean seconds until a step's last score."""
     return statistics.fmean(one.scored_s for one in steps)
 
 
-def _shorter(plain: Sequence[StepTimes], rounds: Sequence[StepTimes]) -> float:
+def _shorter(plain: Sequence[StepParts], rounds: Sequence[StepParts]) -> float:
     """The longest response of a step over that of the same step with rounds: of a period the largest, of periods the mean."""
     pairs = list(zip(plain, rounds, strict=True))
     periods = [pairs[at : at + PERIOD] for at in range(0, len(pairs), PERIOD)]
@@ -116,7 +116,7 @@ def _wider(found: Found, pressed: dict[int, Point]) -> list[float]:
     return [short / rollout_s(narrow, "long"), 1 - rollout_s(wide, "short") / short]
 
 
-def _alike(steps: Sequence[StepTimes]) -> bool:
+def _alike(steps: Sequence[StepParts]) -> bool:
     short, long = (statistics.fmean(one.token_s for one in of_kind(steps, kind)) for kind in ("short", "long"))
     return abs(short / long - 1) <= ALIKE
 

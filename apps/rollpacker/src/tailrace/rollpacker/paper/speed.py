@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from tailrace.fleetsim.reproduce import Found, Measure, Point
+from tailrace.fleetsim.reproduce import Found, Point, TargetMeasure
 from tailrace.rollpacker.paper.points import (
     MODELS,
     ONE_STEP,
@@ -24,7 +24,7 @@ SCALES = {32: 128, 64: 256, 128: 512}
 """Prompts of a batch by devices (section 6.8)."""
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of the targets on step times."""
     verl = {model: point(VERL, model, quick=quick) for model in MODELS}
     fused = {model: rlhfuse(model, quick=quick) for model in MODELS}
@@ -46,9 +46,9 @@ def measures(*, quick: bool) -> dict[str, Measure]:
 
     staged_and_scored = [at for columns in table.values() for at in columns[:2]]
     return {
-        "RP-E2E-verl": Measure([*verl.values(), *ours.values()], lambda lab: over(lab, verl)),
-        "RP-E2E-rlhfuse": Measure([*fused.values(), *ours.values()], lambda lab: over(lab, fused)),
-        "RP-E2E-short": Measure(
+        "RP-E2E-verl": TargetMeasure([*verl.values(), *ours.values()], lambda lab: over(lab, verl)),
+        "RP-E2E-rlhfuse": TargetMeasure([*fused.values(), *ours.values()], lambda lab: over(lab, fused)),
+        "RP-E2E-short": TargetMeasure(
             [*verl.values(), *fused.values(), *ours.values()],
             lambda lab: [
                 step_s(lab, slower[model]) / step_s(lab, ours[model], "short")
@@ -56,19 +56,19 @@ def measures(*, quick: bool) -> dict[str, Measure]:
                 for model in MODELS
             ],
         ),
-        "RP-ABL": Measure(
+        "RP-ABL": TargetMeasure(
             [*verl.values(), *(at for columns in table.values() for at in columns)],
             lambda lab: [
                 step_s(lab, verl[model]) / step_s(lab, at) for model, columns in table.items() for at in columns
             ],
         ),
-        "RP-TAIL-e2e": Measure([code, tail], lambda lab: [step_s(lab, code) / step_s(lab, tail)]),
-        "RP-REW-async": Measure(staged_and_scored, scheduled),
-        "RP-REW-avg": Measure(staged_and_scored, lambda lab: [1 - 1 / statistics.fmean(scheduled(lab))]),
-        "RP-ONEOFF": Measure(
+        "RP-TAIL-e2e": TargetMeasure([code, tail], lambda lab: [step_s(lab, code) / step_s(lab, tail)]),
+        "RP-REW-async": TargetMeasure(staged_and_scored, scheduled),
+        "RP-REW-avg": TargetMeasure(staged_and_scored, lambda lab: [1 - 1 / statistics.fmean(scheduled(lab))]),
+        "RP-ONEOFF": TargetMeasure(
             [verl_ahead, ours_ahead], lambda lab: [lab[verl_ahead].result.step_s / lab[ours_ahead].result.step_s]
         ),
-        "RP-SCALE": Measure([at for pair in scales.values() for at in pair], lambda lab: _scaling(lab, scales)),
+        "RP-SCALE": TargetMeasure([at for pair in scales.values() for at in pair], lambda lab: _scaling(lab, scales)),
     }
 
 

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from tailrace.fleetsim.reproduce import Measure, OrderStatement, Paper
+from tailrace.fleetsim.reproduce import OrderStatement, Paper, TargetMeasure
 from tailrace.staleflow.paper import detail, speed
 from tailrace.staleflow.paper.points import PACKAGE, PARAMETERS
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of all targets, by the target's id."""
     return speed.measures(quick=quick) | detail.measures(quick=quick)
 

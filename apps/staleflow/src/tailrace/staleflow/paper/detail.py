@@ -8,7 +8,7 @@ from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.cost import DecodeCost, fit_coefficients, throughput_error
 from tailrace.fleetsim.hardware import device, model
 from tailrace.fleetsim.quantities import samples
-from tailrace.fleetsim.reproduce import Found, Measure, Point, ProbeFindings
+from tailrace.fleetsim.reproduce import Found, Point, ProbeFindings, TargetMeasure
 from tailrace.pipeline.run.build import build_spec
 from tailrace.staleflow.paper.points import detailed
 
@@ -17,7 +17,7 @@ SCALES = (16, 32, 64, 128)
 LONGEST = 40_960
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:  # noqa: ARG001  a bound needs all its batches
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:  # noqa: ARG001  a bound needs all its batches
     """The measures of the targets of section 6.5 and the appendices."""
     here = detailed()
     paper_cost = here.over(
@@ -30,20 +30,22 @@ def measures(*, quick: bool) -> dict[str, Measure]:  # noqa: ARG001  a bound nee
         rollout__cost_model__k4=1.07e-2,
     )
     return {
-        "SF-TIME": Measure([here], lambda lab: [*_parts(lab[here], here), lab[here].result.step_s]),
-        "SF-TIME-share": Measure(
+        "SF-TIME": TargetMeasure([here], lambda lab: [*_parts(lab[here], here), lab[here].result.step_s]),
+        "SF-TIME-share": TargetMeasure(
             [here], lambda lab: [part / lab[here].result.step_s for part in _parts(lab[here], here)]
         ),
-        "SF-OVH": Measure([here], lambda lab: [sum(_parts(lab[here], here)[:3]) / lab[here].result.step_s]),
-        "SF-PULL-steps": Measure([here], lambda lab: [lab[here].pull_s]),
-        "SF-STALE": Measure([here], lambda lab: [lab[here].result.staleness_max]),
-        "SF-STALE-fill": Measure([here], lambda lab: [_filled(lab, here)]),
-        "SF-INFLIGHT": Measure([here], lambda lab: [lab[here].open_groups <= (_bound(here) + 1) * lab[here].groups]),
-        "SF-INIT": Measure([paper_cost], lambda lab: [lab[paper_cost].first_routed]),
-        "SF-COST-err": Measure([here], lambda lab: [_cost_error(lab[here].states)]),
-        "SF-COST-knee": Measure((), lambda _: [device("H20").ridge_batch]),
-        "SF-RED-count": Measure((), lambda _: _launched(here)),
-        "SF-PS-flat": Measure((), lambda _: [_flat(here)]),
+        "SF-OVH": TargetMeasure([here], lambda lab: [sum(_parts(lab[here], here)[:3]) / lab[here].result.step_s]),
+        "SF-PULL-steps": TargetMeasure([here], lambda lab: [lab[here].pull_s]),
+        "SF-STALE": TargetMeasure([here], lambda lab: [lab[here].result.staleness_max]),
+        "SF-STALE-fill": TargetMeasure([here], lambda lab: [_filled(lab, here)]),
+        "SF-INFLIGHT": TargetMeasure(
+            [here], lambda lab: [lab[here].open_groups <= (_bound(here) + 1) * lab[here].groups]
+        ),
+        "SF-INIT": TargetMeasure([paper_cost], lambda lab: [lab[paper_cost].first_routed]),
+        "SF-COST-err": TargetMeasure([here], lambda lab: [_cost_error(lab[here].states)]),
+        "SF-COST-knee": TargetMeasure((), lambda _: [device("H20").ridge_batch]),
+        "SF-RED-count": TargetMeasure((), lambda _: _launched(here)),
+        "SF-PS-flat": TargetMeasure((), lambda _: [_flat(here)]),
     }
 
 

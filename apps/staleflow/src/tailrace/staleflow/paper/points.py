@@ -17,7 +17,7 @@ NODE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class Table2Model:
     """A model of Table 2.
 
     Args:
@@ -34,10 +34,10 @@ class Model:
 
 
 MODELS = {
-    "r1-14b": Model("Qwen2.5-14B", 64, 2, (32, 32, 32)),
-    "r1-32b": Model("Qwen2.5-32B", 128, 4, (80, 64, 80)),
-    "base-32b": Model("Qwen2.5-32B", 128, 4, (80, 48, 80)),
-    "base-30b-a3b": Model("Qwen3-30B-A3B", 128, 1, (64, 32, 64)),
+    "r1-14b": Table2Model("Qwen2.5-14B", 64, 2, (32, 32, 32)),
+    "r1-32b": Table2Model("Qwen2.5-32B", 128, 4, (80, 64, 80)),
+    "base-32b": Table2Model("Qwen2.5-32B", 128, 4, (80, 48, 80)),
+    "base-30b-a3b": Table2Model("Qwen3-30B-A3B", 128, 1, (64, 32, 64)),
 }
 
 

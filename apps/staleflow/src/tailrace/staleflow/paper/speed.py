@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from tailrace.fleetsim.reproduce import Found, Measure, OrderStatement, Point
+from tailrace.fleetsim.reproduce import Found, OrderStatement, Point, TargetMeasure
 from tailrace.staleflow.paper.points import (
     ASYNC,
     BOUNDS,
@@ -23,19 +23,21 @@ ABOUT = 0.98
 """Tolerance of "not less": the throughput of simulations differs by this much between seeds."""
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of the targets of sections 6.2, 6.4, 6.5 and Appendix C."""
     found = {}
     for name, system in (("verl", SYNCHRONOUS), ("pipeline", ONE_STEP), ("async", ASYNC)):
-        found[f"SF-E2E-{name}"] = Measure(_needed("staleflow", system, quick=quick), _ratios(system, quick))
-    found["SF-E2E-mono"] = Measure(_needed("staleflow", ASYNC, quick=quick), lambda lab: [_monotone(lab, quick=quick)])
+        found[f"SF-E2E-{name}"] = TargetMeasure(_needed("staleflow", system, quick=quick), _ratios(system, quick))
+    found["SF-E2E-mono"] = TargetMeasure(
+        _needed("staleflow", ASYNC, quick=quick), lambda lab: [_monotone(lab, quick=quick)]
+    )
     ablation = {name: _ablated(name) for name in ("", "R", "S", "M", "RSM")}
     async_ = detailed(ASYNC)
-    found["SF-ABL-order"] = Measure([*ablation.values(), async_], lambda lab: [_ablation(lab, ablation, async_)])
+    found["SF-ABL-order"] = TargetMeasure([*ablation.values(), async_], lambda lab: [_ablation(lab, ablation, async_)])
     redundant = [_redundant(groups=groups, samples=samples) for groups, samples in ((0, 0), (8, 0), (0, 1))]
-    found["SF-RED-effect"] = Measure(redundant, lambda lab: [_redundancy(lab, redundant)])
+    found["SF-RED-effect"] = TargetMeasure(redundant, lambda lab: [_redundancy(lab, redundant)])
     series = _series(quick=quick)
-    found["SF-SCAL"] = Measure(
+    found["SF-SCAL"] = TargetMeasure(
         [each for pairs in series.values() for pair in pairs for each in pair], lambda lab: [_scales(lab, series)]
     )
     return found

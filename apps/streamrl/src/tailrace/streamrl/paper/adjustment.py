@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import NormalDist
 
-from tailrace.fleetsim.reproduce import Found, Measure, Point, Toml
+from tailrace.fleetsim.reproduce import Found, Point, TargetMeasure, Toml
 from tailrace.streamrl.paper.points import LONGEST, MODELS, asynchronous, value
 
 ITERATIONS = 20
@@ -17,10 +17,10 @@ MOST = 2 * NODE
 NEVER = 0.0
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measure of the adjustment."""
     at = growing(quick=quick)
-    return {"SR-DYN": Measure([at], lambda lab: _nodes(lab, at))}
+    return {"SR-DYN": TargetMeasure([at], lambda lab: _nodes(lab, at))}
 
 
 def growing(*, quick: bool) -> Point:

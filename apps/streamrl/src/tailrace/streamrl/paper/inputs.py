@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailrace.fleetsim.hardware import device, model
-from tailrace.fleetsim.reproduce import Measure, Toml
+from tailrace.fleetsim.reproduce import TargetMeasure, Toml
 from tailrace.fleetsim.stage_times import StageTimes
 from tailrace.repack import SkewAware, lpt
 from tailrace.streamrl.paper.points import MODELS, asynchronous
@@ -12,14 +12,14 @@ from tailrace.streamrl.paper.sites import MACHINE_COST
 SLOTS = 10
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of inputs and of identities."""
     return {
-        "SR-GPU": Measure((), lambda _: [figure for kind in MACHINE_COST for figure in _device(kind)]),
-        "SR-MODEL": Measure((), lambda _: [figure for at in MODELS.values() for figure in _model(at.shape)]),
-        "SR-ALPHA": Measure((), lambda _: [SkewAware(1e-6, 1e-2, 1e-4, 1e-3).alpha]),
-        "SR-LPT": Measure((), lambda _: [_worst()]),
-        "SR-PLATEAU": Measure((), lambda _: [_plateaus(quick=quick)]),
+        "SR-GPU": TargetMeasure((), lambda _: [figure for kind in MACHINE_COST for figure in _device(kind)]),
+        "SR-MODEL": TargetMeasure((), lambda _: [figure for at in MODELS.values() for figure in _model(at.shape)]),
+        "SR-ALPHA": TargetMeasure((), lambda _: [SkewAware(1e-6, 1e-2, 1e-4, 1e-3).alpha]),
+        "SR-LPT": TargetMeasure((), lambda _: [_worst()]),
+        "SR-PLATEAU": TargetMeasure((), lambda _: [_plateaus(quick=quick)]),
     }
 
 

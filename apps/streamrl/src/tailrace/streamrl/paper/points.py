@@ -33,7 +33,7 @@ TOKENS_AT_ONCE = 2_048
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class Section7Model:
     """A model of section 7.
 
     Args:
@@ -48,9 +48,9 @@ class Model:
 
 
 MODELS = {
-    "7B": Model("Qwen2.5-7B", 32, 4),
-    "32B": Model("Qwen2.5-32B", 64, 8),
-    "72B": Model("Qwen2.5-72B", 128, 8),
+    "7B": Section7Model("Qwen2.5-7B", 32, 4),
+    "32B": Section7Model("Qwen2.5-32B", 64, 8),
+    "72B": Section7Model("Qwen2.5-72B", 128, 8),
 }
 
 

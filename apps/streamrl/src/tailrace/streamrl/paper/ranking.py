@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tailrace.fleetsim.noisy_oracle import TABLE_4, expected_recalls, noise_of
-from tailrace.fleetsim.reproduce import Found, Measure, Point
+from tailrace.fleetsim.reproduce import Found, Point, TargetMeasure
 from tailrace.streamrl.paper.points import MODELS, colocated
 
 SHARES = {0.2: "recall20", 0.1: "recall10", 0.05: "recall5"}
@@ -18,15 +18,15 @@ MOST = 0.7
 """Share of an oracle's gain that counts as most of it."""
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of the ranker's recall, and of its worth."""
     random = {model: colocated(model, "20K", quick=quick) for model in MODELS}
     ranked = {model: colocated(model, "20K", quick=quick, routing="skew-aware") for model in MODELS}
     oracle = {model: with_recalls(at, ALL) for model, at in ranked.items()}
     every = [*random.values(), *oracle.values(), *ranked.values()]
     return {
-        "SR-RANK": Measure((), lambda _: [recall for ranker in TABLE_4.values() for recall in _recalls(ranker)]),
-        "SR-RANK-near": Measure(
+        "SR-RANK": TargetMeasure((), lambda _: [recall for ranker in TABLE_4.values() for recall in _recalls(ranker)]),
+        "SR-RANK-near": TargetMeasure(
             every, lambda lab: [all(share >= MOST for share in kept(lab, random, ranked, oracle).values())]
         ),
     }

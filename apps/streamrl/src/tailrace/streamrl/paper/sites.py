@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.reproduce import Found, Measure, Point
+from tailrace.fleetsim.reproduce import Found, Point, TargetMeasure
 from tailrace.streamrl.paper.points import LENGTHS, across, asynchronous
 from tailrace.streamrl.paper.speed import step_s
 
@@ -16,15 +16,15 @@ TRANSFER_S = 10.0
 """Seconds that a version of 72B takes at most over the link, by the paper."""
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of the targets of section 7.3."""
     home = {length: asynchronous("7B", length, quick=quick) for length in LENGTHS}
     far = {length: across("7B", length, quick=quick) for length in LENGTHS}
     large = across("72B", "20K", quick=quick)
     return {
-        "SR-COST": Measure([*home.values(), *far.values()], lambda lab: _ends(lab, home, far)),
-        "SR-XDC": Measure((), lambda _: [_crosses_s(large)]),
-        "SR-XDC-share": Measure([large], lambda lab: [TRANSFER_S / step_s(lab, large)]),
+        "SR-COST": TargetMeasure([*home.values(), *far.values()], lambda lab: _ends(lab, home, far)),
+        "SR-XDC": TargetMeasure((), lambda _: [_crosses_s(large)]),
+        "SR-XDC-share": TargetMeasure([large], lambda lab: [TRANSFER_S / step_s(lab, large)]),
     }
 
 

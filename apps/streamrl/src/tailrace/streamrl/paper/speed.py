@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from tailrace.fleetsim.reproduce import Found, Measure, Point
+from tailrace.fleetsim.reproduce import Found, Point, TargetMeasure
 from tailrace.streamrl.paper.points import (
     LENGTHS,
     MODELS,
@@ -27,7 +27,7 @@ ABLATED = ("72B", "20K")
 ALLOCATED = ("32B", "72B")
 
 
-def measures(*, quick: bool) -> dict[str, Measure]:
+def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of the targets on throughput."""
     base = {cell: colocated(*cell, quick=quick) for cell in CELLS}
     sync = {cell: synchronous(*cell, quick=quick) for cell in CELLS}
@@ -40,15 +40,15 @@ def measures(*, quick: bool) -> dict[str, Measure]:
     ]
     even = {model: evenly_split(model, "20K", quick=quick) for model in ALLOCATED}
     return {
-        "SR-E2E-verl-sync": Measure(
+        "SR-E2E-verl-sync": TargetMeasure(
             [*base.values(), *sync.values()], lambda lab: _ends(_over(lab, base, sync), value("verl.slower"))
         ),
-        "SR-E2E-colo-sync": Measure([*base.values(), *sync.values()], lambda lab: _ends(_over(lab, base, sync))),
-        "SR-E2E-async": Measure(
+        "SR-E2E-colo-sync": TargetMeasure([*base.values(), *sync.values()], lambda lab: _ends(_over(lab, base, sync))),
+        "SR-E2E-async": TargetMeasure(
             [*base.values(), *ours.values()], lambda lab: _ends(_over(lab, base, ours), value("verl.slower"))
         ),
-        "SR-ABL": Measure(table, lambda lab: [step_s(lab, table[0]) / step_s(lab, at) for at in table[1:]]),
-        "SR-ALLOC": Measure(
+        "SR-ABL": TargetMeasure(table, lambda lab: [step_s(lab, table[0]) / step_s(lab, at) for at in table[1:]]),
+        "SR-ALLOC": TargetMeasure(
             [*even.values(), *(ours[model, "20K"] for model in ALLOCATED)],
             lambda lab: [
                 statistics.fmean(step_s(lab, even[model]) / step_s(lab, ours[model, "20K"]) for model in ALLOCATED)

@@ -16,7 +16,7 @@ from tailrace.fleetsim.members.prefixes import Prefixes
 from tailrace.fleetsim.members.relays import Relays
 from tailrace.fleetsim.recorder import Totals
 from tailrace.fleetsim.world import World
-from tailrace.rollout.order import Order
+from tailrace.rollout.order import CommandOrder
 
 if TYPE_CHECKING:
     from tailrace.fleetsim.host import VirtualMember
@@ -25,7 +25,7 @@ PATIENCE_S = 10.0
 """How long a replica waits for a version that no relay has yet."""
 
 
-class Replica:
+class ModelledReplica:
     """One replica of a simulation. It outlives its processes: its engine counts the work of all of them.
 
     An abort is not in the chain of commands. It may arrive after a later route of the same trajectory, which it does not
@@ -86,7 +86,7 @@ class Replica:
         self.up = self.hung = self.pulling = False
         self.stalled_s: float | None = None
         self.version: int | None = None
-        self.order = Order()
+        self.order = CommandOrder()
         self.last_seq = self.finished = 0
         self.reported = True  # whether the controller knows that it is idle
         self.scheduled_s = math.inf
@@ -123,7 +123,7 @@ class Replica:
         self._drop_work(now)
         self._span(self._next_tp, now)
         self.up, self.hung, self.stalled_s, self.version, self.pulling = True, False, None, None, False
-        self.order, self.last_seq = Order(), 0
+        self.order, self.last_seq = CommandOrder(), 0
         self._routed_by.clear()
         self._aborted_by.clear()
         self.incarnation += 1

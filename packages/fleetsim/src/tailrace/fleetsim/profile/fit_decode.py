@@ -9,7 +9,7 @@ from statistics import mean
 from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.profile.costs import costs, relative_error
 from tailrace.fleetsim.profile.machine import DecodePart, PrefillPart
-from tailrace.fleetsim.profile.samples import Look, ReplicaSamples, Round
+from tailrace.fleetsim.profile.samples import EngineRound, Look, ReplicaSamples
 from tailrace.fleetsim.profile.timing import Timing
 from tailrace.repack import FitError, ThroughputModel
 
@@ -101,10 +101,10 @@ def block_tokens(looks: Sequence[Look]) -> int:
     return min(BLOCKS, key=off)
 
 
-def _split(rounds: Sequence[Round]) -> tuple[list[Round], list[list[Round]]]:
+def _split(rounds: Sequence[EngineRound]) -> tuple[list[EngineRound], list[list[EngineRound]]]:
     """Rounds that only decoded, and sequences of rounds that admitted trajectories (a prefill may take several rounds)."""
-    steady: list[Round] = []
-    intakes: list[list[Round]] = []
+    steady: list[EngineRound] = []
+    intakes: list[list[EngineRound]] = []
     queued = 0
     for one in rounds:
         if one.fresh:
@@ -117,7 +117,7 @@ def _split(rounds: Sequence[Round]) -> tuple[list[Round], list[list[Round]]]:
     return steady, intakes
 
 
-def _most_running(rounds: Sequence[Round]) -> int:
+def _most_running(rounds: Sequence[EngineRound]) -> int:
     """The largest batch while others waited in the queue; 0 if none ever waited."""
     full = (b.running for a, b in pairwise(rounds) if b.queued and b.queued == a.queued and not b.fresh)
     return max(full, default=0)

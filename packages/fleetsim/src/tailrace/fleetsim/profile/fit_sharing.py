@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tailrace.fleetsim.profile.fit_training import thousand_tokens_s
 from tailrace.fleetsim.profile.machine import SharingPart
 from tailrace.fleetsim.profile.run import MeasuredRun
-from tailrace.fleetsim.profile.samples import Moment
+from tailrace.fleetsim.profile.samples import ClockReading
 from tailrace.fleetsim.profile.timing import Timing
 
 LEAST_S = 0.2  # least seconds of computing for a row of the table
@@ -89,7 +89,7 @@ def sharing_table(measured: MeasuredRun, replica: Timing, trainer: Timing, shari
 class _Cover:
     """The times in which a member computed: spans in order, without overlaps."""
 
-    def __init__(self, spans: Sequence[tuple[Moment, Moment]]) -> None:
+    def __init__(self, spans: Sequence[tuple[ClockReading, ClockReading]]) -> None:
         self._began = [began.wall_s for began, _ in spans]
         self._ended = [ended.wall_s for _, ended in spans]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.profile.costs import costs, relative_error
 from tailrace.fleetsim.profile.machine import TrainingPart
-from tailrace.fleetsim.profile.samples import TrainerSamples, Update
+from tailrace.fleetsim.profile.samples import TrainerSamples, TrainingUpdate
 from tailrace.fleetsim.profile.timing import Timing
 
 FIRST = 2  # the first updates, which still allocate and import
@@ -47,14 +47,14 @@ def fit_training(trainer: TrainerSamples, timing: Timing) -> TrainingPart:
     )
 
 
-def thousand_tokens_s(updates: Sequence[Update], timing: Timing) -> float:
+def thousand_tokens_s(updates: Sequence[TrainingUpdate], timing: Timing) -> float:
     """Processor seconds for 1,000 tokens."""
     tokens = sum(update.tokens for update in updates)
     spent_s = sum(timing.processor_s(update.began, update.ended) for update in updates)
     return 1000 * spent_s / tokens if tokens else 0.0
 
 
-def _row(update: Update) -> tuple[float, ...]:
+def _row(update: TrainingUpdate) -> tuple[float, ...]:
     return float(update.parts), float(update.tokens), float(update.square_tokens)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tailrace.contracts import Delta, Engine, EngineStats, Request
-from tailrace.fleetsim.profile.samples import Look, Moment, ReplicaSamples, Round
+from tailrace.fleetsim.profile.samples import ClockReading, EngineRound, Look, ReplicaSamples
 
 LOOKS = 200
 
@@ -23,12 +23,12 @@ class MeasuredEngine:
         self._engine, self.samples = engine, samples
         self._tokens: dict[str, int] = {}  # tokens of each trajectory in flight, prompt included
         self._fresh = self._fresh_tokens = 0
-        self._since: Moment | None = None
+        self._since: ClockReading | None = None
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Pass the call on, and count the tokens to prefill."""
         if self._since is None:
-            self._since = Moment.now()
+            self._since = ClockReading.now()
         self._engine.submit(requests)
         for request in requests:
             tokens = len(request.prompt) + len(request.kept)
@@ -38,9 +38,9 @@ class MeasuredEngine:
 
     def step(self) -> Sequence[Delta]:
         """Pass the call on, and note the round."""
-        began = Moment.now()
+        began = ClockReading.now()
         deltas = self._engine.step()
-        ended = Moment.now()
+        ended = ClockReading.now()
         tokens = self._tokens
         in_flight, running, kv_tokens = len(tokens), 0, 0
         finished = []
@@ -56,7 +56,7 @@ class MeasuredEngine:
                 finished.append(delta.id)
         self.samples.finished += ((id_, ended.wall_s, not tokens) for id_ in finished)
         self.samples.rounds.append(
-            Round(
+            EngineRound(
                 self._since or began,
                 began,
                 ended,

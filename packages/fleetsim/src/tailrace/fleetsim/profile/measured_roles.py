@@ -11,7 +11,7 @@ from typing import Any
 
 from tailrace.contracts import Checkpoint, Command, Engine, Experience, Publish, Step
 from tailrace.fleetsim.profile.measured_engine import MeasuredEngine
-from tailrace.fleetsim.profile.samples import Moment, ReplicaSamples, TrainerSamples, Update, WorkSpan
+from tailrace.fleetsim.profile.samples import ClockReading, ReplicaSamples, TrainerSamples, TrainingUpdate, WorkSpan
 from tailrace.pipeline.roles.replica import ReplicaRole
 from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.rollout.devices import resolve_device
@@ -46,11 +46,11 @@ class MeasuredTrainer(TrainerRole):
         self._backend = self._timed
 
     def carry_out(self, command: Command) -> None:
-        began = Moment.now()
+        began = ClockReading.now()
         super().carry_out(command)
         spans = {Step: self._samples.steps, Publish: self._samples.publishes, Checkpoint: self._samples.checkpoints}
         if type(command) in spans:
-            spans[type(command)].append(WorkSpan(began, Moment.now()))
+            spans[type(command)].append(WorkSpan(began, ClockReading.now()))
 
     def measure_sizes(self, groups: Sequence[int], repeats: int) -> None:
         """Measure updates on the first groups of the last batch. This spoils the model, so call it last.
@@ -86,9 +86,11 @@ class _TimedBackend:
     def step(self, mini_batches: Sequence[Sequence[Experience]]) -> dict[str, float]:
         self.last = [experience for batch in mini_batches for experience in batch]
         lengths = [len(experience.prompt) + len(experience.tokens) for experience in self.last]
-        began = Moment.now()
+        began = ClockReading.now()
         metrics: dict[str, float] = self._worker.step(mini_batches)
-        ended = Moment.now()
+        ended = ClockReading.now()
         squares = sum(length * length for length in lengths)
-        self._samples.updates.append(Update(began, ended, sum(lengths), squares, len(lengths), len(mini_batches)))
+        self._samples.updates.append(
+            TrainingUpdate(began, ended, sum(lengths), squares, len(lengths), len(mini_batches))
+        )
         return metrics

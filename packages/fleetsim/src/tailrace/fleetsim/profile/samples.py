@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-class Moment(NamedTuple):
+class ClockReading(NamedTuple):
     """A moment: the machine's monotonic clock, and the processor time of this process and thread so far, in seconds.
 
     All processes of a machine share the monotonic clock. The processor time of a piece of work is what it would take on its
@@ -19,12 +19,12 @@ class Moment(NamedTuple):
     thread_s: float
 
     @classmethod
-    def now(cls) -> Moment:
+    def now(cls) -> ClockReading:
         """This moment in this thread."""
         return cls(time.monotonic(), time.process_time(), time.thread_time())
 
 
-class Round(NamedTuple):
+class EngineRound(NamedTuple):
     """One step of an engine, with its replica's work since the previous step (taking work, handing tokens over).
 
     Args:
@@ -38,9 +38,9 @@ class Round(NamedTuple):
         queued: number of trajectories in flight that got no token.
     """
 
-    since: Moment
-    began: Moment
-    ended: Moment
+    since: ClockReading
+    began: ClockReading
+    ended: ClockReading
     running: int
     kv_tokens: int
     fresh: int
@@ -51,11 +51,11 @@ class Round(NamedTuple):
 class WorkSpan(NamedTuple):
     """A piece of work of one kind."""
 
-    began: Moment
-    ended: Moment
+    began: ClockReading
+    ended: ClockReading
 
 
-class Update(NamedTuple):
+class TrainingUpdate(NamedTuple):
     """One training step, or one mini-batch of it.
 
     Args:
@@ -65,8 +65,8 @@ class Update(NamedTuple):
         parts: number of mini-batches, each with its own optimizer step.
     """
 
-    began: Moment
-    ended: Moment
+    began: ClockReading
+    ended: ClockReading
     tokens: int
     square_tokens: int
     trajectories: int
@@ -97,7 +97,7 @@ class ReplicaSamples:
         device: device of the engine, ``cpu`` or ``cuda``.
     """
 
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[EngineRound] = field(default_factory=list)
     finished: list[tuple[str, float, bool]] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
     kv_capacity_tokens: int = 0
@@ -116,9 +116,9 @@ class TrainerSamples:
         device: the trainer's device, ``cpu`` or ``cuda``.
     """
 
-    updates: list[Update] = field(default_factory=list)
+    updates: list[TrainingUpdate] = field(default_factory=list)
     steps: list[WorkSpan] = field(default_factory=list)
     publishes: list[WorkSpan] = field(default_factory=list)
     checkpoints: list[WorkSpan] = field(default_factory=list)
-    sizes: list[Update] = field(default_factory=list)
+    sizes: list[TrainingUpdate] = field(default_factory=list)
     device: str = "cpu"

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tailrace.fleetsim.profile.samples import Moment
+from tailrace.fleetsim.profile.samples import ClockReading
 
 
 class ClockKind(StrEnum):
@@ -33,20 +33,20 @@ class Timing:
     kind: ClockKind
     cores: float = 1.0
 
-    def spent_s(self, began: Moment, ended: Moment) -> float:
+    def spent_s(self, began: ClockReading, ended: ClockReading) -> float:
         """Seconds that the work takes on the member's own cores."""
         if self.kind is ClockKind.WALL:
             return ended.wall_s - began.wall_s
         return self.processor_s(began, ended) / self.cores
 
-    def processor_s(self, began: Moment, ended: Moment) -> float:
+    def processor_s(self, began: ClockReading, ended: ClockReading) -> float:
         """Processor seconds of the work; 0 with the wall clock, whose members share no cores."""
         if self.kind is ClockKind.PROCESS:
             return ended.process_s - began.process_s
         return ended.thread_s - began.thread_s if self.kind is ClockKind.THREAD else 0.0
 
 
-def timing_of(device: str, *, processes: bool, spans: Iterable[tuple[Moment, Moment]]) -> Timing:
+def timing_of(device: str, *, processes: bool, spans: Iterable[tuple[ClockReading, ClockReading]]) -> Timing:
     """The clock of a member.
 
     Args:

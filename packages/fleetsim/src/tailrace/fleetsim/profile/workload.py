@@ -15,7 +15,7 @@ from tailrace.fleetsim.profile.machine import WorkloadPart
 from tailrace.fleetsim.workload.groups import draws, seed_of
 from tailrace.fleetsim.workload.lengths import Spread
 from tailrace.fleetsim.workload.sample import Turns
-from tailrace.fleetsim.workload.workload import Description, Sample, Workload
+from tailrace.fleetsim.workload.workload import Description, ModelledSample, Workload
 from tailrace.trajstore import MixOrder
 
 
@@ -52,7 +52,7 @@ class MeasuredWorkload(Workload):
     def turns(self) -> bool:
         return self._has_turns
 
-    def group(self, index: int, samples: int, version: int = 0, draw: int | None = None) -> list[Sample]:
+    def group(self, index: int, samples: int, version: int = 0, draw: int | None = None) -> list[ModelledSample]:
         """Samples of a recorded group. If more are asked for than it has, they repeat in order.
 
         Another draw of a prompt picks among its samples.
@@ -68,7 +68,7 @@ class MeasuredWorkload(Workload):
         group = []
         for position in range(samples):
             at = position % len(lengths) if again is None else int(again[position] * len(lengths))
-            group.append(Sample(prompt, grown(turns[at], factor, self.max_tokens), rewards[at], seconds[at]))
+            group.append(ModelledSample(prompt, grown(turns[at], factor, self.max_tokens), rewards[at], seconds[at]))
         return group
 
     def describe(self, version: int = 0) -> Description:

@@ -13,7 +13,7 @@ Found = Mapping[Point, ProbeFindings]
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class TargetMeasure:
     """One target.
 
     Args:

@@ -9,11 +9,11 @@ from typing import Protocol, cast
 from tailrace.contracts import TailraceError, plugins
 from tailrace.fleetsim.errors import ReproductionError
 from tailrace.fleetsim.reproduce.lab import Lab, Listener
-from tailrace.fleetsim.reproduce.measures import Measure, OrderStatement
+from tailrace.fleetsim.reproduce.measures import OrderStatement, TargetMeasure
 from tailrace.fleetsim.reproduce.parameters import Parameters
 from tailrace.fleetsim.reproduce.points import Point
 from tailrace.fleetsim.reproduce.records import OrderComparison, TargetRecord, record
-from tailrace.fleetsim.reproduce.targets import Change, Ordering, Target, changes, orderings, targets
+from tailrace.fleetsim.reproduce.targets import Amendment, Ordering, Target, changes, orderings, targets
 
 GROUP = "tailrace.paper"
 
@@ -21,7 +21,7 @@ GROUP = "tailrace.paper"
 class Measures(Protocol):
     """How a paper's numbers are measured."""
 
-    def __call__(self, *, quick: bool) -> Mapping[str, Measure]:
+    def __call__(self, *, quick: bool) -> Mapping[str, TargetMeasure]:
         """The measures by the id of their target."""
         ...
 
@@ -58,7 +58,7 @@ class Paper:
         """Its statements on orders."""
         return orderings(self.package)
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[Amendment]:
         """What was changed after its predictions were seen, oldest first."""
         return changes(self.package)
 
@@ -69,7 +69,7 @@ class Reproduction:
 
     records: list[TargetRecord]
     compared: list[OrderComparison]
-    changes: list[Change]
+    changes: list[Amendment]
 
 
 def reproduce(
@@ -119,7 +119,7 @@ def _chosen(known: Sequence[Target], only: Collection[str]) -> list[Target]:
 
 
 def _points(
-    measures: Mapping[str, Measure], chosen: Sequence[Target], orders: Mapping[str, OrderStatement]
+    measures: Mapping[str, TargetMeasure], chosen: Sequence[Target], orders: Mapping[str, OrderStatement]
 ) -> list[Point]:
     """What takes longest first, so that processes end together."""
     needed = dict.fromkeys(point for target in chosen if target.id in measures for point in measures[target.id].points)
@@ -127,7 +127,7 @@ def _points(
     return sorted(needed, key=lambda point: -point.weight)
 
 
-def _record(target: Target, measure: Measure | None, lab: Lab) -> TargetRecord:
+def _record(target: Target, measure: TargetMeasure | None, lab: Lab) -> TargetRecord:
     if measure is None:
         return record(target, None, failed=target.reason or "not simulated")
     try:

@@ -10,13 +10,13 @@ from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.fleet import SimulatedFleet
 from tailrace.fleetsim.log import MemoryLog
 from tailrace.fleetsim.reproduce.points import Point
-from tailrace.fleetsim.reproduce.steps import StepTimes, StepWatcher
+from tailrace.fleetsim.reproduce.steps import StepParts, StepWatcher
 from tailrace.fleetsim.result import Result, result_of
 from tailrace.fleetsim.simulator import Models, Simulation
 from tailrace.pipeline.controller.members import REPLICA
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor, Observer
-from tailrace.pipeline.run.effective_time import Devices, EffectiveFigures, EffectiveTime
+from tailrace.pipeline.run.effective_time import EffectiveFigures, EffectiveTime, RoleDevices
 from tailrace.pipeline.run.folding import Audience
 
 OBSERVED = "r0"
@@ -58,7 +58,7 @@ class ProbeFindings:
     lags: list[dict[int, int]]
     groups: int
     mean_tokens: float
-    steps: list[StepTimes]
+    steps: list[StepParts]
     effective: EffectiveFigures | None
 
 
@@ -109,7 +109,7 @@ class EffectiveWatcher:
     """Follows effective training time beside a simulation."""
 
     def __init__(self, fleet: SimulatedFleet) -> None:
-        self.fold = EffectiveTime(Devices.of(fleet.spec, fleet.trainer_gpus))
+        self.fold = EffectiveTime(RoleDevices.of(fleet.spec, fleet.trainer_gpus))
         self._audience = Audience(self.fold)
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tailrace.fleetsim.reproduce.targets import Score, Target, TargetClass, Value
+from tailrace.fleetsim.reproduce.targets import ScoreKind, Target, TargetClass, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class OrderComparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Predictions:
+class PredictionScore:
     """The score of a paper.
 
     Targets that are nearly the same measurement count once, with their mean error. What could not be measured has an error
@@ -146,7 +146,7 @@ class PaperSummary:
 
     right: int
     comparisons: int
-    predictions: Predictions
+    predictions: PredictionScore
 
     def plain(self) -> dict[str, Any]:
         """The summary as plain data."""
@@ -163,11 +163,11 @@ def summarise(records: Sequence[TargetRecord], compared: Sequence[OrderCompariso
     )
 
 
-def _predictions(records: Sequence[TargetRecord]) -> Predictions:
+def _predictions(records: Sequence[TargetRecord]) -> PredictionScore:
     predicted = [record for record in records if record.target.kind is TargetClass.PREDICTION]
     groups: dict[str, list[TargetRecord]] = {}
     for record in predicted:
-        if record.target.score is Score.ERROR:
+        if record.target.score is ScoreKind.ERROR:
             groups.setdefault(record.target.leader or record.target.id, []).append(record)
     every = {id_: statistics.fmean(one.relative_error for one in group) for id_, group in groups.items()}
     apart = {id_ for id_, group in groups.items() if any(one.target.was_fitted for one in group)}
@@ -180,8 +180,8 @@ def _predictions(records: Sequence[TargetRecord]) -> Predictions:
     worst = max(errors, key=lambda id_: errors[id_], default="")
     values = [(max(one.errors, default=1.0), one.target.id) for id_ in errors for one in groups[id_]]
     worst_value, worst_value_id = max(values, default=(math.nan, ""))
-    statements = [record for record in predicted if record.target.score is Score.STATEMENT]
-    return Predictions(
+    statements = [record for record in predicted if record.target.score is ScoreKind.STATEMENT]
+    return PredictionScore(
         median=_median(errors.values()),
         groups=len(errors),
         apart=len(apart),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepParts:
     """One step. Seconds of rollout and scores mean something where no step overlaps another.
 
     Args:
@@ -47,7 +47,7 @@ class StepWatcher:
 
     def __init__(self) -> None:
         self.simulation: Simulation | None = None
-        self.steps: list[StepTimes] = []
+        self.steps: list[StepParts] = []
         self._finished: dict[str, tuple[float, int]] = {}
         self._scored: dict[str, float] = {}
         self._kind, self._tp = "", 0
@@ -79,7 +79,7 @@ class StepWatcher:
         before, totals = self._before, recorder.totals(now)
         del self.steps[len(recorder.rows) - 1 :]
         self.steps.append(
-            StepTimes(
+            StepParts(
                 kind=self._kind,
                 rollout_s=max(self._finished[name][0] for name in batch) - since_s,
                 scored_s=max(self._scored[name] for name in batch) - since_s,

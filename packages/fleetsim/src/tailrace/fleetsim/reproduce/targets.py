@@ -34,7 +34,7 @@ class TargetClass(StrEnum):
 NOT_SIMULATED = (TargetClass.RUNTIME, TargetClass.OUT)
 
 
-class Score(StrEnum):
+class ScoreKind(StrEnum):
     """How a prediction counts: by its relative error, or as right or wrong."""
 
     ERROR = "error"
@@ -121,7 +121,7 @@ class Target:
     mode: str
     reason: str | None = None
     kind: TargetClass = TargetClass.PREDICTION
-    score: Score = Score.ERROR
+    score: ScoreKind = ScoreKind.ERROR
     leader: str | None = None
     without_effects: float | None = None
     tolerances: tuple[Tolerance, ...] = ()
@@ -147,7 +147,7 @@ class Ordering:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Amendment:
     """A change of a class or a measure, or of the simulator's structure after a prediction that it moves was seen.
 
     Args:
@@ -163,7 +163,7 @@ class Change:
     moves: tuple[str, ...] = ()
 
 
-def changes(package: str) -> list[Change]:
+def changes(package: str) -> list[Amendment]:
     """The changes of a paper's score since its targets were classed, oldest first: its table ``change``.
 
     Raises:
@@ -172,7 +172,7 @@ def changes(package: str) -> list[Change]:
     table, found = _table(package), []
     known = {entry["id"] for entry in table["target"]}
     for entry in table.get("change", ()):
-        one = Change(entry.get("date"), entry.get("what", ""), entry.get("why", ""), tuple(entry.get("moves", ())))
+        one = Amendment(entry.get("date"), entry.get("what", ""), entry.get("why", ""), tuple(entry.get("moves", ())))
         if type(one.date) is not date or len(one.what) < 10 or len(one.why) < 10 or not known.issuperset(one.moves):
             raise ReproductionError(f"change {entry!r:.200}: expected a date, what, why, and targets that it moves")
         found.append(one)
@@ -227,7 +227,7 @@ def _target(entry: Mapping[str, Any]) -> Target:
         mode=entry["mode"],
         reason=entry.get("reason"),
         kind=TargetClass(entry["class"]),
-        score=Score(entry.get("score", "error")),
+        score=ScoreKind(entry.get("score", "error")),
         leader=entry.get("with"),
         without_effects=entry.get("without_effects"),
         tolerances=tuple(Tolerance(between=(low, high)) for low, high in ranges),

@@ -30,7 +30,7 @@ from tailrace.fleetsim.workload.lengths_config import LengthsField, Positive, St
 from tailrace.fleetsim.workload.presets import RESPONSES
 from tailrace.fleetsim.workload.replayed import ReplayedWorkload
 from tailrace.fleetsim.workload.rewards import SolveRate
-from tailrace.fleetsim.workload.scoring import Scoring, ScoringKind
+from tailrace.fleetsim.workload.scoring import ScoringKind, ScoringKinds
 from tailrace.fleetsim.workload.shapes import Lognormal
 from tailrace.fleetsim.workload.workload import Workload
 
@@ -153,7 +153,7 @@ class WorkloadConfig(Strict):
             solve_rate=solve_rate,
             environment=None if self.environment is None else self.environment.environment,
             reward_latency=reward_latency,
-            scoring=Scoring(tuple(map(_scoring_kind, self.scoring))) if self.scoring else None,
+            scoring=ScoringKinds(tuple(map(_scoring_kind, self.scoring))) if self.scoring else None,
         )
         return DrawnWorkload(distributions, seed=seed, max_tokens=max_tokens)
 

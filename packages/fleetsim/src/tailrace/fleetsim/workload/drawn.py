@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from tailrace.fleetsim.errors import WorkloadError
 from tailrace.fleetsim.workload.drift import Drift
-from tailrace.fleetsim.workload.environment import Environment, Latency
+from tailrace.fleetsim.workload.environment import EnvironmentWorkload, Latency
 from tailrace.fleetsim.workload.groups import RandomStream, draws, seed_of, stream
 from tailrace.fleetsim.workload.lengths import P99, PER_SCORE, ZERO, Lengths
 from tailrace.fleetsim.workload.rewards import SolveRate
-from tailrace.fleetsim.workload.sample import Sample
-from tailrace.fleetsim.workload.scoring import Scoring
+from tailrace.fleetsim.workload.sample import ModelledSample
+from tailrace.fleetsim.workload.scoring import ScoringKinds
 from tailrace.fleetsim.workload.workload import Description, Workload
 
 _NO_DRIFT = Drift()
@@ -39,9 +39,9 @@ class Distributions:
     correlation: float = 0.5
     drift: Drift = _NO_DRIFT
     solve_rate: SolveRate = _EVEN_ODDS
-    environment: Environment | None = None
+    environment: EnvironmentWorkload | None = None
     reward_latency: Latency | None = None
-    scoring: Scoring | None = None
+    scoring: ScoringKinds | None = None
 
 
 class DrawnWorkload(Workload):
@@ -68,7 +68,7 @@ class DrawnWorkload(Workload):
         self._own = math.sqrt(1.0 - distributions.correlation) * PER_SCORE
         self._environment, self._latency = distributions.environment, distributions.reward_latency
 
-    def group(self, index: int, samples: int, version: int = 0, draw: int | None = None) -> list[Sample]:
+    def group(self, index: int, samples: int, version: int = 0, draw: int | None = None) -> list[ModelledSample]:
         normals, uniforms = draws(self.seed, index, samples + 4)
         seed = seed_of(self.seed, index, draw)
         if seed != self.seed:
@@ -91,7 +91,7 @@ class DrawnWorkload(Workload):
                 tokens = int(length + 0.5)
             else:
                 tokens = 1
-            group.append(Sample(prompt, ((tokens, 0.0),), 1.0 if uniforms[position] < solve_rate else 0.0))
+            group.append(ModelledSample(prompt, ((tokens, 0.0),), 1.0 if uniforms[position] < solve_rate else 0.0))
         if self._environment is not None:
             generator = stream(seed, index, RandomStream.ENVIRONMENT)
             for sample in group:

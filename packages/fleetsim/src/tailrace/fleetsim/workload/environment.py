@@ -107,7 +107,7 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class EnvironmentWorkload:
     """Calls and their latency."""
 
     calls: Calls

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tailrace.fleetsim.workload.environment import Calls, Environment, Latency
+from tailrace.fleetsim.workload.environment import Calls, EnvironmentWorkload, Latency
 from tailrace.fleetsim.workload.lengths_config import Positive, Strict
 from tailrace.fleetsim.workload.presets import CALLS
 
@@ -97,6 +97,6 @@ class EnvironmentConfig(Strict):
     latency: LatencyConfig
 
     @property
-    def environment(self) -> Environment:
+    def environment(self) -> EnvironmentWorkload:
         """The environment."""
-        return Environment(self.calls.calls, self.latency.latency)
+        return EnvironmentWorkload(self.calls.calls, self.latency.latency)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Final
 
-from tailrace.fleetsim.workload.shapes import Shape
+from tailrace.fleetsim.workload.shapes import LengthShape
 
 STEPS: Final = 4096
 # A sum of two normal values of `groups.draws` with squared weights that sum to 1 is at most sqrt(2) times the largest, 9.42.
@@ -31,7 +31,7 @@ class QuantileTable:
 
     __slots__ = ("slopes", "starts")
 
-    def __init__(self, shape: Shape, scale: float) -> None:
+    def __init__(self, shape: LengthShape, scale: float) -> None:
         found = [scale * shape.quantile((i - ZERO) / PER_SCORE) for i in range(STEPS + 1)]
         values = list(
             accumulate(found, max)
@@ -51,7 +51,7 @@ class QuantileTable:
 
 
 @lru_cache(maxsize=64)
-def table(shape: Shape, scale: float) -> QuantileTable:
+def table(shape: LengthShape, scale: float) -> QuantileTable:
     """The table of a shape; cached."""
     return QuantileTable(shape, scale)
 
@@ -88,7 +88,7 @@ class Lengths:
         cap: most tokens; a longer response is cut and counts as finished. None for no cap.
     """
 
-    shape: Shape
+    shape: LengthShape
     scale: float = 1.0
     cap: int | None = None
 

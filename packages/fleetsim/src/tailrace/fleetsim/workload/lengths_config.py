@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from tailrace.fleetsim.workload.lengths import Lengths
 from tailrace.fleetsim.workload.presets import RESPONSES
-from tailrace.fleetsim.workload.shapes import Component, Constant, Lognormal, Mixture, Normal, Quantiles, Shape
+from tailrace.fleetsim.workload.shapes import Component, Constant, LengthShape, Lognormal, Mixture, Normal, Quantiles
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # A lognormal of sigma 10 spans 20 orders of magnitude between its first and last percentile; more must be a mistake.
@@ -98,7 +98,7 @@ class LengthsConfig(Strict):
         return Lengths(known.shape, self.scale, min(caps, default=None))
 
     @property
-    def _shape(self) -> Shape:
+    def _shape(self) -> LengthShape:
         if self.tokens is not None:
             return Constant(self.tokens)
         if self.quantiles is not None:

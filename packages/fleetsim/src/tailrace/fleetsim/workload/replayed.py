@@ -9,7 +9,7 @@ from tailrace.fleetsim.workload.environment import Latency
 from tailrace.fleetsim.workload.groups import RandomStream, draws, stream
 from tailrace.fleetsim.workload.lengths import Spread
 from tailrace.fleetsim.workload.rewards import SolveRate
-from tailrace.fleetsim.workload.sample import Sample
+from tailrace.fleetsim.workload.sample import ModelledSample
 from tailrace.fleetsim.workload.traces import Recorded, read_trace
 from tailrace.fleetsim.workload.workload import Description, Workload
 
@@ -63,7 +63,7 @@ class ReplayedWorkload(Workload):
         samples: int,
         version: int = 0,  # noqa: ARG002  nothing drifts
         draw: int | None = None,  # noqa: ARG002  only one was recorded
-    ) -> list[Sample]:
+    ) -> list[ModelledSample]:
         """The recorded samples of a group, for any version and draw."""
         recorded = self._groups[index % len(self._groups)]
         normals, uniforms = draws(self.seed, index, samples + 4)
@@ -77,7 +77,7 @@ class ReplayedWorkload(Workload):
             one = recorded[position % len(recorded)]
             drawn = 1.0 if uniforms[position + 4] < solve_rate else 0.0
             group.append(
-                Sample(
+                ModelledSample(
                     one.prompt_tokens,
                     one.turns,
                     drawn if one.reward is None else one.reward,

@@ -8,7 +8,7 @@ Turns = tuple[tuple[int, float], ...]
 
 
 @dataclass(slots=True)
-class Sample:
+class ModelledSample:
     """One sample of a group. It is not frozen, since millions are created and freezing would dominate that time.
 
     Args:

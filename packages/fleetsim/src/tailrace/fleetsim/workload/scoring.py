@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
-from tailrace.fleetsim.workload.sample import Sample
+from tailrace.fleetsim.workload.sample import ModelledSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class ScoringKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Scoring:
+class ScoringKinds:
     """The kinds of a workload, at least one. A prompt is of one kind."""
 
     kinds: tuple[ScoringKind, ...]
 
-    def assign(self, generator: Random, group: list[Sample], samples: Random | None = None) -> None:
+    def assign(self, generator: Random, group: list[ModelledSample], samples: Random | None = None) -> None:
         """Draw the kind of a group, and the seconds of each sample; infinite ones make its reward 0.
 
         Args:

@@ -18,7 +18,7 @@ _LARGEST_EXPONENT = 300.0
 _TOLERANCE = 1e-12
 
 
-class Shape(Protocol):
+class LengthShape(Protocol):
     """Token lengths as a non-decreasing function of the normal score. Hashable, so that its table is built once."""
 
     def quantile(self, score: float) -> float:
@@ -28,7 +28,7 @@ class Shape(Protocol):
     def __hash__(self) -> int: ...
 
 
-class Component(Shape, Protocol):
+class Component(LengthShape, Protocol):
     """A shape that can be part of a mixture."""
 
     def score(self, tokens: float) -> float:

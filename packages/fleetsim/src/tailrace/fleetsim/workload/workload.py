@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from tailrace.fleetsim.workload.lengths import Spread
-from tailrace.fleetsim.workload.sample import Sample
+from tailrace.fleetsim.workload.sample import ModelledSample
 
-__all__ = ["Description", "Sample", "Spread", "Workload"]
+__all__ = ["Description", "ModelledSample", "Spread", "Workload"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Workload(ABC):
     max_tokens: int
 
     @abstractmethod
-    def group(self, index: int, samples: int, version: int = 0, draw: int | None = None) -> list[Sample]:
+    def group(self, index: int, samples: int, version: int = 0, draw: int | None = None) -> list[ModelledSample]:
         """The first samples of a group. More samples begin with the same ones.
 
         Args:
@@ -57,7 +57,7 @@ class Workload(ABC):
             draw: number of the draw: another attempt at the prompt, of other samples; None or the index for the first.
         """
 
-    def sample(self, index: int, position: int, version: int = 0) -> Sample:
+    def sample(self, index: int, position: int, version: int = 0) -> ModelledSample:
         """The sample of a group at a position from 0 on, surplus ones included. Takes as long as all samples before it."""
         return self.group(index, position + 1, version)[position]
 

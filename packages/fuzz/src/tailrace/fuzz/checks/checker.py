@@ -11,11 +11,11 @@ from tailrace.fleetsim.simulator import Simulation
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.checks.bookkeeping import check_books
 from tailrace.fuzz.checks.data_plane import DataPlane
-from tailrace.fuzz.checks.devices import Devices
+from tailrace.fuzz.checks.devices import DeviceCheck
 from tailrace.fuzz.checks.progress import PROGRESS, LivenessCheck
 from tailrace.fuzz.checks.rebuild import rebuild, replayed, same_commands
 from tailrace.fuzz.checks.training import ONCE, Training
-from tailrace.fuzz.checks.turns import Turns
+from tailrace.fuzz.checks.turns import TurnCheck
 from tailrace.fuzz.checks.versions import VersionCheck
 from tailrace.fuzz.errors import InvariantError
 from tailrace.pipeline.controller.controller import Controller
@@ -38,8 +38,8 @@ class Checker:
     def __init__(self, case: Case, simulation: Simulation, plane: DataPlane) -> None:
         self._case, self._simulation = case, simulation
         self.training = Training(case, simulation.fleet.spec, plane)
-        self.devices = Devices()
-        self.turns = Turns(simulation.fleet.spec.environment_sessions)
+        self.devices = DeviceCheck()
+        self.turns = TurnCheck(simulation.fleet.spec.environment_sessions)
         self.versions = VersionCheck(mixes_versions=simulation.fleet.spec.sync.mixes_versions, fence=case.fence)
         self.progress = LivenessCheck(case, simulation.fleet)
         self.events: Counter[str] = Counter()

@@ -11,7 +11,7 @@ from tailrace.pipeline.executor.deployment import REPLICA
 SHARED = "devices that are shared have one user at a time"
 
 
-class Devices:
+class DeviceCheck:
     """Who has which devices, from commands alone."""
 
     def __init__(self) -> None:

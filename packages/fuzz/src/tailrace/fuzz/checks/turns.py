@@ -14,7 +14,7 @@ from tailrace.pipeline.executor.deployment import ENVIRONMENT
 TURNS = "every turn is answered once and kept"
 
 
-class Turns:
+class TurnCheck:
     """What became of every turn and session.
 
     `lost` counts turns that ended and whose tokens had to be generated again; `excused` what may lose them: sessions that could

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from tailrace.paramserver.clients.outcomes import Outcomes
+from tailrace.paramserver.clients.outcomes import PublishOutcomes
 from tailrace.paramserver.clients.staged import Staged, State
 from tailrace.paramserver.errors import PublishTimeout, RelayUnreachable, VersionSuperseded
 from tailrace.paramserver.machine.protocol import Condition, HostInterface
@@ -27,7 +27,7 @@ class Buffers:
         self,
         staged: Sequence[Staged],
         changed: Condition,
-        outcomes: Outcomes,
+        outcomes: PublishOutcomes,
         machine: HostInterface,
         *,
         patience_s: float,

@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 _REMEMBERED = 1024
 
 
-class Outcomes:
+class PublishOutcomes:
     """Outcomes of the last versions, and reports of them to the caller.
 
     Args:

@@ -20,7 +20,7 @@ from tailrace.contracts import Weights, named_tensors
 from tailrace.paramserver.chunk_size import CHUNK_BYTES
 from tailrace.paramserver.clients.borrowing import Borrowing
 from tailrace.paramserver.clients.buffers import Buffers
-from tailrace.paramserver.clients.outcomes import Outcomes
+from tailrace.paramserver.clients.outcomes import PublishOutcomes
 from tailrace.paramserver.clients.pusher import Pusher
 from tailrace.paramserver.clients.share import Share
 from tailrace.paramserver.clients.staged import Staged, State
@@ -97,7 +97,7 @@ class Publisher:
         self._changed = machine.condition()
         self._filling = machine.lock()
         self._staged = [Staged(StagingBuffer()) for _ in range(buffers)]
-        self._outcomes = Outcomes(self._changed, machine, on_published)
+        self._outcomes = PublishOutcomes(self._changed, machine, on_published)
         self._buffers = Buffers(
             self._staged, self._changed, self._outcomes, machine, patience_s=slot_timeout_s + stall_s
         )

@@ -9,7 +9,7 @@ from enum import StrEnum
 from tailrace.paramserver.clients.share import Share
 from tailrace.paramserver.clients.staging import StagingBuffer
 from tailrace.paramserver.manifest import Manifest, checksum
-from tailrace.paramserver.wire.sending import Memory
+from tailrace.paramserver.wire.sending import SendableMemory
 
 
 class State(StrEnum):
@@ -78,7 +78,7 @@ class StagedSupply:
     def __init__(
         self,
         manifest: Manifest,
-        memory: Memory,
+        memory: SendableMemory,
         checksums: dict[int, int],
         base: Callable[[tuple[int, int]], memoryview | None] = lambda _: None,
         share: Share | None = None,

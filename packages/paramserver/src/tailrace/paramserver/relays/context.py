@@ -12,7 +12,7 @@ from tailrace.paramserver.wire.counts import TrafficCounts
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class RelayContext:
     """A relay, as its connections see it.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tailrace.paramserver.errors import RelayTimeout, VersionNotYet
-from tailrace.paramserver.relays.context import Context
+from tailrace.paramserver.relays.context import RelayContext
 from tailrace.paramserver.relays.receive import receive_version
 from tailrace.paramserver.wire.agreement import Offer
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, connect
@@ -18,7 +18,7 @@ _SLICE_S = 1.0  # of a wait for the source
 _GRACE_S = 0.5  # for an answer to come back
 
 
-def fetch_version(version: int | None, source: str, relay: Context, timeout_s: float) -> tuple[int, int]:
+def fetch_version(version: int | None, source: str, relay: RelayContext, timeout_s: float) -> tuple[int, int]:
     """Get a version from another relay. Its key.
 
     Args:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from tailrace.paramserver.codec.registry import codec
 from tailrace.paramserver.errors import RelayTimeout
-from tailrace.paramserver.relays.context import Context
+from tailrace.paramserver.relays.context import RelayContext
 from tailrace.paramserver.relays.slot import Publication, Slot
 from tailrace.paramserver.relays.slots import SlotTable
 from tailrace.paramserver.transport.registry import INLINE
@@ -17,7 +17,7 @@ from tailrace.paramserver.wire.receiving import InPlace, Intake, receive_chunks
 
 
 def receive_version(
-    channel: Channel, offer: Offer, relay: Context, *, slot_timeout_s: float, deadline: float | None = None
+    channel: Channel, offer: Offer, relay: RelayContext, *, slot_timeout_s: float, deadline: float | None = None
 ) -> bool:
     """Answer an offer and receive the missing chunks.
 
@@ -65,7 +65,7 @@ def receive_version(
     return True
 
 
-def _agree(offer: Offer, publication: Publication, relay: Context, held: ExitStack) -> tuple[OfferAnswer, Intake]:
+def _agree(offer: Offer, publication: Publication, relay: RelayContext, held: ExitStack) -> tuple[OfferAnswer, Intake]:
     """How to receive the missing chunks. `held` releases the resources for that."""
     missing = tuple(publication.missing())
     if missing:

@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from tailrace.paramserver.errors import ParamServerError, PeerClosed, ProtocolError
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.machine.protocol import HostInterface, Thread
-from tailrace.paramserver.relays.context import Context
+from tailrace.paramserver.relays.context import RelayContext
 from tailrace.paramserver.relays.forward import Forwarder
 from tailrace.paramserver.relays.hops import Hops
 from tailrace.paramserver.relays.session import Session
@@ -115,7 +115,7 @@ class RelayServer:
             )
 
         self._hops = Hops(forwarder, machine.lock())
-        self._context = Context(
+        self._context = RelayContext(
             name, token, self._table, self._hops, means, counts, max_bytes, slot_timeout_s, stall_s, machine
         )
         self._connections: dict[Channel, Thread | None] = {}

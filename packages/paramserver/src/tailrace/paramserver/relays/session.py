@@ -15,7 +15,7 @@ from tailrace.paramserver.errors import (
     RelayUnreachable,
     to_wire,
 )
-from tailrace.paramserver.relays.context import Context
+from tailrace.paramserver.relays.context import RelayContext
 from tailrace.paramserver.relays.fetch import fetch_version
 from tailrace.paramserver.relays.leases import Lease
 from tailrace.paramserver.relays.receive import receive_version
@@ -44,7 +44,7 @@ class Session:
         relay: the state that the relay's connections share.
     """
 
-    def __init__(self, channel: Channel, relay: Context) -> None:
+    def __init__(self, channel: Channel, relay: RelayContext) -> None:
         self._channel, self._relay, self._table = channel, relay, relay.table
         self._encoder = relay.means.encoder(relay.machine.now)
         self._leases: dict[int, tuple[Slot, Lease]] = {}

@@ -14,7 +14,7 @@ from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.transport.protocol import Exportable, RemoteMemory, Transport
 from tailrace.paramserver.transport.registry import INLINE, load, negotiate, usable
 from tailrace.paramserver.wire.agreement import Offer
-from tailrace.paramserver.wire.encoding import Encoder
+from tailrace.paramserver.wire.encoding import LinkEncoder
 
 _log = logging.getLogger(__name__)
 _OPEN_S = 2.0
@@ -81,9 +81,9 @@ class Means:
             always_encode=always_encode,
         )
 
-    def encoder(self, now: Callable[[], float]) -> Encoder:
+    def encoder(self, now: Callable[[], float]) -> LinkEncoder:
         """The codecs of one sender towards one receiver."""
-        return Encoder(now, always=self._always_encode)
+        return LinkEncoder(now, always=self._always_encode)
 
     @contextmanager
     def exported(self, memory: Exportable, nbytes: int) -> Iterator[dict[str, Mapping[str, Any]]]:

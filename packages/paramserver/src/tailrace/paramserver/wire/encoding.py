@@ -9,7 +9,7 @@ from tailrace.paramserver.codec.registry import codec
 from tailrace.paramserver.errors import ParamServerError
 
 
-class Encoder:
+class LinkEncoder:
     """The codecs of one sender towards one receiver. It remembers how fast they and the link are, from version to version.
 
     Args:

@@ -20,7 +20,7 @@ from tailrace.paramserver.transport.registry import INLINE
 from tailrace.paramserver.wire.agreement import Offer, OfferAnswer
 from tailrace.paramserver.wire.channel import Channel
 from tailrace.paramserver.wire.counts import TrafficCounts
-from tailrace.paramserver.wire.encoding import Encoder
+from tailrace.paramserver.wire.encoding import LinkEncoder
 from tailrace.paramserver.wire.ranges import from_ranges
 
 #: How often a chunk may come damaged before the receiver gives the transfer up.
@@ -28,7 +28,7 @@ ROUNDS = 3
 _POLL_S = 0.25
 
 
-class Memory(Protocol):
+class SendableMemory(Protocol):
     """Bytes that are a buffer here and, if `fd` is not negative, a file to the kernel."""
 
     @property
@@ -46,7 +46,7 @@ class Supply(Protocol):
     """The chunks of a version that someone sends."""
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> SendableMemory:
         """The version's bytes. Those of a chunk do not change once `next` has named it, until the transfer is over."""
         ...
 
@@ -73,7 +73,7 @@ def send_version(
     counts: TrafficCounts,
     *,
     go_timeout_s: float,
-    encoder: Encoder | None = None,
+    encoder: LinkEncoder | None = None,
     give_up: Callable[[], bool] = lambda: False,
     agreed: Callable[[OfferAnswer | None], None] = lambda _: None,
     sent: set[int] | None = None,
@@ -144,7 +144,7 @@ class _Outgoing:
         answer: OfferAnswer,
         supply: Supply,
         counts: TrafficCounts,
-        encoder: Encoder | None,
+        encoder: LinkEncoder | None,
         ledger: set[int],
     ) -> None:
         self._channel, self._offer, self._answer, self._supply = channel, offer, answer, supply
@@ -172,7 +172,7 @@ class _Outgoing:
         self._channel.send_chunk(index, value, memory.fd, memory.view, offset, nbytes)
         self._counts.payload_sent += nbytes
 
-    def _send_encoded(self, codec: str, encoder: Encoder, index: int, value: int, offset: int, nbytes: int) -> None:
+    def _send_encoded(self, codec: str, encoder: LinkEncoder, index: int, value: int, offset: int, nbytes: int) -> None:
         key, part = self._answer.base, slice(offset, offset + nbytes)
         payload, base = None, None if key is None else self._supply.base(key)
         if key is not None and base is not None:

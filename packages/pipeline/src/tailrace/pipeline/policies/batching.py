@@ -51,9 +51,9 @@ class Redundant:
         """Whether an engine must keep the seeds of trajectories."""
         return self.seeded
 
-    def open(self) -> InOrder:
+    def open(self) -> StreamInOrder:
         """A source of the prompts in order, each once, but for those that could not be scored or were delayed."""
-        return InOrder(self)
+        return StreamInOrder(self)
 
 
 def plain(
@@ -63,7 +63,7 @@ def plain(
     return Redundant(samples, filter_equal_rewards=filter_equal_rewards, deferrals=deferrals, seeded=seeded)
 
 
-class InOrder:
+class StreamInOrder:
     """One group for each prompt of the stream, in order, and again if it was not scored or delayed. See `BatchingSource`."""
 
     def __init__(self, policy: Redundant) -> None:

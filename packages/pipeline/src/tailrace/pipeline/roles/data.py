@@ -33,7 +33,7 @@ from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.roles.dropped import Dropped
 from tailrace.pipeline.roles.finished_lengths import FinishedLength, FinishedLengths
 from tailrace.pipeline.roles.prompts import Prompts, item_metadata
-from tailrace.pipeline.roles.worker import Worker
+from tailrace.pipeline.roles.worker import RoleWorker
 from tailrace.reward import ScoreItem
 from tailrace.reward.turns import of_turns
 from tailrace.trajstore import (
@@ -76,7 +76,7 @@ class DataRole:
         self._dropped = Dropped()
         self._lengths = FinishedLengths()
         self._lock = Lock()  # a trajectory is begun either before it is dropped or not at all
-        self._worker = Worker("discards", self._carry_out)
+        self._worker = RoleWorker("discards", self._carry_out)
 
     # ---- for the executor -----------------------------------------------------------------------------------------
 

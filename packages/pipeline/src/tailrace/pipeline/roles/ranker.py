@@ -25,7 +25,7 @@ from tailrace.contracts import Activity, Command, Event, Predict, Predicted, Pre
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.finished_lengths import MOST, FinishedLength
-from tailrace.pipeline.roles.worker import Worker
+from tailrace.pipeline.roles.worker import RoleWorker
 from tailrace.ranker import DamagedRankerError, Example, LengthRanker, Prediction, PredictionError
 
 TRAINED, UPDATED = "trained", "updated"
@@ -77,7 +77,7 @@ class RankerRole:
         self._new: list[FinishedLength] = []
         self._known = 0  # prompts all of whose samples have finished since it learned last
         self._learned = 0
-        self._worker = Worker("predictions", self._carry_out)
+        self._worker = RoleWorker("predictions", self._carry_out)
         self._closing = threading.Event()
         self._learner = threading.Thread(target=self._look_on, args=(look_s,), name="learning", daemon=True)
         self._learner.start()

@@ -19,7 +19,7 @@ from tailrace.contracts import Checkpoint, Durable, TailraceError
 from tailrace.pipeline.errors import CheckpointUnusableError, DeadlineError
 from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.peer_memory import PeerMemory
-from tailrace.pipeline.roles.worker import Worker
+from tailrace.pipeline.roles.worker import RoleWorker
 from tailrace.trainer.checkpoint_files import verify
 
 _POLL_S = 0.1
@@ -42,7 +42,7 @@ class Saving:
         self,
         root: Path,
         data: Caller,
-        worker: Worker,
+        worker: RoleWorker,
         *,
         save_timeout_s: float,
         data_timeout_s: float,

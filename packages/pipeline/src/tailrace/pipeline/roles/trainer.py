@@ -48,7 +48,7 @@ from tailrace.pipeline.roles.stops import ShowsPhases, Stops
 from tailrace.pipeline.roles.tensor_core_watch import TensorCoreWatch
 from tailrace.pipeline.roles.trainer_activity import TrainerActivity
 from tailrace.pipeline.roles.transfer import WeightTransfer
-from tailrace.pipeline.roles.worker import Worker
+from tailrace.pipeline.roles.worker import RoleWorker
 from tailrace.trainer.metrics import merge_metrics
 
 _CLOSE_S = 5.0
@@ -133,7 +133,7 @@ class TrainerRole:
         else:
             cores = open_tensor_cores(own_devices())
         self._tensor_cores = None if cores is None else TensorCoreWatch(cores, self._activity)
-        self._worker = Worker(f"trainer-{rank}", self._run)
+        self._worker = RoleWorker(f"trainer-{rank}", self._run)
         self._saving = Saving(
             checkpoints,
             data,

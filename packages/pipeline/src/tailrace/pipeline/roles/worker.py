@@ -15,7 +15,7 @@ from tailrace.contracts import Command
 from tailrace.pipeline.roles.event_queue import EventQueue
 
 
-class Worker(EventQueue):
+class RoleWorker(EventQueue):
     """Carries commands out in a thread, which starts at once.
 
     Args:

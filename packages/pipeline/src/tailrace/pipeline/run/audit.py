@@ -24,7 +24,7 @@ from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.build import CPU_ENVIRONMENT, trainer_config
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.eventlog import read_log
-from tailrace.pipeline.run.recorded_batches import Update, experience, read_archive, trained_once, updates
+from tailrace.pipeline.run.recorded_batches import VersionUpdate, experience, read_archive, trained_once, updates
 from tailrace.trainer.weights_digest import weights_sha256
 
 _POLL_S = 0.5
@@ -65,7 +65,7 @@ class Retraining:
     config: Any
     ranks: int
     cells: int
-    updates: Sequence[Update]
+    updates: Sequence[VersionUpdate]
     experiences: dict[str, c.Experience]
 
 
@@ -191,7 +191,7 @@ def _rank(job: Retraining, rank: int, out: Path, done: Any) -> None:
         raise
 
 
-def _update(backend: Any, update: Update, experiences: dict[str, c.Experience], cell: int) -> None:
+def _update(backend: Any, update: VersionUpdate, experiences: dict[str, c.Experience], cell: int) -> None:
     added = False
     for operation in update.operations:
         if isinstance(operation, c.Accumulate):

@@ -31,7 +31,7 @@ Span = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Devices:
+class RoleDevices:
     """How many devices a role has.
 
     Args:
@@ -43,7 +43,7 @@ class Devices:
     replica: Mapping[str, int]
 
     @classmethod
-    def of(cls, spec: PipelineSpec, trainer: int) -> Devices:
+    def of(cls, spec: PipelineSpec, trainer: int) -> RoleDevices:
         """Devices of a pipeline whose trainer has this many."""
         return cls(0 if spec.colocated else trainer, {"": spec.tp} | {pool.name: pool.tp for pool in spec.pools})
 
@@ -74,7 +74,7 @@ class EffectiveTime:
         devices: how many each role has.
     """
 
-    def __init__(self, devices: Devices) -> None:
+    def __init__(self, devices: RoleDevices) -> None:
         self._own = devices
         self._devices: dict[Key, int] = {(TRAINER, "0"): devices.trainer}
         self._absent: dict[Key, float] = {}  # since when a member recovers

@@ -19,7 +19,7 @@ class Fold(Protocol):
         """Take in one instant; `now` never decreases."""
 
 
-class Listener(Protocol):
+class LogListener(Protocol):
     """What follows some kinds of events and commands."""
 
     @property
@@ -30,7 +30,7 @@ class Listener(Protocol):
 class Audience:
     """Listeners, as one fold. Each hears what came in its turn, in the order in which they are given."""
 
-    def __init__(self, *listeners: Listener) -> None:
+    def __init__(self, *listeners: LogListener) -> None:
         self._of: dict[type, tuple[Callable[[float, Any], None], ...]] = {}
         for listener in listeners:
             for kind, hear in listener.hears.items():

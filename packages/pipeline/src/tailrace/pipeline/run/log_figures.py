@@ -8,7 +8,7 @@ from typing import Any
 from tailrace.faulttol import Fault
 from tailrace.pipeline.run.attach_figures import AttachFigures
 from tailrace.pipeline.run.detection_figures import DetectionFold
-from tailrace.pipeline.run.effective_time import Devices, EffectiveTime
+from tailrace.pipeline.run.effective_time import EffectiveTime, RoleDevices
 from tailrace.pipeline.run.eventlog import Instant
 from tailrace.pipeline.run.fault_figures import FaultFold
 from tailrace.pipeline.run.folding import Audience, follow
@@ -33,7 +33,7 @@ def log_figures(
     struck, detection, effective = (
         FaultFold(),
         DetectionFold(spec.detection),
-        EffectiveTime(Devices.of(spec, trainer_devices)),
+        EffectiveTime(RoleDevices.of(spec, trainer_devices)),
     )
     follow(log, *plain, Audience(struck, detection, effective))
     found: dict[str, Any] = {}

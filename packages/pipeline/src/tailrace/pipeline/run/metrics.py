@@ -13,7 +13,7 @@ from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.errors import RunWriteError
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.figures import Batch
-from tailrace.pipeline.run.results import Measured
+from tailrace.pipeline.run.results import MeasuredAnswers
 from tailrace.pipeline.run.tensorboard import tensorboard_writer
 
 
@@ -51,7 +51,7 @@ class MetricsObserver:
 
     def _evaluated(self, now: float, run: RunView) -> None:
         for result in run.evaluations[self._evaluations :]:
-            measured = Measured.of(result.mode, result)
+            measured = MeasuredAnswers.of(result.mode, result)
             row = {
                 "step": result.step,
                 "version": result.version,

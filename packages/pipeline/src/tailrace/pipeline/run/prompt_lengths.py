@@ -18,7 +18,7 @@ from tailrace.trajstore import PromptFileError
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class PromptRoom:
     """The room for a prompt in a model's context.
 
     Args:
@@ -72,7 +72,7 @@ class Context:
             text = text[max(offsets[over][0], 1) :]
 
 
-def context_of(config: RunConfig, model: Path | None) -> Context | None:
+def context_of(config: RunConfig, model: Path | None) -> PromptRoom | None:
     """The room for prompts; None if the model or its files are missing, which other checks report.
 
     Raises:
@@ -101,4 +101,4 @@ def context_of(config: RunConfig, model: Path | None) -> Context | None:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises Exception itself
         raise ConfigError(f"key 'model.path': {path} is no tokenizer: {error}") from error
-    return Context(tokenizer, total - max_tokens, max_tokens, begin_tokens(str(model), tokenizer))
+    return PromptRoom(tokenizer, total - max_tokens, max_tokens, begin_tokens(str(model), tokenizer))

@@ -22,7 +22,7 @@ from tailrace.pipeline.config.task import SourceConfig
 from tailrace.pipeline.roles.beginnings import COLUMN, Beginning, beginning_of
 from tailrace.pipeline.roles.prompts import BEFORE, METADATA, item_metadata
 from tailrace.pipeline.run.chat import Chat
-from tailrace.pipeline.run.prompt_lengths import Context, context_of
+from tailrace.pipeline.run.prompt_lengths import PromptRoom, context_of
 from tailrace.pipeline.run.scoring import code_settings
 from tailrace.reward import Kind, kind_of
 from tailrace.reward.code import CodeRowError, read_tests
@@ -190,7 +190,7 @@ class _Reader:
         self,
         config: RunConfig,
         source: SourceConfig,
-        context: Context | None,
+        context: PromptRoom | None,
         chat: Chat,
         begun: bool,
         may_be_empty: bool,

@@ -23,7 +23,7 @@ Operation = c.Accumulate | c.Step
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class VersionUpdate:
     """What made a version from the one before it.
 
     Args:
@@ -46,13 +46,13 @@ class Update:
 
 @dataclass(slots=True)
 class _Updates:
-    made: dict[int, Update] = field(default_factory=dict)
+    made: dict[int, VersionUpdate] = field(default_factory=dict)
     begun: dict[int, list[Operation]] = field(default_factory=dict)
     restarting: bool = False  # an `Up` that is told again, to another controller, undoes nothing
 
     def hear(self, event: c.Event) -> None:
         if isinstance(event, c.Stepped) and event.version in self.begun:
-            self.made[event.version] = Update(event.version, tuple(self.begun.pop(event.version)))
+            self.made[event.version] = VersionUpdate(event.version, tuple(self.begun.pop(event.version)))
         elif isinstance(event, c.Up) and event.role == TRAINER and self.restarting:
             self.restarting = False  # what its checkpoint does not hold is undone
             self.begun.clear()
@@ -65,7 +65,7 @@ class _Updates:
             self.restarting = True
 
 
-def updates(log: Iterable[Instant]) -> list[Update]:
+def updates(log: Iterable[Instant]) -> list[VersionUpdate]:
     """What the newest weights of a run were made of, in order, from its event log.
 
     A version that is published again under a new number after a fall-back has no update: no batch made it.
@@ -79,7 +79,7 @@ def updates(log: Iterable[Instant]) -> list[Update]:
     return list(found.made.values())
 
 
-def trained_once(made: Sequence[Update], rows: Iterable[Mapping[str, Any]]) -> bool:
+def trained_once(made: Sequence[VersionUpdate], rows: Iterable[Mapping[str, Any]]) -> bool:
     """Whether each trajectory is in one batch, and the archive has just these, each with the version that it helped to make."""
     by_log = [(name, update.version) for update in made for name in update.trajectories]
     by_archive = Counter((str(row["trajectory"]), int(row["consumed_version"])) for row in rows)

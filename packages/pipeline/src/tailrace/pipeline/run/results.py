@@ -39,7 +39,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredAnswers:
     """One evaluation.
 
     Args:
@@ -60,17 +60,17 @@ class Measured:
     accuracy: Estimate | None
     length_p50: float = 0.0
     length_p99: float = 0.0
-    sources: Mapping[str, Measured] = field(default_factory=dict, hash=False)
+    sources: Mapping[str, MeasuredAnswers] = field(default_factory=dict, hash=False)
 
     @classmethod
-    def of(cls, name: str, result: EvaluationResult) -> Measured:
+    def of(cls, name: str, result: EvaluationResult) -> MeasuredAnswers:
         """What an evaluation of at least one scored problem measured."""
         names = filter(None, dict.fromkeys(result.sources))
         parts = {source: cls._of(name, result, source) for source in names}
         return replace(cls._of(name, result), sources=parts)
 
     @classmethod
-    def _of(cls, name: str, result: EvaluationResult, source: str | None = None) -> Measured:
+    def _of(cls, name: str, result: EvaluationResult, source: str | None = None) -> MeasuredAnswers:
         """The same of one source's problems; None: of all."""
         chosen = [place for place in range(len(result.rewards)) if source is None or result.sources[place] == source]
         rewards = [result.rewards[place] for place in chosen]
@@ -84,7 +84,7 @@ class Measured:
         return cls(name, result.step, result.at_s, problems, reward, accuracy, p50, p99)
 
     @property
-    def without_accuracy(self) -> Measured:
+    def without_accuracy(self) -> MeasuredAnswers:
         """The same, where other evaluations do not say what is right."""
         parts = {name: part.without_accuracy for name, part in self.sources.items()}
         return replace(self, accuracy=None, sources=parts)
@@ -113,15 +113,15 @@ class Results:
     """
 
     baseline: str
-    curve: tuple[Measured, ...] = ()
-    before: Measured | None = None
-    after: Measured | None = None
-    after_greedy: Measured | None = None
-    controls: tuple[Measured, ...] = ()
+    curve: tuple[MeasuredAnswers, ...] = ()
+    before: MeasuredAnswers | None = None
+    after: MeasuredAnswers | None = None
+    after_greedy: MeasuredAnswers | None = None
+    controls: tuple[MeasuredAnswers, ...] = ()
     unscored: int = 0
 
     @property
-    def listed(self) -> list[Measured]:
+    def listed(self) -> list[MeasuredAnswers]:
         """The measurements: before, after and every control."""
         found = (self.before, self.after, self.after_greedy, *self.controls)
         return [measured for measured in found if measured is not None]
@@ -146,7 +146,7 @@ class Results:
         return tuple(dict.fromkeys(source for one in (*self.curve, *self.listed) for source in one.sources))
 
     @property
-    def best_control(self) -> Measured | None:
+    def best_control(self) -> MeasuredAnswers | None:
         """The best without RL, however it was decoded. With controls, what RL started from is one of them."""
         if not self.quantities:
             return None
@@ -202,11 +202,11 @@ def results_of(
     shown = [*curve, *greedy, *(result for _, result in controls)]
     known = all(correct is not None for result in shown for correct in result.correct)
 
-    def measured(name: str, result: EvaluationResult) -> Measured:
-        one = Measured.of(name, result)
+    def measured(name: str, result: EvaluationResult) -> MeasuredAnswers:
+        one = MeasuredAnswers.of(name, result)
         return one if known else one.without_accuracy
 
-    def newest(name: str, found: Sequence[EvaluationResult]) -> Measured | None:
+    def newest(name: str, found: Sequence[EvaluationResult]) -> MeasuredAnswers | None:
         return measured(name, found[-1]) if found else None
 
     return Results(
@@ -220,9 +220,9 @@ def results_of(
     )
 
 
-def _from_plain(found: Mapping[str, Any] | None) -> Measured | None:
+def _from_plain(found: Mapping[str, Any] | None) -> MeasuredAnswers | None:
     if found is None:
         return None
     estimates = {key: None if found[key] is None else Estimate(**found[key]) for key in ("reward", "accuracy")}
     parts = {name: part for name, plain in found.get("sources", {}).items() if (part := _from_plain(plain)) is not None}
-    return Measured(**{**found, **estimates, "sources": parts})
+    return MeasuredAnswers(**{**found, **estimates, "sources": parts})

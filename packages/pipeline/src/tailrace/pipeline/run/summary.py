@@ -13,7 +13,7 @@ from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.run.figures import mean_counted, percentile
 from tailrace.pipeline.run.no_signal import starved
 from tailrace.pipeline.run.ranker_figures import NO_RANKER, ranker_figures
-from tailrace.pipeline.run.results import Measured, Quantity, Results, baseline, results_of
+from tailrace.pipeline.run.results import MeasuredAnswers, Quantity, Results, baseline, results_of
 
 
 def summarise(
@@ -116,12 +116,12 @@ def _means(results: Results) -> dict[str, Any]:
     Those by source are empty where all problems are of one.
     """
 
-    def value(measured: Measured | None, quantity: Quantity) -> float | None:
+    def value(measured: MeasuredAnswers | None, quantity: Quantity) -> float | None:
         if measured is None or (quantity is Quantity.ACCURACY and measured.accuracy is None):
             return None
         return measured.estimate(quantity).value
 
-    def part(measured: Measured | None, source: str) -> Measured | None:
+    def part(measured: MeasuredAnswers | None, source: str) -> MeasuredAnswers | None:
         return None if measured is None else measured.sources.get(source)
 
     found: dict[str, Any] = {}

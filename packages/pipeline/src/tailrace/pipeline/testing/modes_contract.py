@@ -20,7 +20,7 @@ from tailrace.faulttol.injection import LOAD, PHASES
 from tailrace.pipeline.executor.deployment import REPLICA, SCORER, TRAINER, Deployment, PoolReplicas
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.roles.scorer import ScorerRole
-from tailrace.pipeline.run.effective_time import Devices, EffectiveTime
+from tailrace.pipeline.run.effective_time import EffectiveTime, RoleDevices
 from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.folding import Audience, follow
 from tailrace.pipeline.spec import PipelineSpec, RolloutPool
@@ -109,7 +109,7 @@ class ModesContract(RealRuns):
         hybrids = {"sync": {"r0", "r1"}, "semi-sync": {"r0"}, "async": set()}[mode]
         self.check_turns(tmp_path, hybrids, spec.steps)
         log = list(read_log(tmp_path / LOG))
-        time = EffectiveTime(Devices.of(spec, 1))
+        time = EffectiveTime(RoleDevices.of(spec, 1))
         follow(log, Audience(time))
         found = time.figures()
         assert 0 < found.ettr_strict <= found.ettr < 1

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class Counts:
+class TurnCounter:
     """Answers with the number of the turn, some turns slowly, and ends a conversation after so many turns.
 
     Each turn earns 1. Nothing of a session can be had again.
@@ -33,7 +33,7 @@ class Counts:
         """Nothing is held."""
 
 
-class CountsAgain(Counts):
+class CountsAgain(TurnCounter):
     """The same, and a session can be played again."""
 
     replayable = True

@@ -112,7 +112,7 @@ class TurnsContract(RealRuns):
     def test_a_session_that_cannot_be_had_again_begins_anew_and_is_counted(self, tmp_path: Path, model: Path) -> None:
         """No group fails of it."""
         kills = _KillsInCalls(ENVIRONMENT, "0", 2)
-        run = self.turns(tmp_path, model, observer=kills, environment="Counts", steps=2 * STEPS)
+        run = self.turns(tmp_path, model, observer=kills, environment="TurnCounter", steps=2 * STEPS)
         anew = [command for command in commands_of(tmp_path, c.Abort) if command.reason.why is c.Why.SESSION_LOST]
         counts = run.counts
         assert counts.sessions_lost == sum(len(command.trajectories) for command in anew)

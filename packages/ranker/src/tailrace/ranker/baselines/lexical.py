@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from tailrace.contracts import extra
-from tailrace.ranker.errors import OptionError
+from tailrace.ranker.errors import RankerOptionError
 from tailrace.ranker.example import Example
 from tailrace.ranker.methods import Setting
 
@@ -26,7 +26,7 @@ class Lexical:
         least_leaf: prompts in a leaf.
 
     Raises:
-        OptionError: a value is outside its range.
+        RankerOptionError: a value is outside its range.
     """
 
     needs_samples: ClassVar[bool] = False
@@ -40,9 +40,11 @@ class Lexical:
     def __post_init__(self) -> None:
         for name in ("trees", "depth", "rate", "least_leaf"):
             if not getattr(self, name) > 0:
-                raise OptionError(f"found {name} = {getattr(self, name)!r}, expected more than 0")
+                raise RankerOptionError(f"found {name} = {getattr(self, name)!r}, expected more than 0")
         if self.depth > 12:
-            raise OptionError(f"found depth = {self.depth}, expected at most 12: a tree has 2 ** (depth + 1) - 1 nodes")
+            raise RankerOptionError(
+                f"found depth = {self.depth}, expected at most 12: a tree has 2 ** (depth + 1) - 1 nodes"
+            )
 
     def fit(self, examples: Sequence[Example], setting: Setting) -> BoostedPredictor:
         """Learn."""

@@ -14,7 +14,7 @@ from tailrace.ranker.prediction import Prediction
 FILE = "predictor.json"
 
 
-class Rule(Protocol):
+class PromptRule(Protocol):
     """Predicts one prompt from plain data."""
 
     def __call__(self, prompt: str) -> Prediction:
@@ -34,7 +34,7 @@ class RulePredictor:
         rule: what it learned.
     """
 
-    def __init__(self, method: Method, rule: Rule) -> None:
+    def __init__(self, method: Method, rule: PromptRule) -> None:
         self._method, self._rule = method, rule
 
     def predict(self, prompts: Sequence[str]) -> list[Prediction]:

@@ -35,7 +35,7 @@ class Encoder(EncoderOptions):
         """Learn.
 
         Raises:
-            ModelError: `Setting.init` is no model directory.
+            RankerModelError: `Setting.init` is no model directory.
         """
         with extra("tailrace-ranker", "torch"):
             from tailrace.ranker.learned.encoding import fit_encoder

@@ -110,7 +110,7 @@ def fit_encoder(method: EncoderOptions, examples: Sequence[Example], setting: Se
     """Build a network and train it.
 
     Raises:
-        ModelError: `Setting.init` is no model directory.
+        RankerModelError: `Setting.init` is no model directory.
     """
     prompts = [example.prompt for example in examples]
     features = _features(prompts)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from tailrace.contracts import extra
-from tailrace.ranker.errors import OptionError
+from tailrace.ranker.errors import RankerOptionError
 from tailrace.ranker.example import Example
 from tailrace.ranker.learned.options import HiddenOptions
 from tailrace.ranker.methods import Setting
@@ -32,11 +32,11 @@ class Hidden(HiddenOptions):
         """Learn.
 
         Raises:
-            OptionError: there is no `Setting.policy`.
-            ModelError: it is no model directory.
+            RankerOptionError: there is no `Setting.policy`.
+            RankerModelError: it is no model directory.
         """
         if setting.policy is None:
-            raise OptionError("found no policy, expected the directory of the model that generates the responses")
+            raise RankerOptionError("found no policy, expected the directory of the model that generates the responses")
         with extra("tailrace-ranker", "torch"):
             from tailrace.ranker.learned.hidden_states import fit_hidden
         return fit_hidden(self, examples, setting)

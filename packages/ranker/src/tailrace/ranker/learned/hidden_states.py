@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tailrace.ranker.contents import from_json, to_json
 from tailrace.ranker.deadline import Deadline
-from tailrace.ranker.errors import DamagedRankerError, ModelError, OptionError
+from tailrace.ranker.errors import DamagedRankerError, RankerModelError, RankerOptionError
 from tailrace.ranker.example import Example
 from tailrace.ranker.learned.fitting import Plan, fit_network
 from tailrace.ranker.learned.network import Head, padded
@@ -31,7 +31,7 @@ _STATES_SHARE = 0.7  # of the time: a head trains in seconds once the states are
 _UPDATE_EPOCHS, _UPDATE_RATE = 0.25, 0.3  # of those of training
 
 
-class Policy:
+class FrozenPolicy:
     """The model that generates the responses, read only. It is loaded when it is first needed.
 
     Args:
@@ -51,8 +51,8 @@ class Policy:
             deadline: after which no more are computed, so that there are fewer rows, in the prompts' order; at least one batch.
 
         Raises:
-            OptionError: the directory is not known.
-            ModelError: it is no model directory.
+            RankerOptionError: the directory is not known.
+            RankerModelError: it is no model directory.
         """
         codec, model = self._model()
         rows = codec.encode(prompts)
@@ -72,7 +72,7 @@ class Policy:
 
     def _model(self) -> tuple[TextCodec, Any]:
         if self._directory is None:
-            raise OptionError("found no policy, expected the directory of the model that generates the responses")
+            raise RankerOptionError("found no policy, expected the directory of the model that generates the responses")
         if self._loaded is None:
             codec = TextCodec.of_model(self._directory, self._most_tokens)
             self._loaded = codec, backbone_of(self._directory)
@@ -89,7 +89,7 @@ class HiddenPredictor:
         scale: of the outputs.
     """
 
-    def __init__(self, method: HiddenOptions, policy: Policy, head: Head, scale: Scale) -> None:
+    def __init__(self, method: HiddenOptions, policy: FrozenPolicy, head: Head, scale: Scale) -> None:
         self._method, self._policy, self._head, self._scale = method, policy, head, scale
 
     def predict(self, prompts: Sequence[str]) -> list[Prediction]:
@@ -98,7 +98,7 @@ class HiddenPredictor:
             return []
         states = self._policy.states(prompts)
         if states.shape[1] != len(self._head.middle):
-            raise ModelError(
+            raise RankerModelError(
                 f"found a policy with states of {states.shape[1]} elements, expected {len(self._head.middle)}, as in training"
             )
         with torch.inference_mode():
@@ -142,7 +142,7 @@ class HiddenPredictor:
 
 def fit_hidden(method: HiddenOptions, examples: Sequence[Example], setting: Setting) -> HiddenPredictor:
     """Compute the states, and train the head."""
-    policy = Policy(setting.policy, method.most_tokens)
+    policy = FrozenPolicy(setting.policy, method.most_tokens)
     states = policy.states([example.prompt for example in examples], setting.deadline.part(_STATES_SHARE))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(setting.seed)
@@ -164,4 +164,4 @@ def restored(method: HiddenOptions, files: Mapping[str, bytes], setting: Setting
     except (TypeError, ValueError, RuntimeError) as error:
         raise DamagedRankerError(f"{_ABOUT}: found no head ({error}), expected what was saved") from error
     load_weights(head, files, _WEIGHTS)
-    return HiddenPredictor(method, Policy(setting.policy, method.most_tokens), head, scale)
+    return HiddenPredictor(method, FrozenPolicy(setting.policy, method.most_tokens), head, scale)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tailrace.ranker.errors import OptionError
+from tailrace.ranker.errors import RankerOptionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class EncoderOptions:
         init_lr: that of a pretrained model.
 
     Raises:
-        OptionError: a value is outside its range.
+        RankerOptionError: a value is outside its range.
     """
 
     width: int = 128
@@ -43,15 +43,17 @@ class EncoderOptions:
     def __post_init__(self) -> None:
         _above_zero(self, ("width", "layers", "heads", "mlp", "epochs", "batch", "lr", "init_lr"))
         if self.width % self.heads:
-            raise OptionError(f"found width = {self.width} and heads = {self.heads}, expected a multiple")
+            raise RankerOptionError(f"found width = {self.width} and heads = {self.heads}, expected a multiple")
         if not 0 <= self.dropout < 1:
-            raise OptionError(f"found dropout = {self.dropout!r}, expected 0 <= dropout < 1")
+            raise RankerOptionError(f"found dropout = {self.dropout!r}, expected 0 <= dropout < 1")
         if self.vocabulary < 257:
-            raise OptionError(f"found vocabulary = {self.vocabulary}, expected at least 257: all bytes and a start")
+            raise RankerOptionError(
+                f"found vocabulary = {self.vocabulary}, expected at least 257: all bytes and a start"
+            )
         if self.most_tokens < 8:
-            raise OptionError(f"found most_tokens = {self.most_tokens}, expected at least 8")
+            raise RankerOptionError(f"found most_tokens = {self.most_tokens}, expected at least 8")
         if self.loss not in ("pairwise", "listmle"):
-            raise OptionError(f"found loss = {self.loss!r}, expected pairwise or listmle")
+            raise RankerOptionError(f"found loss = {self.loss!r}, expected pairwise or listmle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class HiddenOptions:
         lr: highest learning rate.
 
     Raises:
-        OptionError: a value is outside its range.
+        RankerOptionError: a value is outside its range.
     """
 
     width: int = 64
@@ -82,11 +84,11 @@ class HiddenOptions:
     def __post_init__(self) -> None:
         _above_zero(self, ("width", "epochs", "batch", "lr"))
         if not 0 <= self.dropout < 1:
-            raise OptionError(f"found dropout = {self.dropout!r}, expected 0 <= dropout < 1")
+            raise RankerOptionError(f"found dropout = {self.dropout!r}, expected 0 <= dropout < 1")
         if self.most_tokens < 8:
-            raise OptionError(f"found most_tokens = {self.most_tokens}, expected at least 8")
+            raise RankerOptionError(f"found most_tokens = {self.most_tokens}, expected at least 8")
         if self.loss not in ("pairwise", "listmle"):
-            raise OptionError(f"found loss = {self.loss!r}, expected pairwise or listmle")
+            raise RankerOptionError(f"found loss = {self.loss!r}, expected pairwise or listmle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class SftOptions:
         init_lr: that of a pretrained model.
 
     Raises:
-        OptionError: a value is outside its range.
+        RankerOptionError: a value is outside its range.
     """
 
     width: int = 128
@@ -120,16 +122,18 @@ class SftOptions:
     def __post_init__(self) -> None:
         _above_zero(self, ("width", "layers", "heads", "mlp", "epochs", "batch", "lr", "init_lr"))
         if self.heads % 2 or self.width % self.heads:
-            raise OptionError(
+            raise RankerOptionError(
                 f"found width = {self.width} and heads = {self.heads}, expected a multiple of an even number"
             )
         if self.vocabulary < 257:
-            raise OptionError(f"found vocabulary = {self.vocabulary}, expected at least 257: all bytes and a start")
+            raise RankerOptionError(
+                f"found vocabulary = {self.vocabulary}, expected at least 257: all bytes and a start"
+            )
         if self.most_tokens < 8:
-            raise OptionError(f"found most_tokens = {self.most_tokens}, expected at least 8")
+            raise RankerOptionError(f"found most_tokens = {self.most_tokens}, expected at least 8")
 
 
 def _above_zero(options: object, names: Sequence[str]) -> None:
     for name in names:
         if not getattr(options, name) > 0:
-            raise OptionError(f"found {name} = {getattr(options, name)!r}, expected more than 0")
+            raise RankerOptionError(f"found {name} = {getattr(options, name)!r}, expected more than 0")

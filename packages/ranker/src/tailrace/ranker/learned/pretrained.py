@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from tailrace.ranker.errors import ModelError
+from tailrace.ranker.errors import RankerModelError
 
 
 def backbone_of(directory: Path) -> Any:
     """A causal language model without its head, in float32.
 
     Raises:
-        ModelError: the directory holds none.
+        RankerModelError: the directory holds none.
     """
     from transformers import AutoModel
 
@@ -26,7 +26,7 @@ def causal_lm(directory: Path) -> Any:
     """A causal language model, in float32.
 
     Raises:
-        ModelError: the directory holds none.
+        RankerModelError: the directory holds none.
     """
     from transformers import AutoModelForCausalLM
 
@@ -75,7 +75,7 @@ def _config(config: dict[str, Any]) -> Any:
 
 def _loaded(kind: Any, directory: Path) -> Any:
     if not (directory / "config.json").is_file():
-        raise ModelError(f"{directory}: found no config.json, expected a model directory")
+        raise RankerModelError(f"{directory}: found no config.json, expected a model directory")
     from transformers.utils import logging
 
     bars = logging.is_progress_bar_enabled()
@@ -84,7 +84,9 @@ def _loaded(kind: Any, directory: Path) -> Any:
         model = kind.from_pretrained(directory, dtype=torch.float32, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{directory}: found no model that can be loaded ({said}), expected a causal LM") from error
+        raise RankerModelError(
+            f"{directory}: found no model that can be loaded ({said}), expected a causal LM"
+        ) from error
     finally:
         if bars:
             logging.enable_progress_bar()

@@ -37,7 +37,7 @@ class Sft(SftOptions):
         """Learn.
 
         Raises:
-            ModelError: `Setting.init` is no model directory, or its vocabulary lacks a digit.
+            RankerModelError: `Setting.init` is no model directory, or its vocabulary lacks a digit.
         """
         with extra("tailrace-ranker", "torch"):
             from tailrace.ranker.learned.writing import fit_sft

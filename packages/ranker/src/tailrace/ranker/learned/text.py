@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tailrace.ranker.errors import DamagedRankerError, ModelError
+from tailrace.ranker.errors import DamagedRankerError, RankerModelError
 
 START = "<|start|>"
 _MOST_CHARACTERS = 4_000_000  # of the texts that an encoding is trained on: seconds
@@ -55,15 +55,17 @@ class TextCodec:
         """The tokenizer of a model directory.
 
         Raises:
-            ModelError: there is none.
+            RankerModelError: there is none.
         """
         file = directory / "tokenizer.json"
         if not file.is_file():
-            raise ModelError(f"{directory}: found no tokenizer.json, expected a model directory with its tokenizer")
+            raise RankerModelError(
+                f"{directory}: found no tokenizer.json, expected a model directory with its tokenizer"
+            )
         try:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises plain Exception
-            raise ModelError(f"{file}: found no tokenizer ({error}), expected that of a model") from error
+            raise RankerModelError(f"{file}: found no tokenizer ({error}), expected that of a model") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return cls(tokenizer, most_tokens)
@@ -102,11 +104,11 @@ class TextCodec:
         """The tokens of the ten digits.
 
         Raises:
-            ModelError: the vocabulary lacks one.
+            RankerModelError: the vocabulary lacks one.
         """
         found = [self._tokenizer.token_to_id(str(digit)) for digit in range(10)]
         if None in found:
-            raise ModelError(
+            raise RankerModelError(
                 f"found no token for the digit {found.index(None)}, expected a vocabulary with all ten digits"
             )
         return found

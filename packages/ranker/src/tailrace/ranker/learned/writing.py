@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from tailrace.ranker.censoring import all_samples
 from tailrace.ranker.contents import file_of, from_json, to_json
-from tailrace.ranker.errors import DamagedRankerError, ModelError
+from tailrace.ranker.errors import DamagedRankerError, RankerModelError
 from tailrace.ranker.example import Example
 from tailrace.ranker.learned.digits import as_digits, log_likelihood, quantile
 from tailrace.ranker.learned.fitting import Plan, fit_network
@@ -162,7 +162,7 @@ def fit_sft(method: SftOptions, examples: Sequence[Example], setting: Setting) -
     """Build or load a model and fine-tune it.
 
     Raises:
-        ModelError: `Setting.init` is no model directory, or its vocabulary lacks a digit.
+        RankerModelError: `Setting.init` is no model directory, or its vocabulary lacks a digit.
     """
     if setting.init is None:
         prompts = [example.prompt for example in examples]
@@ -193,7 +193,7 @@ def restored(method: SftOptions, files: Mapping[str, bytes]) -> SftPredictor:
             model.to(device_of_pretrained())
         load_weights(model, files, _WEIGHTS)
         return SftPredictor(method, model, codec, int(about["places"]), int(about["most"]), bool(about["pretrained"]))
-    except (KeyError, TypeError, ValueError, ModelError) as error:
+    except (KeyError, TypeError, ValueError, RankerModelError) as error:
         if isinstance(error, DamagedRankerError):
             raise
         raise DamagedRankerError(f"{_ABOUT}: found no model ({error}), expected what was saved") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tailrace.pipeline.run.results import Estimate, Measured, Quantity, Results
+from tailrace.pipeline.run.results import Estimate, MeasuredAnswers, Quantity, Results
 from tailrace.report.figures.held_out import difference, said
 
 CHANCE = 2.0  # differences below so many standard errors are called that
@@ -57,7 +57,7 @@ def _rose(a: Estimate, b: Estimate) -> bool:
     return b.value > a.value and standard_errors(a, b) >= CHANCE
 
 
-def _change(quantity: Quantity, before: Measured | None, after: Measured) -> str:
+def _change(quantity: Quantity, before: MeasuredAnswers | None, after: MeasuredAnswers) -> str:
     now = after.estimate(quantity)
     if before is None:
         return (
@@ -75,7 +75,7 @@ def _change(quantity: Quantity, before: Measured | None, after: Measured) -> str
     )
 
 
-def _against(quantity: Quantity, best: Measured, after: Measured) -> str:
+def _against(quantity: Quantity, best: MeasuredAnswers, after: MeasuredAnswers) -> str:
     reached, now = best.estimate(quantity), after.estimate(quantity)
     by, apart = now.value - reached.value, standard_errors(reached, now)
     control = f"the best control without RL ({best.name}) reaches {said(quantity, reached.value)}"

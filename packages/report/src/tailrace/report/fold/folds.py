@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tailrace import contracts as c
 from tailrace.pipeline.controller.members import REPLICA
 from tailrace.pipeline.run.detection_figures import DetectionFold
-from tailrace.pipeline.run.effective_time import Devices, EffectiveTime
+from tailrace.pipeline.run.effective_time import EffectiveTime, RoleDevices
 from tailrace.pipeline.run.fault_figures import FaultFold
 from tailrace.pipeline.run.folding import Audience
 from tailrace.pipeline.run.replica_figures import ReplicaFigures
@@ -43,7 +43,7 @@ class Folds:
         self.interruptions, self.loads = Interruptions(history), Loads(history)
         self.timeline = Timeline(history, self.interruptions)
         self.faults, self.detection = FaultFold(), DetectionFold(spec.detection)
-        self.effective_time = EffectiveTime(Devices.of(spec, trainer_devices))
+        self.effective_time = EffectiveTime(RoleDevices.of(spec, trainer_devices))
         self.rounds, self.came_and_went, self.whereabouts = RoundFigures(spec), ReplicaFigures(), Whereabouts(history)
         folds = (
             self.loads,

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tailrace.reward.errors import JudgeError, JudgeMemoryError
 from tailrace.reward.judge.config import JudgeConfig
-from tailrace.reward.judge.memory import DecoderShape, WeightSizes, residency_order
+from tailrace.reward.judge.memory import ActivationShape, WeightSizes, residency_order
 from tailrace.reward.judge.streaming import LayerStreamer, flat_bytes, tensor_bytes
 
 _WORKSPACE_BYTES = 72 << 20  # what matrix multiplication keeps for itself on CUDA
@@ -82,7 +82,7 @@ class JudgeModel:
 
     model: Any
     device: torch.device
-    shape: DecoderShape | None
+    shape: ActivationShape | None
     streamer: LayerStreamer | None
     max_tokens: int
 
@@ -162,7 +162,7 @@ def _sizes(model: Any) -> tuple[int, list[int]]:
     return tensor_bytes([*outside, *model.buffers()]), [flat_bytes(layer) for layer in layers]
 
 
-def decoder_shape(config: JudgeConfig, described: Any, model: Any, device: torch.device) -> DecoderShape:
+def decoder_shape(config: JudgeConfig, described: Any, model: Any, device: torch.device) -> ActivationShape:
     """What decides the activations.
 
     Raises:
@@ -175,7 +175,7 @@ def decoder_shape(config: JudgeConfig, described: Any, model: Any, device: torch
         heads = described.num_attention_heads
         head_dim = getattr(described, "head_dim", None) or described.hidden_size // heads
         dtype = next(model.parameters()).dtype
-        return DecoderShape(
+        return ActivationShape(
             hidden=described.hidden_size,
             mlp=described.intermediate_size,
             query=heads * head_dim,

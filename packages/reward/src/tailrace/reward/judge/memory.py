@@ -13,7 +13,7 @@ _SLACK = 1.1  # allocations are rounded up, and kernels keep small results of th
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderShape:
+class ActivationShape:
     """What decides the activations of one forward pass of a Llama-like decoder without a key-value cache.
 
     Args:

@@ -34,7 +34,7 @@ _MOST_PARTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SumLine:
     """A line: the value before, a sign, and a number or a word.
 
     Args:
@@ -65,7 +65,7 @@ class Line:
         return f"v{place} = v{place - 1} {sign} {operand}" if sign else f"v{place} = {operand}"
 
 
-Part = tuple[Line, ...]
+Part = tuple[SumLine, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +158,16 @@ class ToolSums:
         rng = random.Random(f"{self.name}/{split}/{seed}")
         for count in ZipfLengths(1, self.max_parts, exponent).draw(rng):
             parts = [tuple(self._line(rng) for _ in range(rng.choice(_LINES))) for _ in range(count)]
-            parts[0] = (Line("", rng.choice(_NUMBERS)), *parts[0])
+            parts[0] = (SumLine("", rng.choice(_NUMBERS)), *parts[0])
             yield parts
 
-    def _line(self, rng: random.Random) -> Line:
+    def _line(self, rng: random.Random) -> SumLine:
         sign = rng.choices(_SIGNS, _WEIGHTS)[0]
         if sign == "*":
-            return Line(sign, rng.choice(_FACTORS))
+            return SumLine(sign, rng.choice(_FACTORS))
         if rng.random() < self.worded:
-            return Line(sign, 0, rng.choice(_WORDS))
-        return Line(sign, rng.choice(_NUMBERS))
+            return SumLine(sign, 0, rng.choice(_WORDS))
+        return SumLine(sign, rng.choice(_NUMBERS))
 
 
 def _row(parts: Sequence[Part]) -> TaskRow:
@@ -181,7 +181,7 @@ def _row(parts: Sequence[Part]) -> TaskRow:
 
 
 def _read_parts(parts: Sequence[Sequence[Sequence[object]]]) -> list[Part]:
-    return [tuple(Line(*line) for line in part) for part in parts]  # type: ignore[arg-type]  # they are as `_row` wrote them
+    return [tuple(SumLine(*line) for line in part) for part in parts]  # type: ignore[arg-type]  # they are as `_row` wrote them
 
 
 def _written(parts: Sequence[Part], signs: Sequence[Sequence[str]]) -> list[tuple[str, int, int]]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from tailrace.contracts import FinishReason, PartialDelta, Resume, Sampling, TrajectoryRef
 from tailrace.rollout.errors import SourceMismatchError
-from tailrace.rollout.service.sample import Order, Sample
+from tailrace.rollout.service.sample import Sample, SampleOrder
 
 
 @dataclass(slots=True)
 class _Kept:
-    order: Order
+    order: SampleOrder
     owner: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Book:
         """Samples that it keeps."""
         return len(self._kept)
 
-    def open(self, order: Order) -> None:
+    def open(self, order: SampleOrder) -> None:
         """Keep a sample from now on."""
         with self._lock:
             self._kept[order.id] = _Kept(order)

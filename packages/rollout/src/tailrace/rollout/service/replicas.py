@@ -33,7 +33,7 @@ from tailrace.contracts import (
 from tailrace.rollout.errors import CloseTimeoutError, ReplicaCrashedError, RolloutError, ServiceDownError
 from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.service.handle import ReplicaHandle, ReplicaSetup, StartReplica
-from tailrace.rollout.service.sample import Order
+from tailrace.rollout.service.sample import SampleOrder
 
 _EVENTS_S = 0.5
 _CLOSE_S = 10.0
@@ -64,7 +64,7 @@ class Owner(Protocol):
 
 
 @dataclass(slots=True)
-class Replica:
+class ServiceReplica:
     """A replica at this moment.
 
     Args:
@@ -94,7 +94,7 @@ class Replica:
         return self.seq
 
 
-class Replicas:
+class ServiceReplicas:
     """All replicas of a service.
 
     Args:
@@ -118,7 +118,7 @@ class Replicas:
     ) -> None:
         self._setup, self._start, self._owner = setup, start, owner
         self._restarts, self._still_s = restarts, still_s
-        self.all = [Replica(f"replica-{index}") for index in range(count)]
+        self.all = [ServiceReplica(f"replica-{index}") for index in range(count)]
         self.version = 0  # what replicas are to serve
         self._closing = threading.Event()
         self._loop = asyncio.get_running_loop()
@@ -140,7 +140,7 @@ class Replicas:
             error = next((one.error for one in self.all if one.error is not None), None)
             raise error if isinstance(error, RolloutError) else ServiceDownError(failed[0]) from error
 
-    def least_loaded(self, slots: int) -> Replica | None:
+    def least_loaded(self, slots: int) -> ServiceReplica | None:
         """The replica with the fewest samples of those that are ready and have a free slot; ties to the first."""
         ready = [
             one
@@ -149,7 +149,7 @@ class Replicas:
         ]
         return None if self._held else min(ready, key=lambda one: len(one.in_flight), default=None)
 
-    def route(self, replica: Replica, orders: Sequence[Order]) -> None:
+    def route(self, replica: ServiceReplica, orders: Sequence[SampleOrder]) -> None:
         """Give samples to a replica."""
         replica.in_flight.update(order.id for order in orders)
         refs = tuple(TrajectoryRef(order.id, order.prompt, order.sample) for order in orders)
@@ -201,22 +201,22 @@ class Replicas:
             self._kill(waits[one], ReplicaCrashedError(f"did not load version {self.version} within {timeout_s} s"))
         return [reason for one in done if (reason := one.result()) is not None]
 
-    def _pull(self, replica: Replica) -> None:
+    def _pull(self, replica: ServiceReplica) -> None:
         replica.version, replica.pulling = None, self._loop.create_future()
         self._submit(replica, Pull(replica.next_seq(), replica.name, self.version))
 
-    def _catch_up(self, replica: Replica) -> None:
+    def _catch_up(self, replica: ServiceReplica) -> None:
         loading = replica.pulling is not None and not replica.pulling.done()
         if replica.handle is not None and not self._held and not loading and replica.version != self.version:
             self._pull(replica)
 
-    def _submit(self, replica: Replica, command: ReplicaCommand) -> None:
+    def _submit(self, replica: ServiceReplica, command: ReplicaCommand) -> None:
         if replica.handle is None:
             return
         with suppress(ReplicaCrashedError):  # its thread tells of it, with the reason, when all its events have come
             replica.handle.submit(command)
 
-    def _up(self, replica: Replica, start: int, handle: ReplicaHandle) -> None:
+    def _up(self, replica: ServiceReplica, start: int, handle: ReplicaHandle) -> None:
         if start != replica.starts:
             return
         replica.handle = handle
@@ -225,7 +225,7 @@ class Replicas:
         else:
             self._catch_up(replica)
 
-    def _on_events(self, replica: Replica, start: int, events: Sequence[Event]) -> None:
+    def _on_events(self, replica: ServiceReplica, start: int, events: Sequence[Event]) -> None:
         if start != replica.starts:
             return
         back = []
@@ -253,24 +253,24 @@ class Replicas:
         self._owner.returned(back)
         self._owner.room()
 
-    def _pulled(self, replica: Replica, version: int) -> None:
+    def _pulled(self, replica: ServiceReplica, version: int) -> None:
         replica.version = version
         if replica.pulling is not None and not replica.pulling.done() and version == self.version:
             replica.pulling.set_result(None)
         self._catch_up(replica)
 
-    def _pull_failed(self, replica: Replica, event: PullFailed) -> None:
+    def _pull_failed(self, replica: ServiceReplica, event: PullFailed) -> None:
         reason = f"{replica.name} could not load version {event.version}: {event.reason}"
         if event.version == self.version and replica.pulling is not None and not replica.pulling.done():
             replica.pulling.set_result(reason)
         if not self._held:  # of a version that others serve: it starts anew
             self._kill(replica, ReplicaCrashedError(reason))
 
-    def _kill(self, replica: Replica, error: Exception) -> None:
+    def _kill(self, replica: ServiceReplica, error: Exception) -> None:
         """End a replica that does not do what it must, and start it anew."""
         self._down(replica, replica.starts, error)  # its thread ends it
 
-    def _down(self, replica: Replica, start: int, error: Exception) -> None:
+    def _down(self, replica: ServiceReplica, start: int, error: Exception) -> None:
         if start != replica.starts or self._closing.is_set():
             return
         back, replica.in_flight = sorted(replica.in_flight), set()
@@ -288,7 +288,7 @@ class Replicas:
             self._owner.down(ServiceDownError(f"no replica is left; the last one: {error}"))
         self._owner.room()
 
-    def _begin(self, replica: Replica) -> None:
+    def _begin(self, replica: ServiceReplica) -> None:
         name = f"attend-{replica.name}"
         before = replica.thread
         replica.thread = threading.Thread(
@@ -298,7 +298,7 @@ class Replicas:
 
     # ------------------------------------------------------------------------------------------- a replica's thread
 
-    def _attend(self, replica: Replica, start: int, before: threading.Thread | None) -> None:
+    def _attend(self, replica: ServiceReplica, start: int, before: threading.Thread | None) -> None:
         if before is not None:
             before.join(2 * _CLOSE_S)  # the device must be free
         name = f"{replica.name}#{start}"

@@ -34,7 +34,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SampleOrder:
     """A sample to generate.
 
     Args:

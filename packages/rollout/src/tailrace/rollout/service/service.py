@@ -36,8 +36,8 @@ from tailrace.rollout.service.own_directory import OwnDirectory
 from tailrace.rollout.service.prompts import Prompt, PromptReader
 from tailrace.rollout.service.ranking import Ranker, Ranking
 from tailrace.rollout.service.replica_process import ReplicaProcess
-from tailrace.rollout.service.replicas import Replica, Replicas
-from tailrace.rollout.service.sample import Order, Sample
+from tailrace.rollout.service.replicas import ServiceReplica, ServiceReplicas
+from tailrace.rollout.service.sample import Sample, SampleOrder
 from tailrace.rollout.service.staged_weights import StagedWeights
 from tailrace.rollout.service.stream import Key, Stream
 
@@ -115,12 +115,12 @@ class StreamGenerationService:
         setup = ReplicaSetup(
             "", self._model, engine, options, self._book, self._weights, flush_s, pull_timeout_s, start_timeout_s
         )
-        self._fleet: Callable[[], Replicas] = lambda: Replicas(
+        self._fleet: Callable[[], ServiceReplicas] = lambda: ServiceReplicas(
             setup, replicas, start, self, restarts=restarts, still_s=still_s
         )
         self._pull_timeout_s = pull_timeout_s
-        self._replicas: Replicas | None = None
-        self._starting: asyncio.Task[Replicas] | None = None
+        self._replicas: ServiceReplicas | None = None
+        self._starting: asyncio.Task[ServiceReplicas] | None = None
         self._updating = asyncio.Lock()
         self._newer = asyncio.Condition()
         self._streams: list[Stream] = []  # in the order in which they came
@@ -263,7 +263,7 @@ class StreamGenerationService:
         order = await self._ranking.order(prompts)
         had = set(have)
         orders = [
-            Order(self._id(), index, sample, encoded[index], sampling)
+            SampleOrder(self._id(), index, sample, encoded[index], sampling)
             for index in order
             for sample in range(samples)
             if (index, sample) not in had
@@ -297,7 +297,7 @@ class StreamGenerationService:
         if self._starting is not None:
             self._starting.cancel()
             started = (await asyncio.gather(self._starting, return_exceptions=True))[0]
-            if isinstance(started, Replicas):
+            if isinstance(started, ServiceReplicas):
                 await started.close()
         await asyncio.to_thread(self._own.remove)
 
@@ -337,7 +337,7 @@ class StreamGenerationService:
         """Give waiting samples to replicas with free slots."""
         if self._replicas is None or self._error is not None:
             return
-        given: dict[str, tuple[Replica, list[Order]]] = {}
+        given: dict[str, tuple[ServiceReplica, list[SampleOrder]]] = {}
         while (replica := self._replicas.least_loaded(self._slots)) is not None:
             stream = next((one for one in self._streams if one.wants()), None)
             if stream is None:
@@ -359,7 +359,7 @@ class StreamGenerationService:
 
     # -------------------------------------------------------------------------------------------------------- inside
 
-    async def _start(self) -> Replicas:
+    async def _start(self) -> ServiceReplicas:
         replicas = self._fleet()
         self._own.make()
         try:

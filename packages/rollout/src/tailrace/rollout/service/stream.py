@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 
 from tailrace.rollout.errors import ServiceDownError
-from tailrace.rollout.service.sample import Order, Sample
+from tailrace.rollout.service.sample import Sample, SampleOrder
 
 Key = tuple[int, int]
 
@@ -32,17 +32,17 @@ class Stream:
 
     def __init__(
         self,
-        orders: Iterable[Order],
+        orders: Iterable[SampleOrder],
         *,
         window: int,
-        fresh: Callable[[Order], Order],
+        fresh: Callable[[SampleOrder], SampleOrder],
         changed: Callable[[], None],
     ) -> None:
         self._orders = {(order.prompt, order.sample): order for order in orders}
         self._waiting = deque(self._orders.values())
         self._window = window
         self._fresh, self._changed = fresh, changed
-        self.running: dict[str, Order] = {}
+        self.running: dict[str, SampleOrder] = {}
         self._unread: deque[Sample] = deque()
         self._recent: deque[Sample] = deque(maxlen=window)
         self._left = set(self._orders)  # not yielded yet
@@ -65,7 +65,7 @@ class Stream:
         room = len(self.running) + len(self._unread) < self._window
         return self.error is None and room and bool(self._waiting)
 
-    def take(self) -> Order:
+    def take(self) -> SampleOrder:
         """The next sample, which is on a replica from now on."""
         order = self._waiting.popleft()
         self.running[order.id] = order

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.contracts import TailraceError, extra
 from tailrace.rollout.errors import (
-    LimitError,
     RequestError,
+    RequestTooLargeError,
     ServiceDownError,
     UnknownRequestError,
     UpdateFailedError,
@@ -26,7 +26,7 @@ from tailrace.rollout.errors import (
     VersionTimeoutError,
 )
 from tailrace.rollout.service import Sample, StreamGenerationService
-from tailrace.rollout.serving.limits import Limits, read_generate, read_update, read_version
+from tailrace.rollout.serving.limits import RequestLimits, read_generate, read_update, read_version
 from tailrace.rollout.serving.requests import Requests
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _STATUS: dict[type[TailraceError], int] = {
     UnknownRequestError: 404,
     VersionTimeoutError: 408,
     UpdateRefusedError: 409,
-    LimitError: 413,
+    RequestTooLargeError: 413,
     UpdateFailedError: 503,
     ServiceDownError: 503,
 }
@@ -52,7 +52,9 @@ class TokenError(RequestError):
     """A request over HTTP does not have the service's token."""
 
 
-def build_app(service: StreamGenerationService, token: str, limits: Limits, relays: Collection[str] = ()) -> Starlette:
+def build_app(
+    service: StreamGenerationService, token: str, limits: RequestLimits, relays: Collection[str] = ()
+) -> Starlette:
     """The ASGI application of a service.
 
     Args:
@@ -143,7 +145,7 @@ async def _chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
             yield chunk
         else:
             return
-    raise LimitError(f"found a body of {size} bytes or more, expected at most {limit}")
+    raise RequestTooLargeError(f"found a body of {size} bytes or more, expected at most {limit}")
 
 
 async def _received(request: Request) -> AsyncIterator[bytes]:

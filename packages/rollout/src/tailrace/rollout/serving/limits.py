@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tailrace.contracts import expected_one_of
-from tailrace.rollout.errors import LimitError, RequestError
+from tailrace.rollout.errors import RequestError, RequestTooLargeError
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """Sizes beyond which a request is refused.
 
     Args:
@@ -69,12 +69,12 @@ class UpdateBody:
     version: int
 
 
-def read_generate(body: bytes, limits: Limits) -> GenerateBody:
+def read_generate(body: bytes, limits: RequestLimits) -> GenerateBody:
     """Read the body of a request for samples.
 
     Raises:
         RequestError: it is not such a body.
-        LimitError: it asks for more samples than the limit.
+        RequestTooLargeError: it asks for more samples than the limit.
     """
     fields = _object(body, ("prompts", "samples", "max_tokens", "at_least_version", "request", "have"))
     prompts, request = fields.get("prompts"), fields.get("request")
@@ -90,7 +90,7 @@ def read_generate(body: bytes, limits: Limits) -> GenerateBody:
         raise RequestError(f"'have': found {_short(have)}, expected a list of [prompt, sample]")
     wanted = max(samples * len(prompts or ()), len(have))
     if wanted > limits.samples:
-        raise LimitError(f"found a request for {wanted} samples, expected at most {limits.samples}")
+        raise RequestTooLargeError(f"found a request for {wanted} samples, expected at most {limits.samples}")
     return GenerateBody(
         None if prompts is None else tuple(_prompt(index, prompt) for index, prompt in enumerate(prompts)),
         samples,

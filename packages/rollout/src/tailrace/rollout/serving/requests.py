@@ -7,9 +7,9 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from tailrace.rollout.errors import LimitError, RequestError, UnknownRequestError
+from tailrace.rollout.errors import RequestError, RequestTooLargeError, UnknownRequestError
 from tailrace.rollout.service import Sample, Stream, StreamGenerationService
-from tailrace.rollout.serving.limits import GenerateBody, Limits
+from tailrace.rollout.serving.limits import GenerateBody, RequestLimits
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Requests:
         limits: how many requests there may be, and how long one waits for its reader.
     """
 
-    def __init__(self, service: StreamGenerationService, limits: Limits) -> None:
+    def __init__(self, service: StreamGenerationService, limits: RequestLimits) -> None:
         self._service, self._limits = service, limits
         self._kept: dict[str, _Kept] = {}
         self._opening: set[str] = set()
@@ -38,7 +38,7 @@ class Requests:
         Raises:
             RequestError: a prompt does not fit, or the id is in use.
             UnknownRequestError: the request that it resumes is not there.
-            LimitError: there are too many requests.
+            RequestTooLargeError: there are too many requests.
             VersionTimeoutError: the version did not come.
         """
         id_ = body.request or secrets.token_urlsafe(12)
@@ -101,4 +101,4 @@ class Requests:
                 return
             self._drop(id_)
         if len(self._kept) + len(self._opening) >= self._limits.requests:
-            raise LimitError(f"found {self._limits.requests} requests, which is the most at once")
+            raise RequestTooLargeError(f"found {self._limits.requests} requests, which is the most at once")

@@ -16,7 +16,7 @@ from tailrace.contracts import extra, need_extra
 from tailrace.rollout.errors import ServeError
 from tailrace.rollout.service import StreamGenerationService
 from tailrace.rollout.serving.app import build_app
-from tailrace.rollout.serving.limits import Limits
+from tailrace.rollout.serving.limits import RequestLimits
 
 HEADERS_S = 10.0
 """Seconds within which the headers of a request must have come."""
@@ -45,7 +45,7 @@ async def serve(
     listener: socket.socket,
     ready: Callable[[str, Path], object],
     *,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
+    limits: RequestLimits = RequestLimits(),  # noqa: B008 - frozen
     relays: Collection[str] = (),
 ) -> None:
     """Start the service, serve it until SIGINT or SIGTERM, and close it. A signal while engines load ends it too.

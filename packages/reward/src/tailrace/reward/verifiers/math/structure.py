@@ -41,7 +41,7 @@ _SET = re.compile(r"\\(?:cup|cap|setminus|mathbb|emptyset)(?![a-zA-Z])")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class AnswerShape:
     """An answer's parts. `brackets` are those of a tuple or an interval, such as ``[)``; words join a list if `worded`."""
 
     kind: Kind
@@ -50,30 +50,30 @@ class Shape:
     worded: bool = False
 
 
-def shape(text: str) -> Shape:
+def shape(text: str) -> AnswerShape:
     """How an answer is built: one thing, a list (``1, 2 and 3``), a set, or something ordered (a tuple, an interval)."""
     text = text.strip()
     if bracketed := _BRACKETED_MATRIX.match(text):
-        return Shape("one", (bracketed[1],))
+        return AnswerShape("one", (bracketed[1],))
     if text in (r"\emptyset", r"\{\}", r"\{ \}"):
-        return Shape("set", ())
+        return AnswerShape("set", ())
     opening, inside, closing = _enclosed(text)
     if opening == r"\{" and closing == r"\}":
-        return Shape("set", tuple(_split(inside)))
+        return AnswerShape("set", tuple(_split(inside)))
     if opening in ("(", "[", r"\langle"):
         parts = _split(inside)
         if len(parts) > 1:
             brackets = "()" if opening == r"\langle" else opening + closing
-            return Shape("ordered", tuple(parts), brackets)
+            return AnswerShape("ordered", tuple(parts), brackets)
         if opening == "(" and closing == ")":
             return shape(inside)
     parts = _split(_SEPARATOR.sub(",", thousands_joined(text)))
     if len(parts) > 1:
-        return Shape("list", tuple(parts), worded=_SEPARATOR.search(text) is not None)
+        return AnswerShape("list", tuple(parts), worded=_SEPARATOR.search(text) is not None)
     if text.count(r"\pm") == 1:
         before, after = (part.strip() for part in text.split(r"\pm"))
-        return Shape("list", (f"{before} + {after}" if before else after, f"{before} - {after}"))
-    return Shape("one", (thousands_joined(text),))
+        return AnswerShape("list", (f"{before} + {after}" if before else after, f"{before} - {after}"))
+    return AnswerShape("one", (thousands_joined(text),))
 
 
 def builder(text: str) -> tuple[str, str, str] | None:

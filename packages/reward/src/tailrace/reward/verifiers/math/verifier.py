@@ -12,7 +12,7 @@ from tailrace.reward.extraction import boxed, last_number, solution_answer, tagg
 from tailrace.reward.turns import said
 from tailrace.reward.verifiers.math import expressions, words
 from tailrace.reward.verifiers.math.magnitude import flat
-from tailrace.reward.verifiers.math.structure import Shape, builder, chain, is_described, named, region, shape
+from tailrace.reward.verifiers.math.structure import AnswerShape, builder, chain, is_described, named, region, shape
 from tailrace.reward.verifiers.notation import plain
 from tailrace.reward.verifiers.protocol import with_cpu_budget
 from tailrace.reward.verifiers.quantities import endless, quantity, rounds_to, value
@@ -127,7 +127,7 @@ def _same_named(name: str, body: str, rest: str) -> bool:
     return same(chain(body)[-1] if name else body, last)
 
 
-def _same_shape(reference: Shape, response: Shape, whole: str, given: str) -> bool:
+def _same_shape(reference: AnswerShape, response: AnswerShape, whole: str, given: str) -> bool:
     if max(len(reference.parts), len(response.parts)) > _MAX_PARTS:
         return False
     kinds = reference.kind, response.kind
@@ -242,7 +242,7 @@ def _with_name(parts: tuple[str, ...]) -> tuple[str, ...]:
     return (parts[0], *(f"{name} = {part}" for part in parts[1:]))
 
 
-def _is_region(text: str, found: Shape) -> bool:
+def _is_region(text: str, found: AnswerShape) -> bool:
     return (found.kind == "ordered" and len(found.parts) == 2) or _REGION.search(text) is not None
 
 
