@@ -16,7 +16,7 @@ from tailrace.paramserver import (
     set_chain,
     shares,
 )
-from tailrace.paramserver.clients.staged import State
+from tailrace.paramserver.clients.staged import StagedState
 from tailrace.paramserver.layout import GlobalTensor, Layout, from_vllm, qwen_tensors
 from tailrace.paramserver.layout.mesh_splits import chunk
 from tailrace.paramserver.manifest import byte_size
@@ -135,7 +135,7 @@ def test_sealed_shares_survive_the_master(serve, token, trainer, until, killed_f
     if not killed_first:
         run.publishers[0].reveal(1)
     # Before its end a reveal is owed to the next master, not refused.
-    until(lambda: all(staged.state is State.HELD for staged in run.publishers[0]._staged), "the end of its push")
+    until(lambda: all(staged.state is StagedState.HELD for staged in run.publishers[0]._staged), "the end of its push")
     first.close()
     if killed_first:
         with pytest.raises(ParamServerError):

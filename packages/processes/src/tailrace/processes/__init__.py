@@ -10,6 +10,7 @@ from tailrace.processes.errors import ChildEndedError, ChildError, ChildTimeoutE
 from tailrace.processes.identity import ProcessId
 from tailrace.processes.serving import private_streams, serve
 
+__version__ = "0.1.0"
 __all__ = [
     "Child",
     "ChildEndedError",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tailrace.paramserver.clients.loans import Loans
-from tailrace.paramserver.clients.staged import Staged, State
+from tailrace.paramserver.clients.staged import Staged, StagedState
 from tailrace.paramserver.clients.staging import measure
 from tailrace.paramserver.machine.protocol import Condition, HostInterface
 
@@ -64,11 +64,14 @@ class Borrowing:
             for other in self._all:
                 if other.memory.borrowed is None or other.memory.borrowed.segment is not borrowed.segment:
                     continue
-                if other.state in (State.PUSHING, State.WAITING):  # to another master, from memory that came back
+                if other.state in (
+                    StagedState.PUSHING,
+                    StagedState.WAITING,
+                ):  # to another master, from memory that came back
                     self._loans.put_back(borrowed)
                     return
                 if other is not staged:
-                    other.state, other.manifest = State.EMPTY, None
+                    other.state, other.manifest = StagedState.EMPTY, None
                     other.memory.use(None)
         staged.memory.use(borrowed)
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from tailrace.paramserver.clients.outcomes import PublishOutcomes
-from tailrace.paramserver.clients.staged import Staged, State
+from tailrace.paramserver.clients.staged import Staged, StagedState
 from tailrace.paramserver.errors import PublishTimeout, RelayUnreachable, VersionSuperseded
 from tailrace.paramserver.machine.protocol import Condition, HostInterface
 from tailrace.paramserver.manifest import Manifest
@@ -47,7 +47,7 @@ class Buffers:
         deadline = self._machine.now() + self._patience_s
         with self._changed:
             try:
-                while not (free := [staged for staged in self._staged if staged.state is not State.PUSHING]):
+                while not (free := [staged for staged in self._staged if staged.state is not StagedState.PUSHING]):
                     self.claiming = True
                     if (left_s := deadline - self._machine.now()) <= 0:
                         raise PublishTimeout(f"version {version} waited {self._patience_s:.3g} s for the one before it")
@@ -56,19 +56,19 @@ class Buffers:
                 self.claiming = False
             if closed():
                 raise RelayUnreachable("the publisher is closed")
-            staged = min(free, key=lambda staged: (staged.state is not State.EMPTY, staged.order))
-            if staged.state in (State.WAITING, State.SENT):
+            staged = min(free, key=lambda staged: (staged.state is not StagedState.EMPTY, staged.order))
+            if staged.state in (StagedState.WAITING, StagedState.SENT):
                 self.supersede(staged, version)
-            staged.state, staged.manifest = State.FILLING, None
+            staged.state, staged.manifest = StagedState.FILLING, None
             staged.checksums.clear()
             staged.sent.clear()
             self._outcomes.forget(version)
             return staged
 
-    def fill(self, staged: Staged, state: State, manifest: Manifest | None) -> None:
+    def fill(self, staged: Staged, state: StagedState, manifest: Manifest | None) -> None:
         """A version was copied, or could not be."""
         with self._changed:
-            if state is State.WAITING and manifest is not None and (older := self.next()) is not None:
+            if state is StagedState.WAITING and manifest is not None and (older := self.next()) is not None:
                 self.supersede(older, manifest.version)
             staged.state = state
             # Stamps order publications; a clock that was set back must not reorder ours.
@@ -84,9 +84,9 @@ class Buffers:
         error = VersionSuperseded(f"version {staged.version} was superseded by version {by} before it was pushed")
         self.superseded.append(staged.version)
         self._outcomes.record(staged.version, error)
-        staged.state, staged.manifest = State.EMPTY, None
+        staged.state, staged.manifest = StagedState.EMPTY, None
 
     def next(self) -> Staged | None:
         """The newest of those that wait: beside a new version an older one may, which was revealed while it was pushed."""
-        waiting = (staged for staged in self._staged if staged.state is State.WAITING)
+        waiting = (staged for staged in self._staged if staged.state is StagedState.WAITING)
         return max(waiting, key=lambda staged: staged.order, default=None)

@@ -23,7 +23,7 @@ from tailrace.paramserver.clients.buffers import Buffers
 from tailrace.paramserver.clients.outcomes import PublishOutcomes
 from tailrace.paramserver.clients.pusher import Pusher
 from tailrace.paramserver.clients.share import Share
-from tailrace.paramserver.clients.staged import Staged, State
+from tailrace.paramserver.clients.staged import Staged, StagedState
 from tailrace.paramserver.clients.staging import StagingBuffer
 from tailrace.paramserver.errors import (
     ChunkDamaged,
@@ -183,10 +183,10 @@ class Publisher:
                     staged.memory.fill_share(weights, share)
                     manifest = dataclasses.replace(share.manifest, version=version)
             except BaseException:
-                self._buffers.fill(staged, State.EMPTY, None)
+                self._buffers.fill(staged, StagedState.EMPTY, None)
                 raise
             self._borrowing.last_bytes = manifest.total_bytes if share is None else 0
-            self._buffers.fill(staged, State.WAITING, manifest)
+            self._buffers.fill(staged, StagedState.WAITING, manifest)
         return self._machine.now() - start
 
     def prepare(self, nbytes: int, *, timeout_s: float = 30.0) -> None:
@@ -213,7 +213,7 @@ class Publisher:
             stamp = None
             if staged is not None and staged.manifest is not None:
                 staged.sealed, stamp = False, staged.manifest.stamp
-                if staged.state in (State.WAITING, State.PUSHING, State.SENT):
+                if staged.state in (StagedState.WAITING, StagedState.PUSHING, StagedState.SENT):
                     self._pusher.owe_reveal(version)
                     return
         try:
@@ -239,12 +239,12 @@ class Publisher:
             stamp = None
             if staged is not None and staged.manifest is not None:
                 stamp = staged.manifest.stamp
-                if staged.state is State.WAITING:
+                if staged.state is StagedState.WAITING:
                     self._outcomes.record(
                         version, VersionRetired(f"version {version} was retired before it was pushed")
                     )
-                if staged.state in (State.WAITING, State.HELD):
-                    staged.state, staged.manifest = State.EMPTY, None
+                if staged.state in (StagedState.WAITING, StagedState.HELD):
+                    staged.state, staged.manifest = StagedState.EMPTY, None
         self._ask({"op": "retire", "version": version, "stamp": stamp}, timeout_s)
 
     def wait(self, version: int, timeout_s: float) -> None:
@@ -262,12 +262,14 @@ class Publisher:
         with self._changed:
             self._address, self._epoch = address, self._epoch + 1
             self._pusher.cut()
-            candidates = [staged for staged in self._staged if staged.manifest and staged.state is not State.FILLING]
+            candidates = [
+                staged for staged in self._staged if staged.manifest and staged.state is not StagedState.FILLING
+            ]
             newest = max(candidates, key=lambda staged: staged.order, default=None)
             for staged in candidates:
                 staged.sent.clear()
-            if newest is not None and newest.state is State.HELD:
-                newest.state = State.WAITING
+            if newest is not None and newest.state is StagedState.HELD:
+                newest.state = StagedState.WAITING
                 self._outcomes.forget(newest.version)
             self._changed.notify_all()
 
@@ -327,7 +329,7 @@ class Publisher:
                 ):
                     self._changed.wait()
                 if staged is not None:
-                    staged.state = State.PUSHING
+                    staged.state = StagedState.PUSHING
                 elif self._closed:
                     self._pushes = False
                     self._changed.notify_all()
@@ -380,16 +382,16 @@ class Publisher:
                 # Retargeted meanwhile: to the new master with it, whatever became of it, unless a newer one waits.
                 waiting = self._buffers.next()
                 if waiting is None or waiting.order < staged.order:
-                    staged.state = State.WAITING
+                    staged.state = StagedState.WAITING
                     self._changed.notify_all()
                     return
-                staged.state = State.HELD
+                staged.state = StagedState.HELD
                 self._buffers.supersede(staged, waiting.version)
                 return
             if outcome is None and sealed and not staged.sealed:
-                staged.state = State.WAITING  # revealed meanwhile: the next offer says so
+                staged.state = StagedState.WAITING  # revealed meanwhile: the next offer says so
                 return
-            staged.state, self._restock = State.HELD, True
+            staged.state, self._restock = StagedState.HELD, True
             if outcome is None and staged.sealed:
                 self._changed.notify_all()  # visible, and reported, once it is revealed
             else:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tailrace.paramserver.clients.staged import Staged, StagedSupply, State
+from tailrace.paramserver.clients.staged import Staged, StagedState, StagedSupply
 from tailrace.paramserver.errors import (
     ProtocolError,
     RelayUnreachable,
@@ -155,7 +155,9 @@ class Pusher:
                 if not current():
                     raise RelayUnreachable("retargeted")
                 late = self._machine.now() > deadline
-                staged.state = State.PUSHING if late else State.SENT  # while it is sent, its memory must not be taken
+                staged.state = (
+                    StagedState.PUSHING if late else StagedState.SENT
+                )  # while it is sent, its memory must not be taken
                 if late:
                     return False
                 self._changed.notify_all()
@@ -207,14 +209,14 @@ class Pusher:
     def _bases(self, manifest: Manifest) -> tuple[tuple[int, int], ...]:
         """Versions of the same layout that are staged, and were pushed before."""
         with self._changed:
-            held = [s.manifest for s in self._staged if s.manifest and s.state is State.HELD]
+            held = [s.manifest for s in self._staged if s.manifest and s.state is StagedState.HELD]
             return tuple(other.key for other in held if other.same_layout(manifest) and other.key != manifest.key)
 
     def _base(self, key: tuple[int, int]) -> memoryview | None:
         """The bytes of such a version, as long as no new one is copied over them."""
         with self._changed:
             for staged in self._staged:
-                if staged.manifest and staged.state is State.HELD and staged.manifest.key == key:
+                if staged.manifest and staged.state is StagedState.HELD and staged.manifest.key == key:
                     return staged.memory.view
             return None
 

@@ -12,7 +12,7 @@ from tailrace.paramserver.manifest import Manifest, checksum
 from tailrace.paramserver.wire.sending import SendableMemory
 
 
-class State(StrEnum):
+class StagedState(StrEnum):
     """Lifecycle of a staged version; owned by the publisher. WAITING to be pushed; HELD once it was.
 
     SENT: this publisher's share is there, and the others' are waited for.
@@ -32,7 +32,7 @@ class Staged:
 
     Args:
         memory: the buffer.
-        state: see `State`.
+        state: see `StagedState`.
         manifest: the version's manifest.
         checksums: the known checksums of its chunks. They outlive a failed push.
         sent: chunks that the present master was sent.
@@ -42,7 +42,7 @@ class Staged:
     """
 
     memory: StagingBuffer
-    state: State = State.EMPTY
+    state: StagedState = StagedState.EMPTY
     manifest: Manifest | None = None
     checksums: dict[int, int] = field(default_factory=dict)
     sent: set[int] = field(default_factory=set)
