@@ -479,6 +479,23 @@ def test_a_fault_whose_member_dies_on_the_way_to_its_phase_strikes_the_next():
     assert second.struck == [FaultKind.KILL]
 
 
+def test_one_that_comes_up_is_told_where_to_stop_before_what_to_do():
+    run = Driven(faults=[parse_fault("replica:r1@step1:pull"), parse_fault("replica:r1@step1")])
+    run.controller.view.step = 3
+    run.host.comes_up = False
+    run.give(c.Restart(8, "replica", "r1"))
+    r1 = run.member("replica", "r1")
+    run.controller.next = [c.Pull(9, "r1", 3)]  # what follows from its Up
+    r1.under_way("ready")[0][1].set_result({})
+    run.settle()
+    called = [method for method, *_ in r1.calls]
+    assert called.index("stop_at") < called.index("submit")
+    assert r1.struck == []  # the other fault strikes wherever it is, at the next tick
+    r1.under_way("stop_at")[0][1].set_result(True)
+    run.settle()
+    assert r1.struck == [FaultKind.KILL]
+
+
 def test_the_driver_is_struck_once_the_log_says_so():
     run = Driven(faults=[parse_fault("controller@1s")])
     run.pass_time(2.0)

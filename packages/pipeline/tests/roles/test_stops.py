@@ -93,3 +93,13 @@ def test_it_stops_once():
     stops.stop_at("b")
     assert Walks(stops, "bb").ends().passed == ["b", "b"]
     assert not stops.wanted("b")
+
+
+def test_who_waits_for_one_that_is_ended_hears_so_at_once():
+    stops, heard = Stops(), []
+    asks = threading.Thread(target=lambda: heard.append(stops.stop_at("b", LONG_S * 10)), daemon=True)
+    asks.start()
+    stops.close()
+    asks.join(LONG_S)
+    assert heard == [False]
+    assert not stops.stop_at("b", LONG_S * 10)

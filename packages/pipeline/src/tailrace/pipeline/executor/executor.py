@@ -275,6 +275,8 @@ class Executor:
         _acknowledge(heard)
         for observer in self._observers:
             observer.observe(now, events, commands, controller.view)
+        if self._injection.pending and any(type(event) is c.Up for event in events):
+            self._injection.came_up(now, controller.view.step, self.members.values())
         carry_out = self._carry_out
         for command in commands:
             carry = carry_out.get(type(command))

@@ -2,6 +2,7 @@
 
 due ──► a member that fits is up ──► struck
               └─ in a phase: `stop_at` ──► it waits there ──► struck        it dies before: the next one is waited for
+                 (before it is given its first command)
 """
 
 from __future__ import annotations
@@ -67,9 +68,19 @@ class Injection:
             step: number of batches trained on.
             members: the running members.
         """
+        self._inject(now, step, members, lambda _: True)
+
+    def came_up(self, now: float, step: int, members: Iterable[Running]) -> None:
+        """Inject those due faults that wait for a phase. Called before members that came up are given anything to do.
+
+        A member passes a phase such as "pull" as soon as it is up, perhaps for the only time.
+        """
+        self._inject(now, step, members, lambda fault: bool(fault.phase))
+
+    def _inject(self, now: float, step: int, members: Iterable[Running], takes: Callable[[Fault], bool]) -> None:
         self._due += self._schedule.due(now, step)
         alive = [running for running in members if running not in self._awaited]
-        for fault in list(self._due):
+        for fault in filter(takes, list(self._due)):
             if fault.role == CONTROLLER:
                 self._due.remove(fault)
                 self.fatal = fault.kind
@@ -106,7 +117,9 @@ class Injection:
 
     def _looked(self, running: Running, fault: Fault, reached: Any) -> None:
         del self._awaited[running]
-        if not reached:
+        if not reached and not (running.up or running.loads):
+            self._due.append(fault)  # it is being ended
+        elif not reached:
             self._take(running, fault)
         elif fault.worker is not None:
             self._told(fault, f"{running.leader}.{WORKER}")

@@ -85,11 +85,15 @@ class Stops:
     # ---- for the executor -----------------------------------------------------------------------------------------
 
     def stop_at(self, phase: str, timeout_s: float = 0.0) -> bool:
-        """Have the member stop when it next comes to a phase. Returns whether it waits there within `timeout_s` seconds."""
+        """Have the member stop when it next comes to a phase. Returns whether it waits there within `timeout_s` seconds.
+
+        False at once when the member is ended meanwhile: its successor is then asked.
+        """
         with self._changed:
-            if not self._there:
+            if not self._there and not self._closed:
                 self._wanted = phase
-            return self._changed.wait_for(lambda: self._there and self._wanted == phase, timeout_s)
+            self._changed.wait_for(lambda: self._closed or (self._there and self._wanted == phase), timeout_s)
+            return self._there and self._wanted == phase
 
     def struck(self, kind: FaultKind) -> bool:
         """Say how the member was struck, once that is done from outside. Returns whether it waited here.
