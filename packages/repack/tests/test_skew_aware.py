@@ -346,6 +346,7 @@ def batches(draw):
         "k4": draw(st.sampled_from([0.005, 0.02])),
         "alpha": draw(st.sampled_from([0.05, 0.2, 0.5])),
         "objective": draw(st.sampled_from(["max", "sum"])),
+        "own_steps": draw(st.booleans()),
     }
     slots, tokens = draw(st.sampled_from([40, 64])), draw(st.sampled_from([0, 60_000, 400_000]))
     return predicted, measured, options, draw(st.integers(2, 8)), slots, tokens
@@ -354,7 +355,7 @@ def batches(draw):
 @settings(max_examples=300, deadline=None)
 @given(batches())
 def test_one_batch_is_split_as_algorithm_2_tried_slowly_splits_it(case):
-    """P50 and P90 of what has finished, and a step of each class at the length of its own."""
+    """P50 and P90 of what has finished, and a step by the size of the batch, or of each class at the length of its own."""
     predicted, measured, options, replicas, slots, tokens = case
     tail = math.ceil(round(options["alpha"] * len(predicted), 9))
     if not 0 < tail < len(predicted):
@@ -363,7 +364,10 @@ def test_one_batch_is_split_as_algorithm_2_tried_slowly_splits_it(case):
     batch = dataclasses.replace(cycle(idle, predicted), lengths=measured)
     placed = SkewAware(**options).route(batch)
 
-    def step_s(length):
+    median = sorted(predicted, reverse=True)[len(predicted) // 2]
+
+    def step_s(own):
+        length = own if options["own_steps"] else median
         return lambda size: options["k1"] * size * length + options["k3"] * size + options["k4"]
 
     _, split = split_slowly(
@@ -386,6 +390,18 @@ def test_one_batch_is_split_as_algorithm_2_tried_slowly_splits_it(case):
     others = {each.replica for each in placed if each.reason.why is Why.REGULAR}
     assert not apart & others
     assert len(others) == min(replicas - split, len(predicted) - tail)
+
+
+def test_at_lengths_of_their_own_the_tail_gets_more_replicas():
+    predicted = [1000 + 500 * at for at in range(40)]
+    idle = [replica(f"r{number}", capacity=40) for number in range(6)]
+    batch = dataclasses.replace(cycle(idle, predicted), lengths=MeasuredLengths(8_000.0, 20_000.0, 500))
+
+    def tails(own_steps):
+        policy = SkewAware(k1=2e-6, k2=0.0, k3=0.0, k4=0.01, own_steps=own_steps)
+        return len({each.replica for each in policy.route(batch) if each.reason.why is Why.LONG_TAIL})
+
+    assert tails(False) < tails(True)
 
 
 def test_p50_and_p90_are_those_of_what_finished_and_not_of_predictions():

@@ -12,7 +12,8 @@ the paper leaves a choice:
   at a time, in order of arrival, and longest first within it;
 * what no length is predicted for is none of the longest, and as long as the median of the others;
 * P50 and P90 are of the lengths that responses had of late, as in the paper; until a batch was trained on, of the predictions;
-* a step of each class is that of a batch of its own length: the paper profiles it by the size of the batch alone;
+* a step takes as long for both classes, that of a batch of the median length: the paper profiles it by the size of the batch
+  alone. At lengths of their own (`own_steps`) the tail gets replicas that the long responses among the others lack;
 * lengths that equal the limit between the classes are none of the longest. So predictions that are all alike give no tail;
 * a replica has to do what is left on average of what it holds, E[L - t | L > t], where quantiles are predicted; the class of a
   trajectory is that of its whole length;
@@ -82,6 +83,7 @@ class SkewAware(Costed):
         split_recall: measured recall of the longest 20 % from which the tail runs apart, 0 to 1. Below it all replicas take
             the longest first. A recall that is not measured yet counts as one that is high enough.
         objective: what is least of the times of both classes: ``"max"``, since they run at once, or ``"sum"``, as in the paper.
+        own_steps: cost a step of each class at the length of its own, P90 or P50, and not both at the median.
         pool_costs: name and k1 to k4 of each pool of replicas that has coefficients of its own.
 
     Raises:
@@ -92,6 +94,7 @@ class SkewAware(Costed):
     hysteresis: Annotated[float, Tried((0.0, 0.1, 1.0))] = 0.1
     split_recall: float = 0.65
     objective: Annotated[Objective, Tried(OBJECTIVES)] = "max"
+    own_steps: bool = False
     pool_costs: tuple[PoolCost, ...] = ()
 
     def __post_init__(self) -> None:
@@ -156,7 +159,9 @@ class SkewAware(Costed):
             return _Part(math.inf, median, (), range(len(replicas)), replicas, left, cost)
         p50, p90 = (median, known[len(known) // 10]) if lengths is None else (lengths.p50, lengths.p90)
         of_tail, of_regular = TailShare(tail, p90, known[0]), TailShare(count - tail, p50)
-        tails, regulars = (profiles(replicas, length, self.model, pools) for length in (p90, p50))
+        tails, regulars = (
+            profiles(replicas, length, self.model, pools) if self.own_steps else kinds for length in (p90, p50)
+        )
         shares = [_tail_share(held, limit, tokens) for held, tokens in zip(running, work, strict=True)]
         standing = sum([share > 0.5 for share in shares])
         if standing not in splits(of_tail, of_regular, len(replicas)):
