@@ -7,6 +7,8 @@ import pytest
 from scripted import Scripted, of, policy, spec
 
 from tailrace import contracts as c
+from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.trajectories import TrajectoryState
 from tailrace.repack import MarginalThroughput
 
 TABLE_4 = {"k1": 7.28e-8, "k2": 1.72e-3, "k3": 1.25e-4, "k4": 1.07e-2}
@@ -97,6 +99,16 @@ def test_nothing_waits_for_a_length_and_what_is_not_measured_counts_as_the_mean(
     known = asked.prompts[:2]
     run.go(c.Measured(known, (100, 301), asked.seq), leave=(c.Route, c.Measure))
     assert [ledger.prompts.of(prompt) for prompt in (*known, asked.prompts[2])] == [100, 301, 200]
+
+
+def test_a_held_out_problem_counts_as_the_mean_and_not_as_the_prompt_of_its_number():
+    ledger = Ledger()
+    ledger.prompts.tokens, ledger.prompts.measured, ledger.prompts.total = {0: 100, 1: 300}, 2, 400
+    views = [
+        ledger.view(TrajectoryState(f"{purpose}", 0, 0, purpose, "", 1, version=0, tokens=7))
+        for purpose in (c.Purpose.TRAIN, c.Purpose.EVAL)
+    ]
+    assert [(view.prompt_tokens, view.tokens) for view in views] == [(300, 307), (200, 207)]
 
 
 def test_a_data_role_that_died_with_the_question_is_asked_again():

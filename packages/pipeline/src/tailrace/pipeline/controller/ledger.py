@@ -201,8 +201,10 @@ class Ledger:
         mixes = self.mixes_versions and state.purpose is _TRAIN
         version = self.groups[state.group].version if mixes else state.version
         known = state.generated + generated
-        predicted = (None, None) if state.purpose is _EVAL else self.predictions.of(state.prompt, known)
-        prompt = self.prompts.of(state.prompt)
+        if state.purpose is _EVAL:  # a held-out problem, of which neither is asked
+            predicted, prompt = (None, None), self.prompts.mean
+        else:
+            predicted, prompt = self.predictions.of(state.prompt, known), self.prompts.of(state.prompt)
         return TrajectoryView(state.id, state.group, version, prompt + state.tokens, not mixes, *predicted, prompt)
 
     def returned(self, trajectory: str, tokens: int | None) -> TrajectoryState:

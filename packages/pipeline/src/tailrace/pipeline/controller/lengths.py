@@ -212,10 +212,15 @@ class PromptLengths:
     total: int = 0
     asked_at: int | None = None
 
+    @property
+    def mean(self) -> int:
+        """The mean of those that were measured; 0 while none is."""
+        return round(self.total / self.measured) if self.measured else 0
+
     def of(self, prompt: int) -> int:
-        """Tokens of a prompt: its own, or the mean of those that were measured; 0 while none is."""
+        """Tokens of a prompt of the stream: its own, or else the mean."""
         tokens = self.tokens.get(prompt)
-        return tokens if tokens is not None else round(self.total / self.measured) if self.measured else 0
+        return self.mean if tokens is None else tokens
 
     def missing(self, prompt: int) -> bool:
         """Whether a prompt was not measured, and nobody was asked who could still answer."""
