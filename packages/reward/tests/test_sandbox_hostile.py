@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import tailrace.contracts
+import tailrace.processes
 import tailrace.reward
 from tailrace.reward.code import CodeRun, SandboxFailedError, read_tests, run_tests
 from tailrace.reward.sandbox import probe_sandbox, select_sandbox
@@ -125,7 +126,7 @@ def other_user():
         pytest.skip("no Python here that another user may run")
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
-    for package in (tailrace.reward, tailrace.contracts):
+    for package in (tailrace.reward, tailrace.contracts, tailrace.processes):
         source = Path(package.__file__).parent
         shutil.copytree(source, folder / "tailrace" / source.name)
     shutil.copytree(Path(sandlock.__file__).parent, folder / "sandlock")

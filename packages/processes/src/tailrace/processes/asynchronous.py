@@ -30,6 +30,7 @@ class AsyncChild:
         assert process.stdout is not None
         self._process, self._said, self._line_bytes = process, said, line_bytes
         self._stdin, self._stdout = process.stdin, process.stdout
+        self._killed = False
         self._trimming: asyncio.TimerHandle | None = None
         self._trim()
 
@@ -132,7 +133,10 @@ class AsyncChild:
         return f"; the last that it printed: {line}" if line else ""
 
     def kill(self) -> None:
-        """SIGKILL to it and its group. One that has ended keeps its status."""
+        """SIGKILL to it and its group. One that has ended keeps its status. Calling it again does nothing."""
+        if self._killed:  # once it has ended, its number may be another's
+            return
+        self._killed = True
         kill_group(self.pid)
         self._process._transport.close()  # type: ignore[attr-defined]  # the pipes, whoever holds them besides
         if self._trimming is not None:

@@ -153,16 +153,17 @@ class Child:
                 break
         return self.kill()
 
-    def kill(self) -> int | None:
+    def kill(self, reap_s: float = REAP_S) -> int | None:
         """SIGKILL, also to its group if it has its own, and reap it. One that has ended keeps its status.
 
         Returns:
-            Its exit status; None if it has not ended after `REAP_S`.
+            Its exit status; None if it has not ended after `reap_s`.
         """
         if self._group:
             kill_group(self.pid)
+            self._group = False  # once it has ended, its number may be another's
         self._process.kill()
-        status = self.wait(REAP_S)
+        status = self.wait(reap_s)
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
@@ -179,7 +180,7 @@ class Child:
 
 def kill_group(leader: int) -> None:
     """SIGKILL to all that is left of the group that a child leads or led."""
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS forbids it where only zombies are left
         os.killpg(leader, signal.SIGKILL)
 
 

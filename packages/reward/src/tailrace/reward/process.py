@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
-import signal
-import tempfile
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
+from tailrace.processes.asynchronous import AsyncChild
+from tailrace.processes.lines import encode
 from tailrace.reward.errors import WorkerDiedError, WorkerTimeoutError
 
-_READ_BYTES = 1 << 16
-_SAID_BYTES = 1 << 16  # of what the child prints, this much is kept at most
-_REAP_S = 30.0
-_REPLY_BYTES = 1 << 26  # longest line of a reply
 DEBUG = "TAILRACE_DEBUG"
 """Environment variable that shows on stderr what verifiers print."""
 
@@ -33,14 +27,13 @@ class WorkerProcess:
     """
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._command = list(command)
-        self._process: asyncio.subprocess.Process | None = None
-        self._said: IO[bytes] | None = None
+        self._command = command
+        self._child: AsyncChild | None = None
 
     @property
     def pid(self) -> int | None:
         """The process's id while it runs."""
-        return None if self._process is None else self._process.pid
+        return None if self._child is None else self._child.pid
 
     async def ask(self, request: Mapping[str, Any], timeout_s: float | None, what: str) -> dict[str, Any]:
         """The reply to a request.
@@ -53,13 +46,15 @@ class WorkerProcess:
         Raises:
             WorkerTimeoutError: no reply within `timeout_s`; the process was killed.
             WorkerDiedError: the process ended before it replied.
-            TypeError: the request has a value that JSON cannot carry.
+            LineError, TypeError: the request is too long, or has a value that JSON cannot carry.
         """
-        line = json.dumps(request).encode() + b"\n"
+        line = encode(request)
         try:
             async with asyncio.timeout(timeout_s):
-                process = await self._started()
-                reply = await self._exchange(process, line)
+                if self._child is None:
+                    self._child = await AsyncChild.start(self._command, shown=bool(os.environ.get(DEBUG)))
+                await self._child.send(line)
+                return await self._child.receive()
         except TimeoutError:
             last = self._last_words()
             await self.stop()
@@ -75,58 +70,14 @@ class WorkerProcess:
         except asyncio.CancelledError:
             await self.stop()
             raise
-        if self._said is not None and os.fstat(self._said.fileno()).st_size > _SAID_BYTES:
-            self._said.truncate(0)
-        return reply
 
     async def stop(self) -> int | None:
-        """Kill the process and what it started, and reap it. Returns its exit status, None if there was none.
-
-        A process that a driver holds in the kernel ends when that lets it go; it is not waited for for long.
-        """
-        process, self._process = self._process, None
-        said, self._said = self._said, None
-        if said is not None:
-            said.close()
-        if process is None:
+        """Kill the process and what it started, and reap it. Returns its exit status, None if there was none."""
+        child, self._child = self._child, None
+        if child is None:
             return None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # a process that has ended by itself keeps its status
-        if process.stdin is not None:
-            process.stdin.close()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), _REAP_S)
-        return process.returncode
-
-    async def _started(self) -> asyncio.subprocess.Process:
-        if self._process is None:
-            self._said = None if os.environ.get(DEBUG) else tempfile.TemporaryFile("a+b")  # noqa: SIM115 - `stop` closes it
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=self._said,
-                limit=_REPLY_BYTES,
-                start_new_session=True,
-            )
-        return self._process
-
-    @staticmethod
-    async def _exchange(process: asyncio.subprocess.Process, line: bytes) -> dict[str, Any]:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(line)
-        await process.stdin.drain()
-        reply = await process.stdout.readline()
-        if not reply.endswith(b"\n"):
-            raise EOFError
-        parsed: dict[str, Any] = json.loads(reply)
-        return parsed
+        child.kill()
+        return await child.reap()
 
     def _last_words(self) -> str:
-        if self._said is None:
-            return ""
-        said = self._said.fileno()
-        printed = os.pread(said, _READ_BYTES, max(0, os.fstat(said).st_size - _READ_BYTES))
-        lines = printed.decode(errors="replace").strip().splitlines()
-        return f"; the last that it printed: {lines[-1].strip():.200}" if lines else ""
+        return "" if self._child is None else self._child.last_words()

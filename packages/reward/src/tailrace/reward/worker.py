@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tailrace.processes import serve
 from tailrace.reward.errors import SignatureError, VerdictError
 from tailrace.reward.turns import TURNS, Turns
 from tailrace.reward.verifiers.protocol import Verifier, check_signature, load_verifier
 from tailrace.reward.verifiers.reference import load_reference
 from tailrace.reward.verifiers.verdict import read_verdict
-
-_ORPHAN_CHECK_S = 1.0
 
 
 def resolve(name: str, local: Mapping[str, str]) -> Verifier:
@@ -69,27 +65,11 @@ def _cpu_budget(seconds: float | None) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _leave_when_orphaned(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_ORPHAN_CHECK_S)
-    os._exit(1)
-
-
 def main() -> None:
     """Serve requests until stdin closes or the scorer's process is gone."""
-    threading.Thread(target=_leave_when_orphaned, args=(os.getppid(),), daemon=True).start()
-    # Requests and replies go through private copies of stdin and stdout: a verifier's prints cannot garble replies, and a
-    # program that it starts cannot read requests.
-    with os.fdopen(os.dup(0), encoding="utf-8") as requests, os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
-        os.dup2(2, 1)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
-        local: dict[str, str] = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
-        loaded: dict[str, Verifier] = {}
-        for line in requests:
-            replies.write(json.dumps(answer(json.loads(line), loaded, local)) + "\n")
-            replies.flush()
+    local: dict[str, str] = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
+    loaded: dict[str, Verifier] = {}
+    serve(lambda request: answer(request, loaded, local))
 
 
 if __name__ == "__main__":

@@ -10,15 +10,13 @@ Started by `JudgeProcess` as ``python -m tailrace.reward.judge.worker``.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-import threading
 from collections.abc import Mapping
-from queue import SimpleQueue
+from dataclasses import asdict
 from typing import Any
 
 from tailrace.contracts import TailraceError
+from tailrace.processes import serve
 from tailrace.reward.errors import JudgeError
 from tailrace.reward.judge.config import JudgeConfig
 from tailrace.reward.judge.items import JudgeItem, Unjudged
@@ -40,44 +38,27 @@ def make_judge(settings: Mapping[str, Any]) -> Judge:
     return judge
 
 
-def reply(judge: Judge | None, request: Mapping[str, Any]) -> tuple[Judge | None, dict[str, Any]]:
-    """The judge and the reply to one request."""
-    try:
-        if "judge" in request:
-            return make_judge(request["judge"]), {"ready": True}
-        if judge is None:
-            raise JudgeError("found items before a judge was made")
-        outcomes = judge.score([JudgeItem(**item) for item in request["items"]])
-    except TailraceError as error:
-        return judge, {"error": str(error)}
-    except Exception as error:
-        return judge, {"error": f"{type(error).__name__}: {error}"}
-    said = [
-        {"reason": outcome.reason, "permanent": outcome.permanent} if isinstance(outcome, Unjudged) else outcome
-        for outcome in outcomes
-    ]
-    return judge, {"outcomes": said}
+class _Serving:
+    """Replies to requests, with the judge once it is made."""
 
+    def __init__(self) -> None:
+        self._judge: Judge | None = None
 
-def _read(lines: SimpleQueue[str]) -> None:
-    for line in sys.stdin:
-        lines.put(line)
-    os._exit(0)
-
-
-def main() -> None:
-    """Serve requests until stdin closes."""
-    lines: SimpleQueue[str] = SimpleQueue()
-    threading.Thread(target=_read, args=(lines,), daemon=True).start()
-    # Replies go through a private copy of stdout, so that what libraries print cannot garble them.
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
-        os.dup2(2, 1)
-        judge: Judge | None = None
-        while True:
-            judge, said = reply(judge, json.loads(lines.get()))
-            replies.write(json.dumps(said) + "\n")
-            replies.flush()
+    def reply(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to one request."""
+        try:
+            if "judge" in request:
+                self._judge = make_judge(request["judge"])
+                return {"ready": True}
+            if self._judge is None:
+                raise JudgeError("found items before a judge was made")
+            outcomes = self._judge.score([JudgeItem(**item) for item in request["items"]])
+        except TailraceError as error:
+            return {"error": str(error)}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+        return {"outcomes": [asdict(outcome) if isinstance(outcome, Unjudged) else outcome for outcome in outcomes]}
 
 
 if __name__ == "__main__":
-    main()
+    serve(_Serving().reply)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import signal
@@ -12,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from tailrace.processes import die_with_parent
 from tailrace.reward.sandbox import interpreter
 from tailrace.reward.sandbox.process_group import ProcessGroup
 from tailrace.reward.sandbox.protocol import Limits
 
-_PR_SET_PDEATHSIG = 1
 _FIRST_FREE_FD = 3
 
 
@@ -93,9 +92,7 @@ def start_group(
             for fd in kept:
                 os.set_inheritable(fd, True)
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != supervisor:
-                os._exit(1)
+            die_with_parent(supervisor)
             os.umask(0o077)
             for kind, value in interpreter.resource_limits(limits):
                 resource.setrlimit(kind, (value, value))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tailrace.processes.asynchronous import AsyncChild
 from tailrace.reward.errors import NoSandboxError
 from tailrace.reward.sandbox.protocol import DEFAULT_LIMITS, Limits, ProgramRun, RunVerdict
 from tailrace.reward.sandbox.scratch import remove
@@ -105,8 +105,8 @@ class SupervisedSandbox:
 class _Supervisor:
     """One supervisor process and its folder."""
 
-    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
-        self._process, self._folder = process, folder
+    def __init__(self, child: AsyncChild, folder: Path) -> None:
+        self._child, self._folder = child, folder
         self._group: int | None = None
 
     @classmethod
@@ -115,54 +115,32 @@ class _Supervisor:
         module, _, name = launcher.partition(":")
         code = _START.format(path=sys.path, module=module, name=name, modules=modules, folder=str(folder))
         kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+        command = [sys.executable, "-I", "-c", code]
         try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-c", code),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                env=kept,
-                cwd="/",
-                start_new_session=True,
-            )
+            return cls(await AsyncChild.start(command, shown=True, environment=kept, folder="/"), folder)
         except BaseException:
             folder.rmdir()
             raise
-        return cls(process, folder)
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     async def ask(self, asked: bytes, isolation: str) -> ProgramRun:
-        assert self._process.stdin is not None and self._process.stdout is not None  # noqa: PT018 (opened as pipes)
-        self._process.stdin.write(asked)
-        await self._process.stdin.drain()
+        await self._child.send(asked)
         said: dict[str, Any] = {}
         while "verdict" not in said:
-            line = await self._process.stdout.readline()
-            if not line:
-                raise EOFError("it ended")
-            said = json.loads(line)
+            said = await self._child.receive()
             self._group = said.get("group")
-        stdout = await self._process.stdout.readexactly(said.pop("stdout"))
-        stderr = await self._process.stdout.readexactly(said.pop("stderr"))
+        stdout = await self._child.read(said.pop("stdout"))
+        stderr = await self._child.read(said.pop("stderr"))
         said["verdict"] = RunVerdict(said["verdict"])
         return ProgramRun(**said, stdout=stdout, stderr=stderr, isolation=isolation)
 
     async def stop(self) -> None:
         """End it: it kills its program's tree itself, and is killed if it does not leave."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            async with asyncio.timeout(_GRACE_S):
-                await self._process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
-        if (
-            self._group is not None and self._process.returncode != 0
-        ):  # it died while a program ran, and could not end it
+        status = await self._child.end(_GRACE_S)
+        if self._group is not None and status != 0:  # it died while a program ran, and could not end it
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._group, signal.SIGKILL)
         with contextlib.suppress(OSError):  # processes of the program may still be on their way out

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tailrace.processes import private_streams
 from tailrace.reward.sandbox.launch import Ended, Launcher, SandboxFailureError
 from tailrace.reward.sandbox.process_group import ProcessGroup, Usage, become_subreaper
 from tailrace.reward.sandbox.protocol import Limits
@@ -297,11 +298,7 @@ def _write(fd: int, data: bytes) -> None:
 
 def main(launcher: Launcher, folder: Path) -> None:
     """Serve on stdin and stdout, of which programs inherit nothing."""
-    control, replies = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    os.close(null)
+    control, replies = private_streams()
     os.set_blocking(control, False)
     become_subreaper()
     try:
