@@ -10,22 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import os
-import signal
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
-from typing import IO, Any
+from typing import Any
 
 from tailrace.environment.errors import SetupError
 from tailrace.environment.worker import LINE_BYTES
+from tailrace.processes.asynchronous import AsyncChild
+from tailrace.processes.lines import encode
 
 DEBUG = "TAILRACE_DEBUG"
 """Environment variable that shows on stderr what environments print."""
 _BEATS = 4  # looks in `silent_s`
-_REAP_S = 30.0
-_SAID_BYTES = 1 << 16  # of what a worker prints, about this much is kept
 _PROGRAM = (
     f"import runpy; runpy.run_path({os.path.join(os.path.dirname(__file__), 'worker.py')!r}, run_name='__main__')"  # noqa: PTH118, PTH120
 )
@@ -57,8 +54,7 @@ class WorkerLink:
         self.sessions = 0
         """Sessions that live here, as the pool counts them."""
         self._python, self._silent_s, self._ended = python, silent_s, ended
-        self._process: asyncio.subprocess.Process | None = None
-        self._said: IO[bytes] | None = None
+        self._child: AsyncChild | None = None
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -71,13 +67,17 @@ class WorkerLink:
     @property
     def pid(self) -> int:
         """Process id of the worker."""
-        assert self._process is not None
-        return self._process.pid
+        return self._running.pid
 
     @property
     def gone(self) -> bool:
         """Whether the worker can no longer be asked."""
         return bool(self.reason)
+
+    @property
+    def _running(self) -> AsyncChild:
+        assert self._child is not None
+        return self._child
 
     async def start(self) -> None:
         """Start the process.
@@ -85,19 +85,10 @@ class WorkerLink:
         Raises:
             SetupError: there is no such interpreter.
         """
-        self._said = None if os.environ.get(DEBUG) else tempfile.TemporaryFile("a+b")  # noqa: SIM115 - `_end` closes it
+        command = (self._python or sys.executable, "-c", _PROGRAM)
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *(self._python or sys.executable, "-c", _PROGRAM),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=self._said,
-                limit=LINE_BYTES,
-                start_new_session=True,
-            )
+            self._child = await AsyncChild.start(command, shown=bool(os.environ.get(DEBUG)), line_bytes=LINE_BYTES)
         except OSError as error:
-            if self._said is not None:
-                self._said.close()
             raise SetupError(
                 f"found no Python interpreter {self._python!r} ({error.strerror}), expected a program"
             ) from error
@@ -118,21 +109,16 @@ class WorkerLink:
             TypeError: it has a value that JSON cannot carry.
         """
         number = next(self._numbers)
-        line = json.dumps({**request, "id": number}).encode() + b"\n"
-        if len(line) > LINE_BYTES:
-            raise ValueError(f"found a request of {len(line):,} bytes, expected at most {LINE_BYTES:,}")
+        line = encode({**request, "id": number}, LINE_BYTES)
         if not self._writable:
             await self._gone.wait()  # it has ended, and its status is awaited, with a deadline
             raise WorkerGoneError(self.reason)
-        assert self._process is not None
-        assert self._process.stdin is not None
         reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = reply
         try:
             async with asyncio.timeout(timeout_s):
-                self._process.stdin.write(line)
                 with contextlib.suppress(ConnectionError):  # it has ended, which its reader notices
-                    await self._process.stdin.drain()
+                    await self._running.send(line)
                 return await reply
         finally:
             self._waiting.pop(number, None)
@@ -140,39 +126,30 @@ class WorkerLink:
     def tell(self, request: Mapping[str, Any]) -> None:
         """Send a request whose reply nobody waits for."""
         if self._writable:
-            assert self._process is not None
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps({**request, "id": next(self._numbers)}).encode() + b"\n")
+            self._running.tell({**request, "id": next(self._numbers)})
 
     async def stop(self) -> None:
         """Kill the worker with everything in its process group, and reap it."""
-        if self._process is None:
+        if self._child is None:
             return
         self._end("it was stopped")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        with contextlib.suppress(TimeoutError):  # one that a driver holds in the kernel ends when that lets it go
-            await asyncio.wait_for(self._process.wait(), _REAP_S)
+        await self._child.reap()
 
     async def _read(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
         while not self.reason:
             try:
-                line = await self._process.stdout.readline()
-                if not line:
-                    self._writable = False
-                    await asyncio.wait_for(self._process.wait(), _REAP_S)
-                    return self._end(f"it ended with status {self._process.returncode}{self._last_words()}")
-                reply = json.loads(line)
-                number = reply["id"]
-            except (ValueError, TypeError, KeyError, RecursionError):
+                reply = await self._running.receive()
+                waiting = self._waiting.get(reply["id"])
+            except EOFError:
+                self._writable = False
+                ended = await self._running.reap() is not None
+                return self._end(self._status() if ended else "it closed its output")
+            except (ValueError, KeyError, TypeError):
                 return self._end("it wrote something that is no reply")
-            except TimeoutError:
-                return self._end("it closed its output")
             self._heard += 1
-            waiting = self._waiting.get(number)
             if waiting is not None and not waiting.done():
                 waiting.set_result(reply)
         return None
@@ -185,39 +162,24 @@ class WorkerLink:
             await asyncio.sleep(self._silent_s / _BEATS)
             if self.reason:
                 break
-            if (
-                self._process is not None and self._process.returncode is not None
-            ):  # a child of it may hold its output open
-                return self._end(f"it ended with status {self._process.returncode}{self._last_words()}")
+            if self._running.status is not None:  # a child of it may hold its output open
+                return self._end(self._status())
             silent = silent + 1 if heard == self._heard else 0
             heard = self._heard
             if silent == _BEATS:
                 return self._end(f"it answered nothing for {self._silent_s:g} s")
-            if self._said is not None and os.fstat(self._said.fileno()).st_size > _SAID_BYTES:
-                self._said.truncate(0)
         return None
+
+    def _status(self) -> str:
+        return f"it ended with status {self._running.status}{self._running.last_words()}"
 
     def _end(self, reason: str) -> None:
         if self.reason:
             return
         self.reason, self._writable = reason, False
         self._gone.set()
-        assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        if self._said is not None:
-            self._said.close()
+        self._running.kill()
         under_way = [waiting for waiting in self._waiting.values() if not waiting.done()]
         for waiting in under_way:
             waiting.set_exception(WorkerGoneError(reason, len(under_way)))
         self._ended(self)
-
-    def _last_words(self) -> str:
-        if self._said is None:
-            return ""
-        said = self._said.fileno()
-        printed = os.pread(said, _SAID_BYTES, max(0, os.fstat(said).st_size - _SAID_BYTES))
-        lines = printed.decode(errors="replace").strip().splitlines()
-        return f"; the last that it printed: {lines[-1].strip():.200}" if lines else ""
