@@ -8,7 +8,6 @@ address and pid once the relay serves, or why it does not.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import signal
@@ -21,9 +20,7 @@ from tailrace.paramserver.errors import ParamServerError, to_wire
 from tailrace.paramserver.machine.janitor import leave_janitor
 from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S, RelayServer
 from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE
-
-_PARENT_POLL_S = 1.0
-_PR_SET_PDEATHSIG = 1
+from tailrace.processes import wait_for_parent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,19 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.parent_pid is None:
             stop.wait()
         else:
-            _wait_for_parent(options.parent_pid, stop)
+            wait_for_parent(options.parent_pid, stop)
     return 0
-
-
-def _wait_for_parent(parent: int, stop: threading.Event) -> None:
-    """Return at `stop`, or when the parent is gone."""
-    # Linux signals the death of the *thread* that started us, which may not be that of the process: the signal only
-    # makes us look at once. Elsewhere the poll does.
-    signal.signal(signal.SIGHUP, lambda *_: stop.set() if os.getppid() != parent else None)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
-    while os.getppid() == parent and not stop.wait(_PARENT_POLL_S):
-        pass
 
 
 def _say(message: dict[str, object] | dict[str, str]) -> None:

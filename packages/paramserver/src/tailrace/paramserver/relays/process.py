@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import PIPE
 
 from tailrace.paramserver.errors import RelayStartFailed, from_wire
 from tailrace.paramserver.machine.segments import clear, living_owner
 from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S
 from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE, check_token
+from tailrace.processes import Child, ChildError, ChildTimeoutError
 
 _CLOSE_S = 15.0
 _MODULE = "tailrace.paramserver.relay"
@@ -23,9 +22,9 @@ _MODULE = "tailrace.paramserver.relay"
 class RelayProcess:
     """A relay process that this process started. It ends when this process does. Make one with `start`."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], address: str, cleaned: list[str]) -> None:
+    def __init__(self, name: str, child: Child, address: str, cleaned: list[str]) -> None:
         self.name, self.address, self.cleaned = name, address, cleaned
-        self._process = process
+        self._child = child
 
     @classmethod
     def start(
@@ -71,22 +70,26 @@ class RelayProcess:
         if max_bytes is not None:
             command += ["--max-bytes", str(max_bytes)]
         environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
-        process = subprocess.Popen(  # noqa: S603  our own module, no shell
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-        )
+        child = Child(command, stdin=PIPE, stdout=PIPE, environment=environment)
         try:
-            if process.stdin is None:
-                raise RuntimeError("the relay's standard input is a pipe")
-            process.stdin.write(check_token(token).encode() + b"\n")
-            process.stdin.close()
-            answer = json.loads(_first_line(process, name, timeout_s))
+            child.send(check_token(token).encode() + b"\n", timeout_s)
+            child.hang_up()
+            answer = child.receive(timeout_s)
             if "error" in answer:
                 raise from_wire(answer) if answer["error"] else RelayStartFailed(str(answer["message"]))
+        except ChildTimeoutError:
+            child.kill()
+            raise RelayStartFailed(f"relay {name!r} did not serve within {timeout_s:.3g} s") from None
+        except ChildError:
+            status = child.wait(_CLOSE_S)
+            child.kill()
+            raise RelayStartFailed(
+                f"relay {name!r} ended with status {status} before it served; see its stderr"
+            ) from None
         except BaseException:
-            process.kill()
-            process.wait()
+            child.kill()
             raise
-        return cls(name, process, answer["address"], answer["cleaned"])
+        return cls(name, child, answer["address"], answer["cleaned"])
 
     @staticmethod
     def clear(name: str, *, kill: bool = False) -> list[str]:
@@ -108,35 +111,25 @@ class RelayProcess:
     @property
     def pid(self) -> int:
         """Process id."""
-        return self._process.pid
+        return self._child.pid
 
     def alive(self) -> bool:
         """Whether it still runs."""
-        return self._process.poll() is None
+        return self._child.poll() is None
 
     def kill(self) -> None:
         """SIGKILL, as a crash would. Its shared memory stays until `clear`, or until a relay of the same name starts."""
-        self._process.kill()
-        self._reap(_CLOSE_S)
+        self._child.kill()
 
     def close(self) -> None:
         """Stop it and remove its shared memory; kill it if it does not stop in time."""
-        self._process.terminate()
-        try:
-            self._reap(_CLOSE_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        self._child.end(_CLOSE_S)
 
     def __enter__(self) -> RelayProcess:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _reap(self, timeout_s: float) -> None:
-        self._process.wait(timeout=timeout_s)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
 
 
 def _kill_namesake(name: str) -> None:
@@ -161,21 +154,3 @@ def _is_relay(pid: int, name: str) -> bool:
 
 def _contains(words: Sequence[bytes], part: Sequence[bytes]) -> bool:
     return any(words[at : at + len(part)] == part for at in range(len(words)))
-
-
-def _first_line(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> bytes:
-    if process.stdout is None:
-        raise RuntimeError("the relay's standard output is a pipe")
-    deadline, line = time.monotonic() + timeout_s, b""
-    poll = select.poll()
-    poll.register(process.stdout, select.POLLIN)
-    while not line.endswith(b"\n"):
-        if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
-            raise RelayStartFailed(f"relay {name!r} did not serve within {timeout_s:.3g} s")
-        part = os.read(process.stdout.fileno(), 65536)
-        if not part:
-            raise RelayStartFailed(
-                f"relay {name!r} ended with status {process.wait()} before it served; see its stderr"
-            )
-        line += part
-    return line
