@@ -7,13 +7,13 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tailrace.processes import at_end_of
 from tailrace.trainer.demonstrations import TokenExample, encode
 from tailrace.trainer.small import SmallModel, build_small
 from tailrace.trainer.tokenizer import train_tokenizer
@@ -28,7 +28,7 @@ _REPORT_S = 0.5
 def main() -> None:
     """Do the job in WORK/job.json; rank 0 leaves a model in WORK/model."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the caller ends us
-    threading.Thread(target=_end_with_caller, daemon=True).start()
+    at_end_of(0, lambda: os._exit(1))  # the caller is gone
     work, rank, world_size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     data = json.loads((work / "job.json").read_text(encoding="utf-8"))
     if data["kind"] == "warm_start":
@@ -159,13 +159,6 @@ class _Reporter:
             left = elapsed / (step + 1) * (self._steps - step - 1)
         line |= {"tokens_per_s": self._tokens / elapsed, "seconds": elapsed, "seconds_left": left}
         print(json.dumps(line), flush=True)
-
-
-def _end_with_caller() -> None:
-    # An unbuffered read: in a buffered one, this daemon thread would hold its lock while the interpreter shuts down.
-    while os.read(0, 1):
-        continue
-    os._exit(1)
 
 
 if __name__ == "__main__":
