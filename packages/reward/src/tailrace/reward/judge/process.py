@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Self
 
-from tailrace.reward.errors import JudgeClosedError, JudgeError, WorkerDiedError
-from tailrace.reward.judge.child import JudgeChild
+from tailrace.reward.errors import JudgeClosedError, JudgeError, WorkerDiedError, WorkerTimeoutError
 from tailrace.reward.judge.config import JudgeConfig
 from tailrace.reward.judge.items import JudgeItem, Judgement, Unjudged
+from tailrace.reward.process import WorkerProcess
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class JudgeProcess:
     def __init__(self, config: JudgeConfig, *, start_timeout_s: float = 600.0) -> None:
         self._config = config
         self._start_timeout_s = start_timeout_s
-        self._child: JudgeChild | None = None
+        self._child: WorkerProcess | None = None
         self._waiting: deque[_Asked] = deque()
         self._asked: list[_Asked] = []
         self._worker: asyncio.Task[None] | None = None
@@ -141,15 +142,15 @@ class JudgeProcess:
             self._settle_all(Unjudged(f"the judge's client failed: {error!r}", permanent=False))
             raise
 
-    async def _running(self) -> JudgeChild:
+    async def _running(self) -> WorkerProcess:
         async with self._starting:
             if self._child is None:
-                self._child = await JudgeChild.start(self._config, self._start_timeout_s)
+                self._child = await _started(self._config, self._start_timeout_s)
             return self._child
 
-    async def _judge(self, child: JudgeChild) -> None:
+    async def _judge(self, child: WorkerProcess) -> None:
         now = asyncio.get_running_loop().time
-        answer = asyncio.create_task(child.ask([each.item for each in self._asked]))
+        answer = asyncio.create_task(_scores(child, [each.item for each in self._asked]))
         last = max(each.deadline for each in self._asked)
         try:
             while not answer.done() and now() < last:
@@ -176,10 +177,40 @@ class JudgeProcess:
     async def _end_child(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            await child.kill()
+            await child.stop()  # its memory is free then
 
     def _settle_all(self, outcome: Unjudged) -> None:
         for each in (*self._asked, *self._waiting):
             each.settle(outcome)
         self._asked = []
         self._waiting.clear()
+
+
+async def _started(config: JudgeConfig, timeout_s: float) -> WorkerProcess:
+    """A process with the judge loaded in it.
+
+    Raises:
+        JudgeError: it says that this judge cannot be made.
+        WorkerDiedError: it ended, or did not finish within `timeout_s`.
+    """
+    process = WorkerProcess([sys.executable, "-m", "tailrace.reward.judge.worker"])
+    try:
+        found = await process.ask({"judge": config.to_json()}, timeout_s, "loading the judge")
+    except WorkerTimeoutError as error:
+        raise WorkerDiedError(str(error)) from None
+    if "error" in found:
+        await process.stop()
+        raise JudgeError(found["error"])
+    return process
+
+
+async def _scores(process: WorkerProcess, items: Sequence[JudgeItem]) -> list[Judgement]:
+    """One outcome for each item. Takes as long as it takes; the caller has the deadline, and cancelling kills the process.
+
+    Raises:
+        WorkerDiedError: the process ended, or failed and is of no more use: a device that failed once fails on.
+    """
+    found = await process.ask({"items": [asdict(item) for item in items]}, None, "the judge")
+    if "error" in found:
+        raise WorkerDiedError(f"the judge failed: {found['error']}")
+    return [Unjudged(**said) if isinstance(said, dict) else float(said) for said in found["outcomes"]]
