@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.reward import ScoreItem, Scorer, ScoringError, ScoringFailure, ScoringResult
-from tailrace.reward.verifiers import cpu_budget_s, exact, numeric
+from tailrace.reward.verifiers import cpu_budget_s, exact, numeric, unmatched
 from tailrace.reward.verifiers.math import math
 
 PAIRS = [json.loads(line) for line in (Path(__file__).parent / "math_pairs.jsonl").read_text("utf-8").splitlines()]
@@ -51,6 +51,20 @@ def test_every_pair_of_the_corpus_is_judged_rightly_but_for_the_known_misses():
     known = [pair for pair in PAIRS if pair.get("known_miss")]
     assert wrong == {(pair["reference"], pair["response"]) for pair in known}
     assert all(pair["right"] for pair in known), "a known miss is a right answer that earns nothing, never the reverse"
+
+
+def test_no_answer_that_can_be_matched_is_said_to_be_matched_by_none():
+    matrix = (
+        r"\begin{pmatrix}"
+        + r" \\ ".join(" & ".join(map(str, range(row, row + 5))) for row in range(5))
+        + r"\end{pmatrix}"
+    )
+    long = (matrix, ", ".join(map(str, range(40))), " + ".join(f"{n} x^{n}" for n in range(2, 20)))
+    for reference in long:
+        assert math(said(reference.replace(" & ", "&").replace(", ", ",").replace(" + ", "+")), reference, {}) == 1.0
+    matched = [pair["reference"] for pair in PAIRS if pair["right"] and not pair.get("known_miss")]
+    assert {unmatched("math", reference) for reference in (*long, *matched)} == {""}
+    assert "30 words" in unmatched("math", "It is so. " * 10)
 
 
 def test_the_readme_says_how_each_verifier_judges_the_corpus():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from tailrace.reward.extraction import solution_answer, unboxed
@@ -10,6 +11,7 @@ from tailrace.reward.verifiers.notation import plain
 from tailrace.reward.verifiers.numeric import is_number
 
 _MAX_WORDS = 25  # of an answer in words; a worked solution has more
+_WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2,}")  # and no command of LaTeX: a matrix or a list has no words, however long
 
 
 def unmatched(verifier: str, answer: str) -> str:
@@ -22,7 +24,7 @@ def unmatched(verifier: str, answer: str) -> str:
         reference = unboxed(asked)
         if not plain(reference):
             return "it is empty"
-        words = len(reference.split())
+        words = len(_WORD.findall(reference))
         return f"it is a text of {words} words, which only the same words match" if words > _MAX_WORDS else ""
     if verifier == "numeric" and not is_number(asked):
         return f"it is {asked[:40]!r} and no number" if asked.strip() else "it is empty"
