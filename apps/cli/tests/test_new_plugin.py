@@ -1,13 +1,17 @@
 """``tailrace new-plugin``: for every axis a package that installs, passes its own tests and is fuzzed by its name."""
 
+import ast
+import inspect
 import os
 import shutil
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
+from tailrace import contracts as c
 from tailrace.cli.main import main
 from tailrace.cli.new_plugin import ABOUT
 from tailrace.pipeline.spec import AXES
@@ -50,6 +54,29 @@ def ran(*arguments, env):
 
 def test_every_axis_has_a_template():
     assert set(ABOUT) == set(AXES)
+
+
+@pytest.mark.parametrize(
+    ("axis", "protocol"),
+    [
+        ("admission", c.AdmissionPolicy), ("batching", c.BatchingPolicy), ("routing", c.RoutingPolicy), ("sync", c.SyncPolicy),
+        ("relocation", c.RelocationPolicy), ("training", c.TrainingPolicy), ("provisioning", c.ProvisioningPolicy),
+        ("recovery", c.RecoveryPolicy),
+    ],
+)  # fmt: skip
+def test_a_template_names_arguments_as_its_protocol_does(axis, protocol):
+    """Type checkers take another name for another method, and readers for another meaning."""
+    tree = ast.parse((files("tailrace.cli") / "plugin_project" / f"{axis}.py.txt").read_text())
+    (policy,) = [each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "MyPolicy"]
+    written = {
+        each.name: [one.arg for one in each.args.args] for each in policy.body if isinstance(each, ast.FunctionDef)
+    }
+    wanted = {
+        name: each for name, each in vars(protocol).items() if inspect.isfunction(each) and not name.startswith("_")
+    }
+    assert wanted
+    for name, method in wanted.items():
+        assert written[name] == list(inspect.signature(method).parameters), name
 
 
 @pytest.mark.skipif(UV is None, reason="needs uv to build and install a package")
