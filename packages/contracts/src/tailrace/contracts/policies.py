@@ -362,7 +362,7 @@ class RecoveryPolicy(Protocol):
 
     @property
     def window_s(self) -> float:
-        """Seconds after which a failure no longer counts: above 0 and finite."""
+        """Seconds after which a failure no longer counts for its role and its machine: above 0 and finite."""
         ...
 
     def on_down(self, failure: Failure) -> RecoveryAction:

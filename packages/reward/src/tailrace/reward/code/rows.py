@@ -190,13 +190,14 @@ _STATEMENT = re.compile(
 )
 _ASSIGNMENT = re.compile(r"\w+\s*=[^=]")
 _OUTPUT = re.compile(r"\b(?:print|stdout|write)\b")
+_INPUT = re.compile(r"\b(?:input|stdin|fileinput)\b|\b(?:open|read)\(\s*0\s*[,)]")
 
 
 def program_in(response: str, entry_point: str | None = None) -> str:
     """The program of a response: a complete fenced block, else its answer tag, else the whole response.
 
     Of several blocks the last one counts that can be the program: one that defines the entry point, or without one, one that
-    prints.
+    prints, and reads its input too if one does.
     A sample of the output after it is none, nor is a block in another language. What stands before ``</think>`` counts only if
     there is no block behind it.
 
@@ -225,7 +226,9 @@ def _rank(block: _Block, entry_point: str | None) -> int:
         if any(map(defines.match, lines)):
             return 5
     if any(map(_STATEMENT.match, lines)):
-        return 4 if entry_point is None and _OUTPUT.search(block.text) else 3
+        if entry_point is not None or not _OUTPUT.search(block.text):
+            return 3
+        return 5 if _INPUT.search(block.text) else 4
     return 2 if python or any(map(_ASSIGNMENT.match, lines)) else 1
 
 
