@@ -289,7 +289,7 @@ MUTANTS = {
     "work on devices that are lent": Mutant(_work_on_devices_that_are_lent, (SHARED,)),
     "a late route that begins what was dropped": Mutant(_a_late_route_that_begins_what_was_dropped, (ONCE,)),
     "a group streamed twice": Mutant(_a_group_streamed_twice, (ONCE,)),
-    "a step beside a cell at work": Mutant(_a_step_beside_a_cell_at_work, (ONCE,)),
+    "a step beside a cell at work": Mutant(_a_step_beside_a_cell_at_work, (ONCE, CRASHED)),
     "a gate that admits without checking": Mutant(_a_gate_that_admits_without_checking, (BOUND,)),
     "planning that forgets what it planned": Mutant(_planning_that_forgets_what_it_planned, (CRASHED, PROGRESS)),
     "serving what arrived damaged": Mutant(_serving_what_arrived_damaged, (WEIGHTS,)),

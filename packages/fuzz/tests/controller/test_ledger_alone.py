@@ -1,4 +1,4 @@
-"""Nobody but the ledger changes a trajectory, a group or a count: every write in random worlds comes from its files."""
+"""Nobody but the ledger changes a trajectory, a group or a count, and nobody but the trainer's state that: in random worlds."""
 
 import ast
 import sys
@@ -9,9 +9,10 @@ from worlds import play, seeds, world
 
 from tailrace.pipeline.controller import ledger as ledger_module
 from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.controller.trajectories import Counts, GroupState, TrajectoryState
 
-OWN = {"ledger.py", "trajectories.py"}
+OWN = {"ledger.py", "trajectories.py", "trainer_state.py"}
 OF_THE_FLEET = {"home", "since"}  # where a trajectory's keys and values are
 CHANGES = {"add", "append", "clear", "extend", "pop", "popitem", "remove", "setdefault", "update"}
 
@@ -20,7 +21,7 @@ CHANGES = {"add", "append", "clear", "extend", "pop", "popitem", "remove", "setd
 def writers(monkeypatch):
     """Who wrote what elsewhere than in the ledger's files, while the test runs."""
     found = set()
-    for kind in (TrajectoryState, GroupState, Counts, Ledger):
+    for kind in (TrajectoryState, GroupState, Counts, Ledger, TrainerState):
 
         def checked(self, name, value, kind=kind):
             code = sys._getframe(1).f_code
@@ -33,7 +34,7 @@ def writers(monkeypatch):
     return found
 
 
-def test_every_write_in_random_worlds_is_the_ledgers(writers):
+def test_every_write_in_random_worlds_is_the_owners(writers):
     for seed in seeds(15):
         play(seed, world(seed), gives_up=True)
         assert not writers, f"seed {seed}: {sorted(writers)}"

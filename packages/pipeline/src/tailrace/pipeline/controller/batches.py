@@ -23,7 +23,6 @@ from tailrace import contracts as c
 from tailrace.pipeline.controller.plugin_faults import answered, chosen
 from tailrace.pipeline.controller.rounds import Rounds
 from tailrace.pipeline.controller.state import State
-from tailrace.pipeline.errors import ControllerError
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +93,6 @@ class Batches:
         """Reset after the trainer fell back to a checkpoint and admission was reset."""
         self._waits_at = None
 
-    def accumulated(self, event: c.Accumulated) -> None:
-        """Note that the trainer, or a cell of it, has trained on a part of a batch.
-
-        Raises:
-            ControllerError: it was given none of this version.
-        """
-        trainer = self._trainer
-        making = trainer.accumulating if event.cell is None else trainer.adding.get(event.cell)
-        if making != event.version:
-            where = "the trainer" if event.cell is None else f"its cell {event.cell}"
-            raise ControllerError(f"found Accumulated({event.version}) while {where} works on {making}")
-        if event.cell is None:
-            trainer.accumulating = None
-        else:
-            del trainer.adding[event.cell]
-
     def give(self) -> bool:
         """Give the trainer a batch or a part of one, if it may have it now. Returns whether it got one."""
         if self._at_once:
@@ -135,7 +118,7 @@ class Batches:
             )
         rest = [index for index in batch if index not in before]
         version = self._take(rest)
-        trainer.stepping = version
+        trainer.steps_on(version)
         self._rounds.consumed()
         parts = ([rest] if rest else []) if training.streams else _parts(training, rest)
         given, kind = tuple([self._names(part) for part in parts]), ledger.groups[batch[0]].kind
@@ -181,8 +164,8 @@ class Batches:
                 break
             part = list(_Picking((), self._state.spec.sampler).pick(sorted(self._candidates(free), key=_order), size))
             free, room = [index for index in free if index not in part], room - size
-            trainer.adding[cell] = version = self._take(part)
-            trainer.accumulated += part
+            version = self._take(part)
+            trainer.adds(version, part, cell)
             self._outbox.send(c.Accumulate, version=version, trajectories=self._names(part), update=False, cell=cell)
         return True
 
@@ -199,8 +182,7 @@ class Batches:
             return False
         part = list(_Picking((), self._state.spec.sampler).pick(sorted(self._candidates(free), key=_order), size))
         version = self._take(part)
-        trainer.accumulating, trainer.parts = version, trainer.parts + 1
-        trainer.accumulated += part
+        trainer.accumulates(version, part)
         self._outbox.send(c.Accumulate, version=version, trajectories=self._names(part))
         return True
 

@@ -42,7 +42,6 @@ from tailrace.pipeline.controller.state import State
 from tailrace.pipeline.controller.trajectories import GroupPhase
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.controller.weights import Weights
-from tailrace.pipeline.errors import ControllerError
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.repack import OnlineFit
 
@@ -227,7 +226,7 @@ class Controller:
         if member is None or not self.failures.came_up(member):
             return
         if event.role == TRAINER:
-            self.trainer.up = True
+            self.trainer.came_up()
             self.fall_back.to(self.trainer.first if event.version is None else event.version)
             self.weights.publish()
             if self.trainer.steps and self.trainer.durable < self.trainer.version:
@@ -258,7 +257,7 @@ class Controller:
         self.weights.was_saved(event.version)
 
     def _on_accumulated(self, event: c.Accumulated) -> None:
-        self.batches.accumulated(event)
+        self.trainer.part_ended(event.version, event.cell)
         self.detection.trained()
         self._check_measured(event)
 
@@ -273,10 +272,8 @@ class Controller:
 
     def _on_stepped(self, event: c.Stepped) -> None:
         trainer = self.trainer
-        if trainer.stepping != event.version:
-            raise ControllerError(f"found Stepped({event.version}) while the trainer makes {trainer.stepping}")
-        self._check_measured(event)
         trainer.stepped(event.version)
+        self._check_measured(event)
         self.failures.stepped(trainer.step - 1)
         self.provisioning.stepped(event.metrics.get("wall_s", 0.0))
         self.ledger.trained(event.version)
@@ -293,7 +290,7 @@ class Controller:
         self.owned.failure, self.finished, self.recovering = None, False, True
         if self.costs is not None:
             self.costs.times.before.clear()
-        self.trainer.steps = self.trainer.steps if event.steps is None else event.steps
+        self.trainer.goes_on_to(event.steps)
         for member in self.members.states.values():
             lost(self.owned, member)
         self.members.restarted()

@@ -57,8 +57,7 @@ class Responses:
         if state.destination is not None:
             self._state.unbind(state)
         if state.purpose is _TRAIN and state.version is not None:
-            lag, counts = self._trainer.version - state.version, self._trainer.staleness_at_completion
-            counts[lag] = counts.get(lag, 0) + 1
+            self._trainer.completed(state.version)
         self._scoring.next.append(state.id)
         if state.purpose is _TRAIN:
             self._provisioning.finished(state.tokens)

@@ -3,12 +3,17 @@
 If the trainer falls back to a checkpoint while anybody may have seen newer weights, it does not reuse their numbers: its
 weights are published under a new one. So a version that is seen always names one set of weights. Behind a fence nobody has seen
 what is undone: the trainer keeps the checkpoint's number, and what was generated with it is as fresh as before.
+
+Invariant: nobody else changes it. It works on one step, or one part of a batch, or adds gradients in different cells; what does
+not fit raises `ControllerError`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+from tailrace.pipeline.errors import ControllerError
 
 
 @dataclass(slots=True)
@@ -78,11 +83,75 @@ class TrainerState:
             return next(iter(self.adding.values()), None)
         return self.accumulating if self.stepping is None else self.stepping
 
+    # ---- work -----------------------------------------------------------------------------------------------------
+
+    def steps_on(self, version: int) -> None:
+        """Give it the batch that makes a version, or what is left of one.
+
+        Raises:
+            ControllerError: it is down, or works on something.
+        """
+        self._expect_idle(self.making)
+        self.stepping = version
+
+    def accumulates(self, version: int, groups: Sequence[int]) -> None:
+        """Give it a part of the batch that makes a version: it changes its weights with it.
+
+        Raises:
+            ControllerError: it is down, or works on something.
+        """
+        self._expect_idle(self.making)
+        self.accumulating, self.parts = version, self.parts + 1
+        self.accumulated += groups
+
+    def adds(self, version: int, groups: Sequence[int], cell: int) -> None:
+        """Have a cell of it add gradients of groups of the batch that makes a version.
+
+        Raises:
+            ControllerError: it is down, or steps, or the cell works on something.
+        """
+        self._expect_idle(self.adding.get(cell, self.stepping))
+        self.adding[cell] = version
+        self.accumulated += groups
+
+    def part_ended(self, version: int, cell: int | None) -> None:
+        """Note that it, or a cell of it, has trained on a part of a batch.
+
+        Raises:
+            ControllerError: it was given none of this version.
+        """
+        making = self.accumulating if cell is None else self.adding.get(cell)
+        if making != version:
+            where = "the trainer" if cell is None else f"its cell {cell}"
+            raise ControllerError(f"found Accumulated({version}) while {where} works on {making}")
+        if cell is None:
+            self.accumulating = None
+        else:
+            del self.adding[cell]
+
+    def _expect_idle(self, making: int | None) -> None:
+        if not self.up or making is not None:
+            found = "is down" if not self.up else f"works on version {making}"
+            raise ControllerError(f"the trainer {found}, expected one that is up and free")
+
+    def completed(self, version: int) -> None:
+        """Count a trajectory of a version that is complete now, by its staleness."""
+        lag = self.version - version
+        self.staleness_at_completion[lag] = self.staleness_at_completion.get(lag, 0) + 1
+
     def consumed(self, version: int, staleness: dict[int, int]) -> None:
         """Count the trajectories that are trained on for a version, by staleness."""
         counts = self.consumed_staleness.setdefault(version, {})
         for lag, count in staleness.items():
             counts[lag] = counts.get(lag, 0) + count
+
+    def came_up(self) -> None:
+        """Note that it is up. What it has is for `fall_back` to say."""
+        self.up = True
+
+    def goes_on_to(self, steps: int | None) -> None:
+        """Set the number of batches that a resumed run trains on; None keeps it."""
+        self.steps = self.steps if steps is None else steps
 
     def went_down(self) -> None:
         """Note that the trainer is gone. Its batch stays consumed until it falls back."""
@@ -90,7 +159,13 @@ class TrainerState:
         self.adding = {}
 
     def stepped(self, version: int) -> None:
-        """Note that the step that made a version is done."""
+        """Note that the step that made a version is done.
+
+        Raises:
+            ControllerError: it was given none of this version.
+        """
+        if self.stepping != version:
+            raise ControllerError(f"found Stepped({version}) while the trainer makes {self.stepping}")
         self.version, self.stepping = version, None
         self.accumulated, self.parts = [], 0
         self.step += 1
@@ -104,6 +179,33 @@ class TrainerState:
             for lag, count in batch.items() if version in self.batches else ():
                 counts[lag] = counts.get(lag, 0) + count
         return counts
+
+    # ---- versions that others may see -----------------------------------------------------------------------------
+
+    def hands_over(self, fence: bool) -> tuple[int, bool]:
+        """Hand its weights over for publication. Returns their version, and whether it is sealed.
+
+        Args:
+            fence: whether one is sealed that could not be had again if the trainer died.
+        """
+        version = self.publishing if self.staged and self.making is not None else self.version
+        self.publishing, self.staged = max(self.publishing, version), True
+        sealed = fence and not self.is_safe(version)
+        if not sealed:
+            self.shown = max(self.shown, version)
+        return version, sealed
+
+    def reveals(self, version: int) -> bool:
+        """Reveal a version whose checkpoint is durable, if it was handed over sealed. Returns whether it was."""
+        if not self.staged or not self.published < version <= self.publishing:
+            return False
+        self.shown = max(self.shown, version)
+        return True
+
+    def was_published(self, version: int) -> None:
+        """Note that a version may be pulled."""
+        self.published_before_durable += version > self.published and not self.is_safe(version)
+        self.published = max(self.published, version)
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 

@@ -35,10 +35,7 @@ class Weights:
         """
         trainer, relays = self._trainer, self._members.relays()
         if trainer.up and (relays or trainer.staged):
-            version = trainer.publishing if trainer.staged and trainer.making is not None else trainer.version
-            trainer.publishing, trainer.staged = max(trainer.publishing, version), True
-            sealed = self._state.spec.fence and not trainer.is_safe(version)
-            trainer.shown = trainer.shown if sealed else max(trainer.shown, version)
+            version, sealed = trainer.hands_over(self._state.spec.fence)
             self._outbox.send(c.Publish, version=version, relays=relays, sites=self._members.sites(), sealed=sealed)
 
     def checkpoint(self) -> None:
@@ -48,16 +45,12 @@ class Weights:
 
     def was_saved(self, version: int) -> None:
         """Reveal a version that was handed over sealed."""
-        trainer = self._trainer
-        if self._state.spec.fence and trainer.staged and trainer.published < version <= trainer.publishing:
-            trainer.shown = max(trainer.shown, version)
+        if self._state.spec.fence and self._trainer.reveals(version):
             self._outbox.send(c.Reveal, version=version)
 
     def was_published(self, event: c.Published) -> None:
         """Note that a version may be pulled; this counts as work of the relays that are up."""
-        trainer = self._trainer
-        trainer.published_before_durable += event.version > trainer.published and not trainer.is_safe(event.version)
-        trainer.published = max(trainer.published, event.version)
+        self._trainer.was_published(event.version)
         for relay in self._members.of(RELAY):
             if relay.health is c.Health.UP:
                 relay.worked()
