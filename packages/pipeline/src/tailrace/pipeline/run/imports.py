@@ -7,11 +7,13 @@ starts. The run's processes then keep bytecode in Tailrace's own cache directory
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import DEVNULL
 from types import TracebackType
+
+from tailrace.processes import Child
 
 HEAVY = ("torch", "transformers", "ray", "reasoning_gym", "vllm.v1.engine.llm_engine")
 
@@ -31,8 +33,7 @@ class ImportsAhead:
 
     def __init__(self, modules: Sequence[str] = HEAVY) -> None:
         lines = [f"try:\n    import {module}\nexcept ImportError:\n    pass" for module in modules]
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self._process = subprocess.Popen([sys.executable, "-c", "\n".join(lines)], **quiet)  # type: ignore[call-overload]  # noqa: S603 - our own lines
+        self._child = Child([sys.executable, "-c", "\n".join(lines)], stdout=DEVNULL, stderr=DEVNULL)
 
     def __enter__(self) -> ImportsAhead:
         return self
@@ -40,5 +41,4 @@ class ImportsAhead:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._process.wait()
+        self._child.kill()
