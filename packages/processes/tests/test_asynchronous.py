@@ -76,6 +76,18 @@ def test_why_it_ended_is_known():
     talk("raise ValueError('five')", conversation)
 
 
+def test_what_has_ended_keeps_its_status():
+    async def run():
+        for _ in range(30):
+            child = await AsyncChild.start(["/bin/sh", "-c", "exit 3"])
+            with pytest.raises(ChildEndedError):
+                await child.receive()
+            child.kill()
+            assert await child.reap() == 3
+
+    asyncio.run(run())
+
+
 def test_what_a_flood_leaves_is_short(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 

@@ -138,7 +138,7 @@ class AsyncChild:
             return
         self._killed = True
         kill_group(self.pid)
-        self._process._transport.close()  # type: ignore[attr-defined]  # the pipes, whoever holds them besides
+        self._stdin.close()
         if self._trimming is not None:
             self._trimming.cancel()
         if self._said is not None:
@@ -153,6 +153,10 @@ class AsyncChild:
         while self.status is None and loop.time() < deadline:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        if (
+            self._killed and self.status is not None
+        ):  # before, it would look itself how the process ended, and asyncio would not know
+            self._process._transport.close()  # type: ignore[attr-defined]  # the pipes, whoever holds them besides
         return self.status
 
     async def end(self, grace_s: float) -> int | None:
