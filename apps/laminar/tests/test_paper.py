@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,8 @@ from tailrace.pipeline.config.models import RunConfig
 CONFIGS = Path(__file__).parents[3] / "configs" / "fleet"
 
 
-def _small(probe: str = "usual", **settings: object) -> Point:
-    size = {
+def _small(probe: str = "usual", **settings: Any) -> Point:
+    size: dict[str, Any] = {
         "pipeline__steps": 3,
         "pipeline__prompts_per_step": 16,
         "pipeline__prompts_per_replica": 4,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tailrace.fleetsim.reproduce import reproduce
 from tailrace.fleetsim.reproduce.lab import Lab
@@ -22,9 +23,9 @@ def test_its_tables_belong_together() -> None:
 
 
 def test_a_fault_costs_a_task_more_than_a_trainer_and_nothing_is_lost() -> None:
-    small = {"pipeline__steps": 3, "pipeline__prompts_per_step": 16, "fleet__warm_up": 0}
+    small: dict[str, Any] = {"pipeline__steps": 3, "pipeline__prompts_per_step": 16, "fleet__warm_up": 0}
     systems_of = {"ours": robustrl, "theirs": byterobust, "free": fault_free}
-    struck = {"faults": ("trainer@step2",)}
+    struck: dict[str, Any] = {"faults": ("trainer@step2",)}
     points = {
         name: of("8b-math", "async", quick=True).over(**small, **({} if name == "free" else struck))
         for name, of in systems_of.items()

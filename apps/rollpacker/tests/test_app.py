@@ -54,8 +54,8 @@ def test_the_quick_start_is_on_policy_and_waits_for_all_replicas():
     assert type(spec.batching).__name__ == "TailBatching"
     assert type(spec.relocation).__name__ == "NoRelocation"
     assert type(spec.recovery).__name__ == "Isolate"
-    assert spec.batching.shares == config.task.shares == (2.0, 1.0)
-    launched = spec.batching.rounds().open(lambda count: range(count))
+    assert spec.batching.shares == config.task.shares == (2.0, 1.0)  # type: ignore[attr-defined]
+    launched = spec.batching.rounds().open(lambda count: range(count))  # type: ignore[attr-defined]
     assert len(launched.prompts) * launched.samples <= config.rollout.replicas * spec.replica_batch, (
         "all of a round race"
     )

@@ -42,7 +42,7 @@ def test_the_quick_start_is_one_step_apart_with_a_ranker_and_without_a_barrier()
         "training": "DynamicBatch",
     }
     assert spec.admission.gate(spec.batch_groups).bound == 1
-    assert spec.admission.batchwise
+    assert spec.admission.batchwise  # type: ignore[attr-defined]
     assert spec.ranker
     assert config.ranker.method == "lexical"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_across_datacenters_h20_generate_and_the_weights_cross_once() -> None:
     assert 1.5 < pool.weights.broadcast_s < 2.5  # 15.2 GB over 10 GB/s, and a chain through four machines
 
 
-def _small(at: Point, **settings: object) -> Point:
+def _small(at: Point, **settings: Any) -> Point:
     return at.over(pipeline__steps=5, fleet__warm_up=1, pipeline__prompts_per_step=64, **settings)
 
 

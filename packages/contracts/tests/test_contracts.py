@@ -140,7 +140,7 @@ def test_each_command_that_changes_what_happens_to_something_says_why():
 @pytest.mark.parametrize("why", c.Why)
 def test_every_reason_survives_in_every_command(why):
     reason = c.Reason(why, "r7", {"version": 3, "least": 0.25})
-    commands = [
+    commands: list[c.Command] = [
         c.Route(1, "r0", (c.TrajectoryRef("a", 0, 0), c.TrajectoryRef("b", 0, 1)), reasons=(reason, c.CHOSEN)),
         c.Interrupt(2, "r0", ("a",), reason=reason),
         c.Abort(3, ("a",), ("r0",), reason),

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -122,7 +122,7 @@ def test_the_batching_suite_finds(policy, words):
 
 @dataclass
 class Parts:
-    split: object
+    split: Any
     streams: bool = False
 
 
@@ -204,18 +204,18 @@ def changes_the_view(view):
         (lambda view: [c.StartReplica()], "still wants"),
         (lambda view: [c.StartReplica()] if not replicas(view) else [c.StopReplica("trainer-0")], "no replica of"),
         (
-            lambda view: [c.StartReplica(), c.StartReplica()][len(replicas(view)) :] or [c.StopReplica("0")],
+            lambda view: [c.StartReplica(), c.StartReplica()][len(replicas(view)) :] or [c.StopReplica("0")],  # type: ignore[list-item]
             "no replica of",
         ),
         (
             lambda view: (
                 [c.StopReplica(stopping[0].id)]
                 if (stopping := replicas(view, c.Health.STOPPING))
-                else [c.StopReplica(member.id) for member in replicas(view)[:1]] or [c.StartReplica(), c.StartReplica()]
+                else [c.StopReplica(member.id) for member in replicas(view)[:1]] or [c.StartReplica(), c.StartReplica()]  # type: ignore[list-item]
             ),
             "which is stopping",
         ),
-        (lambda view: [c.StopReplica(member.id) for member in replicas(view, c.Health.UP)] or [c.StartReplica()], ""),
+        (lambda view: [c.StopReplica(member.id) for member in replicas(view, c.Health.UP)] or [c.StartReplica()], ""),  # type: ignore[list-item]
         (lambda view: [1] if not replicas(view) else [], "expected a start, a stop, a resize, a loan or a return"),
         (changes_the_view, "the view was changed"),
         (
@@ -274,7 +274,7 @@ def test_the_provisioning_suite_finds_a_change_of_what_is_lent(change, words):
     ("reason", "words"),
     [
         ("because", "expected a Reason"),
-        (c.Reason("chosen"), "member of Why"),
+        (c.Reason("chosen"), "member of Why"),  # type: ignore[arg-type]
         (c.Reason(c.Why.BEHIND), "expected ['version']"),
         (c.Reason(c.Why.BEHIND, numbers={"version": 3, "least": 1}), "expected ['version']"),
         (c.Reason(c.Why.BEHIND, "r0", {"version": 3}), "names somebody"),
@@ -282,7 +282,7 @@ def test_the_provisioning_suite_finds_a_change_of_what_is_lent(change, words):
         (c.Reason(c.Why.CHOSEN, numbers={"gain": 1.0}), "expected ['gain', 'least']"),
         (c.Reason(c.Why.POLICY, numbers={"x": float("nan")}), "x=nan"),
         (c.Reason(c.Why.POLICY, numbers={"x": True}), "x=True"),
-        (c.Reason(c.Why.POLICY, numbers={1: 2.0}), "a number 1"),
+        (c.Reason(c.Why.POLICY, numbers={1: 2.0}), "a number 1"),  # type: ignore[dict-item]
     ],
 )
 def test_reasons_that_do_not_say_what_their_kind_promises(reason, words):

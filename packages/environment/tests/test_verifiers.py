@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,7 @@ def options(theirs, renderer):
 
 def opened(theirs, renderer):
     python = str(theirs / "theirs" / "bin" / "python")
-    settings = {"python": python, "start_s": 240, "call_s": 240, "sessions": 4}
+    settings: dict[str, Any] = {"python": python, "start_s": 240, "call_s": 240, "sessions": 4}
     return EnvironmentPool("verifiers", options(theirs, renderer), **settings)
 
 

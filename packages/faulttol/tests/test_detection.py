@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -188,9 +189,9 @@ def test_who_is_suspected_stays_suspected_as_it_gets_older(policy, seed, more_s)
 class Broken:
     """A policy that keeps the contract but for what a test replaces."""
 
-    suspect: object = lambda policy, signs: RoleAware().suspects(signs)
+    suspect: Any = lambda policy, signs: RoleAware().suspects(signs)
     look_s: float = 5.0
-    within: object = RoleAware().within_s
+    within: Any = RoleAware().within_s
     memory: list = field(default_factory=list)
 
     def suspects(self, signs):

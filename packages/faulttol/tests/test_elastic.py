@@ -36,7 +36,8 @@ class Actors:
 class Probed(ElasticGroup):
     """A group whose liveness is scripted: `dead` and `mute` hold ids."""
 
-    dead, mute = (), ()
+    dead: tuple[str, ...] = ()
+    mute: tuple[str, ...] = ()
 
     def probe(self, timeout_s=1.0):
         dead = {id_: "it was killed" for id_ in self.dead if id_ in self.members}

@@ -23,7 +23,6 @@ from tailrace.faulttol.machine_checks import (
     arithmetic,
     check_machine,
     memory,
-    runner,
 )
 
 SMALL = (Arithmetic(repeats=1), Disk(1 << 20, 0), Memory(1 << 20, 0), Loopback(1 << 20, 1.0))
@@ -52,7 +51,7 @@ def test_a_check_that_hangs_finds_the_machine_unfit(tmp_path, monkeypatch):
     hanging = tmp_path / "python"
     hanging.write_text("#!/bin/sh\nexec sleep 600\n")
     hanging.chmod(0o755)
-    monkeypatch.setattr(runner.sys, "executable", str(hanging))
+    monkeypatch.setattr(sys, "executable", str(hanging))
     (finding,) = check_machine(tmp_path, ["disk"], timeout_s=0.5)
     assert not finding.fit
     assert "did not end" in finding.found
@@ -62,7 +61,7 @@ def test_a_check_that_dies_finds_the_machine_unfit(tmp_path, monkeypatch):
     dying = tmp_path / "python"
     dying.write_text("#!/bin/sh\necho 'Bus error' >&2\nkill -BUS $$\n")
     dying.chmod(0o755)
-    monkeypatch.setattr(runner.sys, "executable", str(dying))
+    monkeypatch.setattr(sys, "executable", str(dying))
     (finding,) = check_machine(tmp_path, ["disk"])
     assert not finding.fit
     assert "Bus error" in finding.found

@@ -1,6 +1,7 @@
 """Recovery policies: their contract, and when each gives up."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -48,7 +49,7 @@ def test_contract(policy, seed):
 class Broken:
     """A policy that keeps the contract but for what a test replaces."""
 
-    down: object = lambda policy, failure: FAIL
+    down: Any = lambda policy, failure: FAIL
     window_s: float = 60.0
     memory: list = field(default_factory=list)
 

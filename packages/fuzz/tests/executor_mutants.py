@@ -50,7 +50,7 @@ def _up_inside_the_loop_over_commands(patch):
     spawn = Membership._spawn
 
     def at_once(membership, command, version):
-        spawn(membership, command, version)
+        spawn(membership, command, version)  # type: ignore[call-arg]
         membership._tell(c.Up(command.role, command.id, answers=command.seq))
         executor = membership._tell.__self__
         executor._deliver(executor.now())

@@ -218,7 +218,7 @@ def _a_deferred_prompt_that_is_done(patch):
 
 def _work_on_devices_that_are_lent(patch):
     """A replica is given work whoever has its devices."""
-    serves = ReplicaState.serves.fget
+    serves = ReplicaState.serves.fget  # type: ignore[attr-defined]
 
     def still(replica):
         lent, replica.lent = replica.lent, False

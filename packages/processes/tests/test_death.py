@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from tailrace.processes import Child, ProcessId
 
 from .children import DEADLINE_S, gone, python, wait_until
 
-PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+PIPES: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has PR_SET_PDEATHSIG")
 # Starts the program that it is given, says its id once it is ready, and sleeps; stdin of the child is a pipe that it holds.
 PARENT = """

@@ -80,7 +80,11 @@ def test_two_datacenters_worked_by_hand():
     [
         (lambda: allocate(1, float, float), LoadError, "devices=1, expected a whole number of at least 2"),
         (lambda: allocate(4, lambda _: INF, float), NothingFitsError, "no way to share 4 devices"),
-        (lambda: allocate(4, {}.__getitem__, float), UnmeasuredError, "no generate_s for 1 devices .*KeyError"),
+        (
+            lambda: allocate(4, dict[int, float]().__getitem__, float),
+            UnmeasuredError,
+            "no generate_s for 1 devices .*KeyError",
+        ),
         (lambda: allocate(4, float, lambda _: math.nan), UnmeasuredError, "nan as train_s for 1 devices"),
         (lambda: allocate(4, float, lambda _: -1), UnmeasuredError, r"train_s\(1\)=-1.0, expected"),
         (lambda: allocate(4, float, float, iteration_s=lambda *_: math.nan), UnmeasuredError, "=nan, expected seconds"),

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from tailrace.contracts.testing.provisioning import check_provisioning_policy
 from tailrace.repack import Balanced, LoadError, ThroughputModel, batch_time_s
 from tailrace.repack.testing.streamrl_reference import batch_time_slowly
 
-COSTS = {"k1": 1e-5, "k2": 2e-2, "k3": 2e-3, "k4": 5e-3}
+COSTS: dict[str, Any] = {"k1": 1e-5, "k2": 2e-2, "k3": 2e-3, "k4": 5e-3}
 ALONE_S = 60.0  # generation of one replica
 
 
@@ -131,7 +132,7 @@ def test_it_is_the_reference(records, replicas, patience, cooldown, devices):
 )
 def test_a_change_is_predicted_to_narrow_the_gap_and_never_to_lengthen_an_iteration(times, replicas, lengths):
     policy = Balanced(count=1, devices=9, **COSTS)
-    rows = [iteration(number, *seconds, replicas, len(lengths)) for number, seconds in enumerate(times)]
+    rows = [iteration(number, *seconds, replicas, len(lengths)) for number, seconds in enumerate(times)]  # type: ignore[call-arg]
     (by, *reason) = decided(policy, rows, replicas, lengths)
     if not by:
         return
@@ -238,7 +239,7 @@ def test_devices_and_the_fewest_are_kept():
 
 def test_it_starts_as_many_as_are_asked_for_or_as_a_profile_says():
     assert [type(one) for one in Balanced(count=3).plan(view(replicas=0))] == [c.StartReplica] * 3
-    known = {"lengths": (400,) * 30 + (900,) * 2, "trajectories": 32, "slots": 16, **COSTS}
+    known: dict[str, Any] = {"lengths": (400,) * 30 + (900,) * 2, "trajectories": 32, "slots": 16, **COSTS}
     model = ThroughputModel(**COSTS)
     batch = known["lengths"]
     needed = {}
@@ -253,7 +254,7 @@ def test_it_starts_as_many_as_are_asked_for_or_as_a_profile_says():
 def test_it_starts_replicas_of_the_size_that_is_best_and_says_what_it_predicts():
     """The batch and the costs that are worked by hand in `test_parallelism.py`."""
     sizes = ((1, 0, 0.0, 0.0, 1.0, 1.0), (2, 0, 0.0, 0.0, 0.5, 1.0))
-    known = {"devices": 4, "lengths": (10, 10, 10, 40), "trajectories": 4, "replica_costs": sizes}
+    known: dict[str, Any] = {"devices": 4, "lengths": (10, 10, 10, 40), "trajectories": 4, "replica_costs": sizes}
     policy = Balanced(count=4, tp=1, training_times=((1, 130.0), (2, 66.0)), trainer_devices=2, **known)
     assert (policy.start, policy.spans, policy.most) == (2, 2, 2)
     first, second = policy.plan(view(replicas=0))

@@ -2,6 +2,7 @@
 
 import random
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -50,7 +51,7 @@ def test_the_fast_planner_equals_the_slow_one_on_large_fleets(seed):
         ReplicaLoad(f"r{index}", numbers.randrange(2), kv(), 1.0, count())
         for index in range(numbers.randrange(200, 500))
     ]
-    limit = {"kv_threshold": 0.99, "roofline_batch": 64, "headroom": numbers.choice([0.0, 0.1])}
+    limit: dict[str, Any] = {"kv_threshold": 0.99, "roofline_batch": 64, "headroom": numbers.choice([0.0, 0.1])}
     assert consolidate(fleet, **limit) == consolidate_slowly(fleet, **limit), f"seed {seed}"
 
 

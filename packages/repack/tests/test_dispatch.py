@@ -1,6 +1,7 @@
 """Skewness-aware dispatch: the split equals plain enumeration, nothing is lost, and each class is spread evenly."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -151,14 +152,19 @@ def test_the_sum_that_the_paper_has_lets_the_longer_class_wait():
     # 80 trajectories in the tail and 320 others on four replicas:
     # 2 for the tail: tail 0.050 * 1000 = 50, others 0.170 * 100 = 17, in all 67
     # 3 for the tail: tail 0.037 * 1000 = 37, others 0.330 * 100 = 33, in all 70, but both are done 13 s earlier
-    given = {"step_latency_s": lambda batch: 0.01 + 0.001 * batch, "max_batch": lambda _: 1000, "p50": 100, "p90": 1000}
+    given: dict[str, Any] = {
+        "step_latency_s": lambda batch: 0.01 + 0.001 * batch,
+        "max_batch": lambda _: 1000,
+        "p50": 100,
+        "p90": 1000,
+    }
     ours, paper = (plan_dispatch([100] * 400, 4, objective=objective, **given) for objective in ("max", "sum"))
     assert (ours.tail_replicas, ours.latency_s) == (3, pytest.approx(37))
     assert (paper.tail_replicas, paper.latency_s) == (2, pytest.approx(67))
 
 
 def test_more_trajectories_than_fit_take_several_rounds():
-    given = {"step_latency_s": lambda batch: 0.01, "max_batch": lambda _: 4, "p50": 10, "p90": 10}
+    given: dict[str, Any] = {"step_latency_s": lambda batch: 0.01, "max_batch": lambda _: 4, "p50": 10, "p90": 10}
     dispatch = plan_dispatch([10] * 20, 2, alpha=0.5, **given)
     assert dispatch.latency_s == pytest.approx(0.01 * 10 * 3)
 
@@ -176,7 +182,12 @@ def test_one_replica_runs_everything_longest_first():
     ("alpha", "count", "split"), [(0.0, 8, (0, 4)), (1.0, 8, (4, 0)), (0.2, 1, (1, 3)), (0.07, 100, (2, 2))]
 )
 def test_a_class_without_trajectories_takes_no_replica(alpha, count, split):
-    given = {"step_latency_s": lambda batch: 0.01 * batch, "max_batch": lambda _: 100, "p50": 10, "p90": 90}
+    given: dict[str, Any] = {
+        "step_latency_s": lambda batch: 0.01 * batch,
+        "max_batch": lambda _: 100,
+        "p50": 10,
+        "p90": 90,
+    }
     dispatch = plan_dispatch([10] * count, 4, alpha=alpha, **given)
     assert (dispatch.tail_replicas, dispatch.regular_replicas) == split
     # 0.07 of 100 are 7, although the product is 7.000000000000001
@@ -184,13 +195,19 @@ def test_a_class_without_trajectories_takes_no_replica(alpha, count, split):
 
 
 def test_equally_fast_splits_go_to_fewer_replicas_for_the_tail():
-    given = {"step_latency_s": lambda _: 0.01, "max_batch": lambda _: 100, "p50": 10, "p90": 90}
+    given: dict[str, Any] = {"step_latency_s": lambda _: 0.01, "max_batch": lambda _: 100, "p50": 10, "p90": 90}
     assert plan_dispatch([10] * 50, 8, **given).tail_replicas == 1
     assert plan_dispatch([10] * 50, 8, left_s=[0.1] * 8, **given).tail_replicas == 1
 
 
 def test_what_a_replica_still_has_to_do_counts():
-    given = {"step_latency_s": lambda batch: 0.01, "max_batch": lambda _: 8, "p50": 100, "p90": 100, "alpha": 0.25}
+    given: dict[str, Any] = {
+        "step_latency_s": lambda batch: 0.01,
+        "max_batch": lambda _: 8,
+        "p50": 100,
+        "p90": 100,
+        "alpha": 0.25,
+    }
     dispatch = plan_dispatch([100] * 32, 3, left_s=[0.0, 100.0, 0.0], **given)
     # Replica 1 is busy for a hundred rounds: the tail's 8 run on one of the others, and its 24 in three rounds on the other.
     by_replica = dict(zip(dispatch.replicas, dispatch.queues, strict=True))
@@ -200,13 +217,13 @@ def test_what_a_replica_still_has_to_do_counts():
 
 def test_the_tail_runs_where_a_lone_trajectory_decodes_fastest():
     slow, fast = (lambda batch: 0.02 + 0.0001 * batch), (lambda batch: 0.01 + 0.002 * batch)
-    given = {"max_batch": lambda _: 64, "p50": 10, "p90": 100, "alpha": 0.01}
+    given: dict[str, Any] = {"max_batch": lambda _: 64, "p50": 10, "p90": 100, "alpha": 0.01}
     dispatch = plan_dispatch([*[10] * 99, 100], 3, step_latency_s=[slow, fast, slow], **given)
     assert (dispatch.tail_replicas, dispatch.replicas) == (1, (1, 0, 2))
     assert dispatch.queues[0] == (99,)
 
 
-GOOD = {"step_latency_s": lambda batch: 0.01, "max_batch": lambda length: 8, "p50": 10, "p90": 20}
+GOOD: dict[str, Any] = {"step_latency_s": lambda batch: 0.01, "max_batch": lambda length: 8, "p50": 10, "p90": 20}
 MEASURED = {1: 0.01, 2: 0.011}
 
 

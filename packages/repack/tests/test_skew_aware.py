@@ -4,6 +4,7 @@ import dataclasses
 import math
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +26,7 @@ from tailrace.repack.testing import SlotAdmission, check_routing_policy, random_
 from tailrace.repack.testing.streamrl_reference import split_slowly
 
 # A step takes 10 ms and 0.4 ms for each trajectory; the KV cache costs nothing.
-COST = {"k1": 0.0, "k2": 0.0, "k3": 4e-4, "k4": 0.01}
+COST: dict[str, Any] = {"k1": 0.0, "k2": 0.0, "k3": 4e-4, "k4": 0.01}
 POLICY = SkewAware(**COST)
 
 
@@ -429,4 +430,4 @@ def test_the_sum_is_another_objective_than_the_larger():
         found.add(splits[0] == splits[1])
     assert found == {True, False}
     with pytest.raises(LoadError, match="found objective='mean', expected one of max, sum"):
-        dataclasses.replace(POLICY, objective="mean")
+        dataclasses.replace(POLICY, objective="mean")  # type: ignore[arg-type]

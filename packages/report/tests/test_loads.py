@@ -47,7 +47,7 @@ def snapshot(replica, running, waiting=0):
 def test_what_comes_and_goes_between_snapshots_runs():
     """A snapshot before the route says that nothing runs, and one behind the end says so too."""
     fleet = Fleet("r0")
-    loads = Loads(fleet)
+    loads = Loads(fleet)  # type: ignore[arg-type]
     loads.watch(["r0"], ["r0"])
     hear(loads, 0, snapshot("r0", 0))
     fleet.holds("r0", 4)
@@ -66,7 +66,7 @@ def test_what_comes_and_goes_between_snapshots_runs():
 def test_what_queues_in_an_engine_does_not_run():
     """One snapshot's queue may be of the moment at which the engine took its work over."""
     fleet = Fleet("r0")
-    loads = Loads(fleet)
+    loads = Loads(fleet)  # type: ignore[arg-type]
     loads.watch(["r0"], ["r0"])
     fleet.holds("r0", 10)
     hear(loads, 0, route("r0"))
@@ -79,7 +79,7 @@ def test_what_queues_in_an_engine_does_not_run():
 
 def test_one_that_joins_has_a_row_and_one_that_is_down_runs_nothing():
     fleet = Fleet("r0")
-    loads = Loads(fleet)
+    loads = Loads(fleet)  # type: ignore[arg-type]
     loads.watch(["r0"], ["r0"])
     fleet.holds("r0", 4)
     hear(loads, 0, route("r0"), snapshot("r0", 4))
@@ -103,7 +103,7 @@ def test_one_that_joins_has_a_row_and_one_that_is_down_runs_nothing():
 
 
 def test_where_only_some_are_watched_a_later_one_is_counted():
-    loads = Loads(Fleet("r0", "r1"))
+    loads = Loads(Fleet("r0", "r1"))  # type: ignore[arg-type]
     loads.watch(["r0"], ["r0", "r1"])
     hear(loads, 1, c.Start(1, "replica", "r1"), c.Start(2, "replica", "r2"), snapshot("r2", 3), c.Tick())
     assert (loads.replicas, loads.of) == (("r0",), 3)

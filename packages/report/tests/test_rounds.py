@@ -94,7 +94,7 @@ def test_lent_devices_are_on_the_timeline():
         (7.0, [c.Down("replica", "r0", "killed")], []),
     ]
     for now, events, commands in instants:
-        folds.observe(now, events, commands)
+        folds.observe(now, events, commands)  # type: ignore[arg-type]
     folds.close()
     lent = [(span.start_s, span.end_s) for span in folds.timeline.spans if span.doing is Doing.LENT]
     assert lent == [(2.0, 5.0), (6.0, 7.0)]

@@ -15,7 +15,7 @@ from tailrace.report.fold.timeline import Doing, Span
 def loads(running):
     """What a replica had until the seconds 1, 2, 3 and so on."""
     member = SimpleNamespace(holds={}, version=0)
-    found = Loads(SimpleNamespace(version=0, members={("replica", "r0"): member}))
+    found = Loads(SimpleNamespace(version=0, members={("replica", "r0"): member}))  # type: ignore[arg-type]
     found.watch(["r0"], ["r0"])
     for second, count in enumerate(running):
         member.holds = dict.fromkeys(range(count))

@@ -148,7 +148,7 @@ def test_a_turn_may_be_the_last_for_its_length():
         ([c.TurnEnded("r0", "0.0", 9)], [c.Call(3, "0", ("0.0",))]),
         ([c.Turned("0.0", 1, 12, True, 0.5, 3, reason=c.FinishReason.LENGTH)], []),
     ):
-        folds.observe(1.0, events, commands)
+        folds.observe(1.0, events, commands)  # type: ignore[arg-type]
     known = folds.history.trajectories["0.0"]
     assert (known.finished, known.truncated, known.turns) == (True, True, 0)
     assert folds.history.turns_of_each == {1: 1}

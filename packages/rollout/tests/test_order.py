@@ -1,6 +1,7 @@
 """Commands are carried out once and in order, whatever the transport does to them."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_what_is_behind_a_gap_waits():
 
 def test_commands_without_a_chain_are_carried_out_as_they_come():
     order = CommandOrder()
-    commands = [Abort(9, ("a",)), Interrupt(2, "r0", ("a",)), Route(1, "r0", ())]
+    commands: list[Any] = [Abort(9, ("a",)), Interrupt(2, "r0", ("a",)), Route(1, "r0", ())]
     for command in commands:
         order.add(command)
     assert order.take() == commands

@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from tailrace.trajstore import DatasetsSupportError, PromptFileError, PromptPool
 
-ROWS = {"question": ["2 + 2?", "3 + 3?"], "answer": ["4", "6"], "level": [1, 2]}
+ROWS: dict[str, Any] = {"question": ["2 + 2?", "3 + 3?"], "answer": ["4", "6"], "level": [1, 2]}
 COLUMNS = {"prompt_column": "question"}
 
 

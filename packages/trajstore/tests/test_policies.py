@@ -3,6 +3,7 @@
 import dataclasses
 import random
 import statistics
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,8 +19,8 @@ def group(key, version=0, rewards=(0.0, 1.0), order=None):
     return Candidate(key=key, version=version, order=key if order is None else order, rewards=rewards, tokens=10)
 
 
-SAMPLERS = [Fifo(), InOrder(), Lifo(), Newest(), RewardVariance()]
-EVICTIONS = [Oldest(), Stalest()]
+SAMPLERS: list[Any] = [Fifo(), InOrder(), Lifo(), Newest(), RewardVariance()]
+EVICTIONS: list[Any] = [Oldest(), Stalest()]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

@@ -68,7 +68,7 @@ def test_from_the_first_token_to_training(store):
 def test_log_probabilities_are_exact_and_float32_is_close(tmp_path):
     values = (-0.1, -1e-17, -123.456789, 0.0)
     for precision, exact in (("float64", True), ("float32", False)):
-        with TrajectoryStore(logprobs=precision) as store:
+        with TrajectoryStore(logprobs=precision) as store:  # type: ignore[arg-type]
             store.begin("r0", 0, [item("a")])
             assert store.append("r0", [PartialDelta("a", 0, 0, (1, 2, 3, 2**32 - 1), values, STOP)]) == []
             (experience,) = store.experiences(["a"])
@@ -429,10 +429,10 @@ def test_bad_data_leaves_nothing_behind(store):
     store.begin("r0", 0, [item("a"), item("b")])
     for tokens in ([-1], [2**32], [1.5]):
         with pytest.raises(TrajectoryDataError, match="token id"):
-            store.append("r0", [delta("a", 0, [1]), PartialDelta("b", 0, 0, tuple(tokens), (0.0,))])
+            store.append("r0", [delta("a", 0, [1]), PartialDelta("b", 0, 0, tuple(tokens), (0.0,))])  # type: ignore[arg-type]
     assert [partial.tokens for partial in store.partials()] == [0, 0]
     with pytest.raises(TrajectoryDataError, match="not a number"):
-        store.append("r0", [PartialDelta("a", 0, 0, (1,), ("x",))])
+        store.append("r0", [PartialDelta("a", 0, 0, (1,), ("x",))])  # type: ignore[arg-type]
     with pytest.raises(TrajectoryDataError, match="JSON"):
         store.begin("r0", 0, [item("c", metadata={"x": object()})])
     finish(store, "d", reward=None)
@@ -482,7 +482,7 @@ def test_a_file_that_is_no_store(tmp_path):
     with pytest.raises(StoreFormatError, match="found no folder"):
         TrajectoryStore(tmp_path / "missing" / "store.db")
     with pytest.raises(StoreFormatError, match="synchronous='sometimes'"):
-        TrajectoryStore(synchronous="sometimes")
+        TrajectoryStore(synchronous="sometimes")  # type: ignore[arg-type]
 
 
 def test_threads_share_a_store(tmp_path):

@@ -54,7 +54,8 @@ def test_no_acknowledged_write_is_lost(tmp_path, synchronous):
     path = tmp_path / "store.db"
     seed = random.randrange(2**32)
     numbers = random.Random(seed)
-    promised, rounds = {}, 0
+    promised: dict[tuple[str, str], int] = {}
+    rounds = 0
     for life in range(6):
         writer = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(path), synchronous, f"life{life}"], stdout=subprocess.PIPE, text=True
@@ -66,8 +67,8 @@ def test_no_acknowledged_write_is_lost(tmp_path, synchronous):
         lines += writer.stdout.readlines()
         assert writer.wait(timeout=DEADLINE_S) == -9, f"seed {seed}"
         writer.stdout.close()
-        for what, name, amount in (line.split() for line in lines if line.endswith("\n")):
-            promised[what, name] = int(amount)
+        for what, name, told in (line.split() for line in lines if line.endswith("\n")):
+            promised[what, name] = int(told)
             rounds += 1
         with TrajectoryStore(path) as store:
             audit = store.audit()
@@ -109,7 +110,7 @@ def test_one_process_writes_and_its_death_lets_the_next_in(tmp_path):
         writer.stdout.close()
     with TrajectoryStore(path, open_timeout_s=DEADLINE_S) as store:
         writer.wait(timeout=DEADLINE_S)
-        assert store.audit()["total"] > 0
+        assert store.audit()["total"] != 0
         with pytest.raises(StoreBusyError, match="found the store open in this process already"):
             TrajectoryStore(path)  # at once: it would wait for itself
     TrajectoryStore(path).close()

@@ -65,7 +65,7 @@ def live(call, seed):
         lengths[name] += len(ends) + 2
     for number, name in enumerate(names[:6]):
         last = ((), ()) if number % 2 else ((7,), (-0.5,))
-        delta = PartialDelta(name, lengths[name], 3, *last, FinishReason.STOP)
+        delta = PartialDelta(name, lengths[name], 3, *last, FinishReason.STOP)  # type: ignore[call-arg]
         answers.append(call("append", f"r{number % 2}", [delta]))
     answers += [call("set_reward", name, 0.25) for name in names[:5]]
     call("discard", [names[6], "unknown"], "no longer wanted")

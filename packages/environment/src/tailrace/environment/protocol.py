@@ -75,7 +75,7 @@ class Environment(Protocol):
         """
         ...
 
-    def step(self, action: Any) -> StepResult:
+    def step(self, action: Any) -> StepResult | Mapping[str, Any]:
         """Answer one turn. What a model writes is no error: nonsense of a model gets an observation that says so.
 
         Args:

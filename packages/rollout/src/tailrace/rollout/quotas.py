@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from typing import TypeVar
+
+_Part = TypeVar("_Part", bound=Hashable)
 
 
 def quotas(
-    size: int, shares: Mapping[Hashable, int], least: Mapping[Hashable, int], most: Mapping[Hashable, int]
-) -> dict[Hashable, int]:
+    size: int, shares: Mapping[_Part, int], least: Mapping[_Part, int], most: Mapping[_Part, int]
+) -> dict[_Part, int]:
     """Whole parts of `size`, as near to the shares as their limits allow.
 
     Each part is raised by one, where it is furthest below its exact share, until the parts add up to `size`.

@@ -155,9 +155,8 @@ class Pusher:
                 if not current():
                     raise RelayUnreachable("retargeted")
                 late = self._machine.now() > deadline
-                staged.state = (
-                    StagedState.PUSHING if late else StagedState.SENT
-                )  # while it is sent, its memory must not be taken
+                # While it is sent, its memory must not be taken.
+                staged.state = StagedState.PUSHING if late else StagedState.SENT
                 if late:
                     return False
                 self._changed.notify_all()

@@ -201,6 +201,7 @@ class Ledger:
         mixes = self.mixes_versions and state.purpose is _TRAIN
         version = self.groups[state.group].version if mixes else state.version
         known = state.generated + generated
+        predicted: tuple[float | None, float | None]
         if state.purpose is _EVAL:  # a held-out problem, of which neither is asked
             predicted, prompt = (None, None), self.prompts.mean
         else:

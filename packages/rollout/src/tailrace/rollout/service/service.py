@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -206,7 +206,7 @@ class StreamGenerationService:
         max_tokens: int | None = None,
         at_least_version: int = 0,
         version_timeout_s: float = 600.0,
-    ) -> AsyncIterator[Sample]:
+    ) -> AsyncGenerator[Sample, None]:
         """Yield each sample of each prompt as it ends. Leaving the loop (`aclose`) stops what is left.
 
         A reader that is slow slows generation down: at most `ahead` samples are on replicas or unread.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 
 from tailrace.rollout.errors import ServiceDownError
 from tailrace.rollout.service.sample import Sample, SampleOrder
@@ -109,7 +109,7 @@ class Stream:
         self._news.set()
         self._changed()
 
-    async def read(self) -> AsyncIterator[Sample]:
+    async def read(self) -> AsyncGenerator[Sample, None]:
         """The samples that the reader does not have, as they end.
 
         Raises:

@@ -122,7 +122,7 @@ def build_app(
 
 async def _lines(requests: Requests, id_: str) -> AsyncIterator[bytes]:
     try:
-        async with aclosing(requests.read(id_)) as samples:  # type: ignore[type-var]
+        async with aclosing(requests.read(id_)) as samples:
             async for sample in samples:
                 yield _line(_shown(sample))
     except TailraceError as error:

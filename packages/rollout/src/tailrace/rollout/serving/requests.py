@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from tailrace.rollout.errors import RequestError, RequestTooLargeError, UnknownRequestError
@@ -66,7 +66,7 @@ class Requests:
         self._watch(id_)
         return id_
 
-    async def read(self, id_: str) -> AsyncIterator[Sample]:
+    async def read(self, id_: str) -> AsyncGenerator[Sample, None]:
         """The samples of a request. After its reader went it is kept for `linger_s`."""
         kept = self._kept[id_]
         kept.readers += 1
