@@ -22,11 +22,10 @@ from tailrace.ranker import (
     recall,
 )
 from tailrace.ranker.baselines.lexical import Lexical
-from tailrace.ranker.correction import Correction, correction_of, has_enough
 from tailrace.ranker.deadline import Deadline
-from tailrace.ranker.drift import Band, latest, recent
-from tailrace.ranker.measures import measure
+from tailrace.ranker.drift import Band, Correction, correction_of, has_enough, latest, recent
 from tailrace.ranker.methods import Setting
+from tailrace.ranker.recall import measure
 from tailrace.ranker.splits import halves, hold_out
 from tailrace.ranker.testing import made_examples
 from tailrace.ranker.trials import measured, try_methods
@@ -136,6 +135,9 @@ def test_auto_names_the_methods_whose_library_is_not_installed(monkeypatch):
     known = {"says": Says(), "lexical": Lexical()}
     monkeypatch.setattr(ranker, "installed_methods", lambda *, with_samples: (known, {"mine": "install mine"}))
     monkeypatch.setitem(sys.modules, "numpy", None)
+    monkeypatch.delitem(
+        sys.modules, "tailrace.ranker.baselines.boosting", raising=False
+    )  # another test may have loaded it
     with pytest.warns(UserWarning, match=r"auto did not try mine, lexical: install mine; .*tailrace-ranker\[lexical\]"):
         found = LengthRanker.train(made_examples(30), budget_s=100.0)
     assert isinstance(found._method, Says)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.ranker import Prediction, RankerOptionError, remaining_tokens
-from tailrace.ranker.remaining import Z90
+from tailrace.ranker.prediction import Z90
 
 PREDICTIONS = st.builds(lambda p50, ratio: Prediction(p50, p50 * ratio, 0.0), st.floats(1, 5000), st.floats(1.0, 8.0))
 

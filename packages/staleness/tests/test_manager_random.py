@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tailrace.staleness.movement import Slots
+from tailrace.staleness.buffers import Slots
 from tailrace.staleness.testing.beside import BesideReference
 
 OPERATIONS = int(os.environ.get("TAILRACE_STATEFUL_OPS", "40000"))

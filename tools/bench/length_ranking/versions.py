@@ -22,7 +22,7 @@ from length_ranking.sampling import sampled
 from length_ranking.stages import Clock, write_whole
 
 from tailrace.ranker import Example, LengthRanker
-from tailrace.ranker.measures import measure
+from tailrace.ranker.recall import measure
 
 SAMPLES = 8
 PROMPTS = 400

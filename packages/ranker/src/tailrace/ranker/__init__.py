@@ -15,12 +15,10 @@ from tailrace.ranker.errors import (
     UnknownMethodError,
 )
 from tailrace.ranker.example import Example
-from tailrace.ranker.measures import ceiling20
 from tailrace.ranker.methods import Method, Predictor, Setting, method_names
-from tailrace.ranker.prediction import Prediction
+from tailrace.ranker.prediction import Prediction, remaining_tokens
 from tailrace.ranker.ranker import LengthRanker, Update
-from tailrace.ranker.recall import recall, tau_b
-from tailrace.ranker.remaining import remaining_tokens
+from tailrace.ranker.recall import ceiling20, recall, tau_b
 
 __version__ = "0.1.0"
 __all__ = [

@@ -16,9 +16,9 @@ from typing import Any
 from tailrace.ranker.deadline import Deadline
 from tailrace.ranker.errors import ExampleError, RankerError
 from tailrace.ranker.example import Example, check_examples
-from tailrace.ranker.measures import ceiling20
 from tailrace.ranker.methods import Progress, Setting, load_method, silent
 from tailrace.ranker.ranker import HELD_BACK, LEAST_PROMPTS, LengthRanker
+from tailrace.ranker.recall import ceiling20
 from tailrace.ranker.splits import hold_out, prompts_of
 from tailrace.ranker.trials import MethodTrial, installed_methods, measured, measured_with_samples, try_methods
 

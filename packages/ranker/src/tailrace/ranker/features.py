@@ -6,7 +6,13 @@ import math
 import re
 import zlib
 
-from tailrace.ranker.words import words_of
+_WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]")
+
+
+def words_of(prompt: str) -> list[str]:
+    """Lower-case words, numbers as ``0`` for each digit, and single signs: what a template of problems has in common."""
+    return ["0" * min(len(word), 4) if word.isdigit() else word.lower() for word in _WORD.findall(prompt)]
+
 
 _NUMBER = re.compile(r"\d+")
 _WORD_BUCKETS = 64

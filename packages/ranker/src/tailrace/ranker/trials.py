@@ -11,9 +11,9 @@ from tailrace.contracts import MissingExtraError
 from tailrace.ranker.deadline import Deadline
 from tailrace.ranker.errors import RankerError, RankerOptionError
 from tailrace.ranker.example import Example
-from tailrace.ranker.measures import mean_measures, measure
 from tailrace.ranker.methods import Method, Predictor, Setting, load_method, method_names
 from tailrace.ranker.prediction import Prediction
+from tailrace.ranker.recall import mean_measures, measure
 from tailrace.ranker.splits import halves
 
 _SIMPLEST_FIRST = (

@@ -1,24 +1,21 @@
 """Planning of rollouts: routing, dispatch, synchronisation, relocation, allocation, the cost model of decoding. All pure."""
 
 from tailrace.contracts import Move
-from tailrace.repack.adaptive_tp import AdaptiveTP
-from tailrace.repack.adaptive_tp_scale_down import AdaptiveTPScaleDown
+from tailrace.repack.adaptive_tp import AdaptiveTP, AdaptiveTPScaleDown, to_size
 from tailrace.repack.allocation import Allocation, allocate, allocate_across
 from tailrace.repack.balanced import Balanced
 from tailrace.repack.batch_time import batch_like, batch_time_s
-from tailrace.repack.consolidation import consolidate
+from tailrace.repack.consolidation import ReplicaLoad, consolidate
 from tailrace.repack.dispatch import Dispatch, plan_dispatch
 from tailrace.repack.errors import FitError, LoadError, NothingFitsError, RepackError, UnmeasuredError
+from tailrace.repack.gains import ideal_gain, marginal_gain
 from tailrace.repack.hybrid import Hybrid
-from tailrace.repack.load import ReplicaLoad
 from tailrace.repack.lpt import Schedule, lpt
-from tailrace.repack.marginal_gain import ideal_gain, marginal_gain
 from tailrace.repack.marginal_throughput import MarginalThroughput
 from tailrace.repack.migration import Migration
 from tailrace.repack.online_fit import FittedCosts, OnlineFit, StepTimes
 from tailrace.repack.parallelism import Arrangement, StageShare, fewest_devices, share_devices
 from tailrace.repack.relocation import BestFit, NoRelocation
-from tailrace.repack.resizing import to_size
 from tailrace.repack.routing import LeastLoaded, RoundRobin
 from tailrace.repack.scale_down import ScaleDown
 from tailrace.repack.skew_aware import SkewAware

@@ -1,4 +1,4 @@
-"""Axis provisioning: how many devices a replica spans in each kind of round (RollPacker, section 4.2)."""
+"""Axis provisioning: how many devices a replica spans in each kind of round (RollPacker, section 4.2); with scale-down too."""
 
 from __future__ import annotations
 
@@ -8,9 +8,50 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Annotated
 
-from tailrace.contracts import FleetAction, FleetView, Health, Reason, RoundRecord, StartReplica, Tried, Why
+from tailrace.contracts import (
+    FleetAction,
+    FleetView,
+    Health,
+    MemberView,
+    Reason,
+    ResizeReplica,
+    RoundRecord,
+    StartReplica,
+    StopReplica,
+    Tried,
+    Why,
+)
 from tailrace.repack.errors import LoadError
-from tailrace.repack.resizing import to_size
+from tailrace.repack.scale_down import ScaleDown
+
+
+def to_size(
+    replicas: Sequence[MemberView], tp: int, devices: int, reason: Reason
+) -> list[StartReplica | StopReplica | ResizeReplica]:
+    """The actions after which every replica spans `tp` devices, and they have `devices` in all, or as many as fit whole.
+
+    Growing replicas take over the devices of those beside them on their machine, which stop. Where replicas shrink, new ones
+    start on the devices that they leave.
+
+    Args:
+        replicas: those that are not stopping.
+    """
+    room = max(1, devices // tp)
+    in_groups = sorted(replicas, key=lambda replica: (-replica.tp, replica.machine))
+    # of the replicas that grow into one, which are neighbours in this order, the first is kept
+    kept: list[MemberView] = []
+    taken = 0
+    for replica in in_groups:
+        if taken % tp == 0 or replica.tp >= tp:
+            kept.append(replica)
+        taken += replica.tp if replica.tp < tp else 0
+    kept = kept[:room]
+    names = {replica.id for replica in kept}
+    stops = [StopReplica(replica.id, reason) for replica in replicas if replica.id not in names]
+    resized = [
+        ResizeReplica(replica.id, tp, reason) for replica in replicas if replica.id in names and replica.tp != tp
+    ]
+    return [*stops, *resized, *[StartReplica(reason, tp)] * (room - len(kept))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +170,51 @@ class AdaptiveTP:
         if smaller < self.smallest or smaller not in self.sizes or visit < patience:
             return False
         return not any(one.preemptions for one in own[-patience:])
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveTPScaleDown(AdaptiveTP):
+    """Chooses the devices of a replica as a round begins, as `AdaptiveTP` does, and lends devices in it, as `ScaleDown` does.
+
+    The sizes decide what can be lent: cells of the trainer on the devices of one replica are lent together or not at all. So
+    two replicas of one device, each with a cell, lend one; one replica of both devices lends none. Resizes and loans never
+    overlap: what is lent returns first.
+
+        a round begins ──► resize, if its kind wants another size and nothing is lent
+        milestone      ──► lend half of the cells, if the rest holds what is in flight
+        a round ends   ──► return all; the resize waits until `FleetView.lent` is empty
+
+    Args:
+        max_tokens: most tokens of a response.
+        first, last, every: milestones as shares of the samples that the round keeps: `first`, `first` + `every`, ... `last`.
+
+    Raises:
+        LoadError: an option is out of its range; see `AdaptiveTP` for its own.
+    """
+
+    max_tokens: int = 16_384
+    first: float = 0.2
+    last: float = 0.5
+    every: float = 0.05
+
+    def __post_init__(self) -> None:
+        AdaptiveTP.__post_init__(self)
+        self._scale_down()
+
+    @property
+    def lends(self) -> bool:
+        """Yes: it lends devices to cells of the trainer, which must share them."""
+        return True
+
+    @property
+    def milestones(self) -> Sequence[float]:
+        """The shares at which it looks whether to lend."""
+        return self._scale_down().milestones
+
+    def plan(self, view: FleetView) -> Sequence[FleetAction]:
+        """Start the replicas; resize them, lend half of the devices, or take them back."""
+        sized = () if view.lent else AdaptiveTP.plan(self, view)
+        return sized or self._scale_down().plan(view)
+
+    def _scale_down(self) -> ScaleDown:
+        return ScaleDown(self.count, self.max_tokens, self.first, self.last, self.every)

@@ -27,7 +27,6 @@ from tailrace.contracts import (
     Why,
 )
 from tailrace.repack.batch_time import batch_like, batch_time_s
-from tailrace.repack.costed import Costed
 from tailrace.repack.errors import LoadError
 from tailrace.repack.lpt import checked_lengths
 from tailrace.repack.parallelism import (
@@ -38,6 +37,7 @@ from tailrace.repack.parallelism import (
     check_training,
     fewest_devices,
 )
+from tailrace.repack.throughput import Costed
 
 _HISTORY = 64
 

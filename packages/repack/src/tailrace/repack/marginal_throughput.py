@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from tailrace.contracts import Cycle, Placement, Reason, TentativeAdmission, TrajectoryView, Tried, Why
-from tailrace.repack.costed import Costed
 from tailrace.repack.errors import LoadError
 from tailrace.repack.gains import GainIndex, planned_with
 from tailrace.repack.routing import queues
+from tailrace.repack.throughput import Costed
 
 Queues = Iterable[tuple[int | None, Iterable[TrajectoryView]]]
 # The trajectory, the index of its replica in the order of names, the gain and the least sufficient gain.

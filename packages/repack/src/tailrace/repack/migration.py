@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from tailrace.contracts import Cycle, Evict, Reason, ReplicaView, TrajectoryView, Tried, Why
-from tailrace.repack.costed import Costed
 from tailrace.repack.errors import LoadError
 from tailrace.repack.gains import kv_tokens, planned_with
-from tailrace.repack.routable import may_run_at
+from tailrace.repack.routing import may_run_at
+from tailrace.repack.throughput import Costed
 
 
 @dataclass(frozen=True, slots=True)

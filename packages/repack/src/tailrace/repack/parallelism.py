@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 from tailrace.repack.allocation import allocate, allocate_across
 from tailrace.repack.batch_time import batch_time_s
-from tailrace.repack.costed import Costed
 from tailrace.repack.errors import LoadError, NothingFitsError
-from tailrace.repack.throughput import ThroughputModel
+from tailrace.repack.throughput import Costed, ThroughputModel
 
 ReplicaCost = tuple[int, int, float, float, float, float]
 """Devices of a replica (tensor parallelism), tokens that its KV cache holds, 0 if there is no limit, and its k1 to k4."""

@@ -8,12 +8,45 @@ by computing (k3 for each trajectory). k4 is a fixed overhead. Laminar's rooflin
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Self
 
 from tailrace.repack.errors import FitError, LoadError
-from tailrace.repack.least_squares import least_squares
+
+
+def least_squares(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float] | None:
+    """The coefficients of the columns with the least squared error, by orthogonalisation.
+
+    None if the columns do not determine them: there are no rows, a column is all 0, or one follows from the others.
+    """
+    size = len(rows[0]) if rows else 0
+    scales = [math.sqrt(math.fsum(row[column] ** 2 for row in rows)) for column in range(size)]
+    if not rows or not all(scales):
+        return None
+    basis: list[list[float]] = []
+    upper = [[0.0] * size for _ in range(size)]
+    for column in range(size):
+        vector = [row[column] / scales[column] for row in rows]
+        # Two passes, since cancellation leaves an error after the first.
+        for _, (index, other) in itertools.product(range(2), enumerate(basis)):
+            share = math.fsum(a * b for a, b in zip(vector, other, strict=True))
+            upper[index][column] += share
+            vector = [a - share * b for a, b in zip(vector, other, strict=True)]
+        norm = math.sqrt(math.fsum(value * value for value in vector))
+        if norm < 1e-9:
+            return None
+        upper[column][column] = norm
+        basis.append([value / norm for value in vector])
+    solution = [math.fsum(a * b for a, b in zip(vector, targets, strict=True)) for vector in basis]
+    for row in reversed(range(size)):
+        rest = math.fsum(upper[row][column] * solution[column] for column in range(row + 1, size))
+        solution[row] = (solution[row] - rest) / upper[row][row]
+    return [value / scale for value, scale in zip(solution, scales, strict=True)]
+
 
 Sample = tuple[float, int, float]
 
@@ -104,3 +137,39 @@ def _fit_split(samples: Sequence[Sample], most: int) -> ThroughputModel | None:
     if min(k1 * max(1.0, max(abs(kv) for kv, _, _ in samples)), k2, k3, k4) < -slack:
         return None
     return ThroughputModel(*(max(0.0, value) for value in (k1, k2, k3, k4)))
+
+
+@dataclass(frozen=True, slots=True)
+class Costed:
+    """The coefficients of the cost model, with the KV cache counted in tokens. `ThroughputModel.fit` finds them.
+
+    Without any they are assumed: those of StaleFlow's Table 4 (Qwen3-30B-A3B on an H20), until the run has fitted its own.
+
+    Args:
+        k1: seconds of a decoding step for each token in the KV cache.
+        k2: seconds to read the weights.
+        k3: seconds of computing for each running trajectory.
+        k4: seconds of fixed overhead.
+
+    Raises:
+        LoadError: a coefficient is negative, or k2 and k4 are both 0, so that a step would take no time.
+    """
+
+    k1: float = 7.28e-8
+    k2: float = 1.72e-3
+    k3: float = 1.25e-4
+    k4: float = 1.07e-2
+
+    def __post_init__(self) -> None:
+        model = self.model
+        if not model.k2 + model.k4 > 0:
+            raise LoadError(f"found k2={self.k2!r} and k4={self.k4!r}, expected a sum above 0: a step takes time")
+
+    @property
+    def model(self) -> ThroughputModel:
+        """The cost model, with the KV cache counted in tokens."""
+        return ThroughputModel(self.k1, self.k2, self.k3, self.k4)
+
+    def with_costs(self, k1: float, k2: float, k3: float, k4: float) -> Self:
+        """The same policy with coefficients that were fitted in the run."""
+        return dataclasses.replace(self, k1=k1, k2=k2, k3=k3, k4=k4)

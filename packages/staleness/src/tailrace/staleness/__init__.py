@@ -1,7 +1,7 @@
 """Bounded staleness: StaleFlow's staleness manager, groups, and admission policies from on-policy to unbounded. All pure."""
 
 from tailrace.staleness.bounded import Bounded
-from tailrace.staleness.entry import BufferState, Entry
+from tailrace.staleness.buffers import BufferState, Entry
 from tailrace.staleness.errors import (
     DuplicateError,
     LimitError,

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tailrace.contracts import Candidate, Sampler, Tried
-from tailrace.staleness.due import in_order
-from tailrace.staleness.entry import Entry
-from tailrace.staleness.errors import LimitError
-from tailrace.staleness.limits import whole
+from tailrace.staleness.buffers import Entry
+from tailrace.staleness.errors import LimitError, whole
 from tailrace.staleness.manager import StalenessManager
+from tailrace.staleness.sampled import in_order
 from tailrace.staleness.tentative import Tentative
 
 

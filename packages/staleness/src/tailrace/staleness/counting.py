@@ -15,8 +15,8 @@ from tailrace.staleness.errors import (
     StalenessBoundExceeded,
     UnknownEntryError,
     VersionError,
+    whole,
 )
-from tailrace.staleness.limits import whole
 
 
 @dataclass(slots=True)

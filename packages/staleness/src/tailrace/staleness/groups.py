@@ -6,9 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
-from tailrace.staleness.entry import Key
-from tailrace.staleness.errors import DuplicateError, StateError, UnknownEntryError, VersionError
-from tailrace.staleness.limits import whole
+from tailrace.staleness.buffers import Key
+from tailrace.staleness.errors import DuplicateError, StateError, UnknownEntryError, VersionError, whole
 from tailrace.staleness.manager import StalenessManager
 from tailrace.staleness.restore import broken
 

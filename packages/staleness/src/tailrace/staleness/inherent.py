@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from tailrace.contracts import Tried
-from tailrace.staleness.limits import whole
+from tailrace.staleness.errors import whole
 from tailrace.staleness.sampled import SampledGate
 
 

@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 
 from tailrace.contracts import Candidate, Sampler
 from tailrace.staleness.counting import CountedGate
-from tailrace.staleness.due import in_order
-from tailrace.staleness.errors import LimitError
-from tailrace.staleness.limits import whole
+from tailrace.staleness.errors import LimitError, whole
+from tailrace.staleness.sampled import in_order
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Generic
 
-from tailrace.staleness.buffers import Cell
-from tailrace.staleness.entry import BufferState, Entry, Key
+from tailrace.staleness.buffers import BufferState, Cell, Entry, Key, Slots
 from tailrace.staleness.errors import (
     DuplicateError,
     LimitError,
@@ -16,9 +15,8 @@ from tailrace.staleness.errors import (
     UnknownBufferError,
     UnknownEntryError,
     VersionError,
+    whole,
 )
-from tailrace.staleness.limits import whole
-from tailrace.staleness.movement import Slots
 from tailrace.staleness.restore import broken, place_all, read_state
 from tailrace.staleness.tentative import Tentative
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from tailrace.staleness.entry import Entry, Key, KeyIn
+from tailrace.staleness.buffers import Entry, Key, KeyIn, Slots
 from tailrace.staleness.errors import RedundantError, StateError
-from tailrace.staleness.movement import Slots
 
 
 class Reserving(Protocol[KeyIn]):
@@ -106,7 +105,7 @@ def read_state(slots: Slots[Key], state: Any) -> None:
 
 
 def check_settled(slots: Slots[Key]) -> None:
-    """Check invariants I1 and I2 of slots (see `tailrace.staleness.movement`).
+    """Check invariants I1 and I2 of slots (see `tailrace.staleness.buffers`).
 
     Raises:
         StateError: one of them does not hold.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, Protocol
 
-from tailrace.staleness.entry import Key, KeyIn
+from tailrace.staleness.buffers import Key, KeyIn
 from tailrace.staleness.errors import DuplicateError, OutdatedForkError, StalenessBoundExceeded, VersionError
 
 

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from tailrace.repack.least_squares import least_squares
+from tailrace.repack.throughput import least_squares
 
 
 def costs(

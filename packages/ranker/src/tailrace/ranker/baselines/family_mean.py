@@ -13,9 +13,9 @@ from tailrace.ranker.baselines.table import RulePredictor, saved
 from tailrace.ranker.censoring import all_samples, quantiles
 from tailrace.ranker.errors import DamagedRankerError
 from tailrace.ranker.example import Example
+from tailrace.ranker.features import words_of
 from tailrace.ranker.methods import Setting
 from tailrace.ranker.prediction import Prediction
-from tailrace.ranker.words import words_of
 
 _MOST_WORDS = 5000
 _PRIOR_SAMPLES = 4  # a family's mean counts as if so many samples of the mean of all belonged to it

@@ -12,7 +12,7 @@ from tailrace.ranker.example import Example
 from tailrace.ranker.methods import Setting
 
 if TYPE_CHECKING:
-    from tailrace.ranker.baselines.boosted import BoostedPredictor
+    from tailrace.ranker.baselines.boosting import BoostedPredictor
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,12 @@ class Lexical:
     def fit(self, examples: Sequence[Example], setting: Setting) -> BoostedPredictor:
         """Learn."""
         with extra("tailrace-ranker", "lexical"):
-            from tailrace.ranker.baselines.boosted import fit_boosted
-            from tailrace.ranker.baselines.boosting import Growth
+            from tailrace.ranker.baselines.boosting import Growth, fit_boosted
         return fit_boosted(Growth(self.trees, self.depth, self.rate, self.least_leaf), examples, setting)
 
     def restore(self, files: Mapping[str, bytes], setting: Setting) -> BoostedPredictor:
         """Read what `fit` learned."""
         del setting
         with extra("tailrace-ranker", "lexical"):
-            from tailrace.ranker.baselines.boosted import restored
-            from tailrace.ranker.baselines.boosting import Growth
+            from tailrace.ranker.baselines.boosting import Growth, restored
         return restored(Growth(self.trees, self.depth, self.rate, self.least_leaf), files)

@@ -7,8 +7,14 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, variance
 from typing import Any, ClassVar
 
-from tailrace.ranker.baselines.known_prompts import KnownPrompts, check_table, digest_of, samples_by_prompt
-from tailrace.ranker.baselines.table import RulePredictor, saved
+from tailrace.ranker.baselines.table import (
+    KnownPrompts,
+    RulePredictor,
+    check_table,
+    digest_of,
+    samples_by_prompt,
+    saved,
+)
 from tailrace.ranker.by_score import QuantilesByScore
 from tailrace.ranker.censoring import Sample, all_samples, quantiles
 from tailrace.ranker.example import Example

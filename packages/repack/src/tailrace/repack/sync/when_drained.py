@@ -17,7 +17,7 @@ from typing import Annotated
 
 from tailrace.contracts import Cycle, Progress, Reason, ReplicaView, Sync, Tried, Why
 from tailrace.repack.errors import LoadError
-from tailrace.repack.routable import may_run_at
+from tailrace.repack.routing import may_run_at
 from tailrace.repack.sync.plain import may_pull
 
 

@@ -16,11 +16,9 @@ from typing import Annotated
 
 from tailrace.contracts import Cycle, Pool, Progress, Reason, ReplicaView, Sync, TrajectoryView, Tried, Why
 from tailrace.repack.errors import LoadError
-from tailrace.repack.gains import GainIndex, planned_with
-from tailrace.repack.marginal_gain import ideal_gain
+from tailrace.repack.gains import GainIndex, ideal_gain, planned_with
 from tailrace.repack.marginal_throughput import MarginalThroughput, Queues
-from tailrace.repack.routable import may_run_at
-from tailrace.repack.routing import queues
+from tailrace.repack.routing import may_run_at, queues
 from tailrace.repack.sync.plain import may_pull
 
 

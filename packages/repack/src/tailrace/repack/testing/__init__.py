@@ -11,9 +11,7 @@ from tailrace.repack.testing.cycles import (
     random_cycle,
     random_views,
 )
-from tailrace.repack.testing.relocation import check_relocation_policy
-from tailrace.repack.testing.routing import check_routing_policy
-from tailrace.repack.testing.sync import check_sync_policy
+from tailrace.repack.testing.policies import check_relocation_policy, check_routing_policy, check_sync_policy
 
 __all__ = [
     "NEWEST",

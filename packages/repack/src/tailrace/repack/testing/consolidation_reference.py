@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tailrace.contracts import Move
-from tailrace.repack.load import ReplicaLoad
+from tailrace.repack.consolidation import ReplicaLoad
 
 
 def consolidate_slowly(

@@ -12,7 +12,7 @@ import json
 import random
 from typing import Any
 
-from tailrace.staleness.entry import Entry
+from tailrace.staleness.buffers import Entry
 from tailrace.staleness.errors import RedundantError
 from tailrace.staleness.groups import GroupTracker
 from tailrace.staleness.manager import StalenessManager
