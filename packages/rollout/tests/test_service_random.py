@@ -1,9 +1,10 @@
-"""All that can happen to the service at once, drawn from a seed: replicas die, do not load, start again; updates fail or are
-cancelled; readers are cut, come back or leave. Each sample comes once, whole, and under versions that were served."""
+"""All that can happen to the service at once, by seeds: replicas die, stand still, do not load, start again; updates fail or
+are cancelled; readers are cut, come back or leave. Each sample comes once, whole, and under versions that were served."""
 
 import asyncio
 import itertools
 import random
+import time
 
 import pytest
 
@@ -15,17 +16,21 @@ from tailrace.rollout.testing import TensorFakeEngine, fake_weights, save_fake_m
 
 from .test_service import DEADLINE_S, assert_right, on_fakes, run
 
+STILL_S = 0.5
+
 
 class Frail(TensorFakeEngine):
-    """Dies in a step, or does not load a version after the first, as often as is drawn."""
+    """Dies in a step, stands still in it, or does not load a version after the first, as often as is drawn."""
 
-    def __init__(self, seed, dies, refuses):
+    def __init__(self, seed, dies, stalls, refuses):
         super().__init__(max_num_seqs=4, step_s=0.0005)
-        self._draw, self._dies, self._refuses = random.Random(seed), dies, refuses
+        self._draw, self._dies, self._stalls, self._refuses = random.Random(seed), dies, stalls, refuses
 
     def step(self):
         if self._draw.random() < self._dies:
             raise MemoryError("gone")
+        if self._draw.random() < self._stalls:
+            time.sleep(2 * STILL_S)  # it is given up meanwhile, and goes on all the same
         return super().step()
 
     def load_weights(self, weights):
@@ -39,7 +44,7 @@ async def read(service, draw, reader):
     """A reader that may leave, and that may be cut and come back; it has each sample once, and each is right."""
     prompts = [(reader, index) for index in range(draw.randint(1, 15))]
     samples, leaves, cut = draw.randint(1, 3), draw.random() < 0.2, draw.choice([0.0, 0.05, 0.3])
-    stream, have = await service.open(prompts, samples), {}
+    stream, have, mislaid = await service.open(prompts, samples), {}, {}
     while len(have) < samples * len(prompts):
         async for sample in stream.read():
             assert sample.key not in have
@@ -49,6 +54,10 @@ async def read(service, draw, reader):
                 break
         if leaves and draw.random() < 0.3:
             break
+        have = {**mislaid, **have}  # it may find what it said it had not, which runs again meanwhile
+        mislaid = {
+            key: have.pop(key) for key in draw.sample(sorted(have), draw.randint(0, len(have)))[: draw.choice([0, 2])]
+        }
         stream.resume([*have])
     service.cancel(stream)
     return [version for sample in have.values() for version in sample.versions]
@@ -74,13 +83,13 @@ async def update(service, draw, served):
 @pytest.mark.parametrize("seed", range(16))
 def test_everything_at_once(tmp_path, seed):
     draw, numbers = random.Random(seed), itertools.count()
-    dies, refuses = draw.choice([0.0, 0.001, 0.01]), draw.choice([0.0, 0.1, 0.4])
-    options = {"replicas": draw.randint(1, 4), "ahead": draw.choice([1, 5, 50]), "restarts": 10**6}
-    print("seed", seed, "dies", dies, "refuses", refuses, options)
+    dies, stalls, refuses = draw.choice([0.0, 0.001, 0.01]), draw.choice([0.0, 0.002]), draw.choice([0.0, 0.1, 0.4])
+    options = {"replicas": draw.randint(1, 4), "ahead": draw.choice([1, 5, 50]), "restarts": 10**6, "still_s": STILL_S}
+    print("seed", seed, "dies", dies, "stalls", stalls, "refuses", refuses, options)
 
     async def scenario():
         model = save_fake_model(tmp_path / "model")
-        engine = lambda path, given: Frail(1000 * seed + next(numbers), dies, refuses)  # noqa: E731
+        engine = lambda path, given: Frail(1000 * seed + next(numbers), dies, stalls, refuses)  # noqa: E731
         async with on_fakes(model, engine=engine, **options) as service:
             served = {0}
             readers = [read(service, random.Random(draw.random()), number) for number in range(draw.randint(1, 5))]
