@@ -1,6 +1,7 @@
 """Programs by hidden tests, each in a real sandbox."""
 
 import asyncio
+import json
 import signal
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from tailrace.reward import CodeSettings
 from tailrace.reward.code import CodeRowError, SandboxFailedError, program_in, read_tests, run_tests
 from tailrace.reward.code.compare import same_text, same_value
-from tailrace.reward.sandbox import select_sandbox
+from tailrace.reward.sandbox import ProgramRun, RunVerdict, select_sandbox
 
 DOUBLE = [{"args": [1], "expected": 2}, {"args": [5], "expected": 10}]
 
@@ -185,6 +186,21 @@ def test_an_output_that_comes_in_small_parts_has_the_same_limit(scored):
 def test_an_output_may_be_far_larger_than_expected_before_it_is_over(scored):
     found = scored("print('7' * 60_000)", {"tests": [{"stdin": "", "stdout": "7"}]})
     assert (found.right, found.over_budget) == (False, "")
+
+
+@pytest.mark.parametrize(("over", "said"), [("wall", "wall 21 s"), ("cpu", "cpu 2 s")])
+def test_the_limit_that_is_told_is_the_one_that_was_met(over, said):
+    """A sandbox that does not see that nothing works lets a test wait until its time on the clock is over."""
+
+    class Patient:
+        name = "patient"
+
+        async def run(self, program, *, stdin, limits):
+            told = b'{"tests": 1}\n' + json.dumps({"over": over, "cpu_s": 0.1}).encode() + b"\n"
+            return ProgramRun(RunVerdict.OK, None, 0, told, b"", False, 0.1, 21.0, self.name)
+
+    found = asyncio.run(run_tests(Patient(), "import time; time.sleep(60)", read_tests(call()), 2.0))
+    assert (found.right, found.over_budget, found.over_time) == (False, said, True)
 
 
 def test_what_goes_to_the_harness_and_comes_back_is_text():

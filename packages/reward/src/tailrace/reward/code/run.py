@@ -120,7 +120,8 @@ def _judged(run: ProgramRun, tests: CodeTests, timeout_s: float) -> CodeRun:
             raise SandboxFailedError(f"the harness of the tests failed: {found['failed']:.200}")
         over, seconds = found.get("over"), float(found["cpu_s"])
         if over in ("cpu", "wall"):
-            return CodeRun(False, f"{over} {timeout_s + (over == 'wall'):g} s", over_time=True)
+            limit_s = timeout_s if over == "cpu" else _WALL * timeout_s + 1
+            return CodeRun(False, f"{over} {limit_s:g} s", over_time=True)
         if over is not None:
             return CodeRun(False, f"output {tests.output_kib} KiB")
         value, parts = b"".join(map(binascii.a2b_base64, parts)).decode("utf-8", "replace"), []
