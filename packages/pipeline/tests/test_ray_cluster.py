@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.pipeline.hosts import ray_session
+from tailrace.pipeline.hosts.ray import RayAddressError, RayHost
 from tailrace.pipeline.hosts.ray_cluster import start_cluster
 from tailrace.processes import ProcessId
 
@@ -167,6 +168,21 @@ def test_what_ray_removes_while_a_session_is_sealed_ends_nobody(tmp_path, monkey
     monkeypatch.setattr(Path, "iterdir", lambda path: iter(found))
     ray_session.seal(session)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (session.parent, session, found[1])} == {0o700}
+
+
+def test_a_cluster_that_does_not_start_leaves_no_folder_and_is_not_looked_for_elsewhere(tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray")
+
+    def fails(**arguments):
+        raise RuntimeError(f"no room for it\n{arguments}")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", fails)
+    monkeypatch.setattr(ray_session, "_bases", lambda: [str(tmp_path)])
+    monkeypatch.setattr(ray_session, "_SHORT", str(tmp_path))
+    with pytest.raises(RayAddressError, match=r"^Ray could not be started on this machine: no room for it$"):
+        RayHost()
+    assert not list(tmp_path.iterdir())
 
 
 OTHERS = """

@@ -196,6 +196,9 @@ class RayHost(OwnProcess):
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
             address = arguments.get("address")
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            if self._folder is not None:
+                ray_session.remove(self._folder)
+                raise RayAddressError(f"Ray could not be started on this machine: {first}") from error
             raise RayAddressError(
                 f"ray address {address!r}: no cluster answers there ({first}); start one with `ray start --head`, or join one "
                 "that asks for a token with RAY_AUTH_MODE=token"
