@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.pipeline.run.attaching import SILENT_S
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.launching.attaching import SILENT_S
 
 STEPS, PROMPTS, SAMPLES = 6, 4, 4
 CONFIG = """

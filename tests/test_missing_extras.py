@@ -89,7 +89,7 @@ CASES = {
         ["plotly"],
         """
         from pathlib import Path
-        from tailrace.fleetsim.run_directory import simulate_into
+        from tailrace.fleetsim.results.run_directory import simulate_into
         simulate_into(Path("out"), None, name="none")
         """,
     ),

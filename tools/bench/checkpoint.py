@@ -151,7 +151,7 @@ def throughput(pairs: int, steps: int) -> dict[str, Any]:
 
 def simulated() -> dict[str, Any]:
     """Trained tokens per second with a fence over without, of nine simulated settings."""
-    from tailrace.fleetsim.reproduce.lab import Lab
+    from tailrace.fleetsim.reproduce.paper import Lab
     from tailrace.robustrl.paper.points import SETTINGS, fault_free
 
     points = {

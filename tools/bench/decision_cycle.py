@@ -26,7 +26,7 @@ from pathlib import Path
 from tailrace import contracts as c
 from tailrace.contracts.plugins import load
 from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.run.garbage import GarbageCollection
+from tailrace.pipeline.run.launching.garbage import GarbageCollection
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.repack import ThroughputModel
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from folded import Folded
 
-from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.pipeline.config.loading import validate
-from tailrace.pipeline.run.detection_figures import DetectionFold
+from tailrace.pipeline.run.figures.detection import DetectionFold
 
 POLICIES = ("role-aware", "rank-level", "cluster-level")
 BASELINE_HOURS = 20.0

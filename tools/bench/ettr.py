@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tailrace.fleetsim.reproduce.lab import Lab
+from tailrace.fleetsim.reproduce.paper import Lab
 from tailrace.robustrl.paper.points import MODES, byterobust, fault_free, robustrl
 
 WORKLOAD = "8b-math"

@@ -14,7 +14,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from tailrace.cli.judge_fit import FitOptions, fit_judge
+from tailrace.cli.components.judge import FitOptions, fit_judge
 
 
 def main() -> None:

@@ -136,7 +136,7 @@ class Bench:
             self.clock,
             self.options.engine,
         )
-        from tailrace.cli.rank_data import read_examples
+        from tailrace.cli.components.rank import read_examples
 
         recent = read_examples(run)
         first = [self.examples[index] for index in rest]

@@ -18,10 +18,10 @@ from typing import Any
 
 from folded import Folded
 
-from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.pipeline.config.target import configuration
-from tailrace.pipeline.run.fault_figures import FaultFold
+from tailrace.pipeline.run.figures.faults import FaultFold
 from tailrace.robustrl.paper.points import MODES
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "robustrl"

@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import expected_one_of
-from tailrace.fleetsim.reproduce.lab import Lab
-from tailrace.pipeline.run.metrics import read_metrics
+from tailrace.fleetsim.reproduce.paper import Lab
+from tailrace.pipeline.run.figures.metrics import read_metrics
 from tailrace.rollpacker.paper.points import MODELS, VERL, parts, point, rlhfuse
 from tailrace.rollpacker.paper.speed import step_s
 

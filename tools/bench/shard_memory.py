@@ -33,8 +33,7 @@ def forget() -> None:
 def rank(
     number: int, count: int, model: str, rendezvous: str, relay: str, token: str, versions: int, queue: Any
 ) -> None:
-    from tailrace.pipeline.roles.rank_publisher import RankPublisher
-    from tailrace.pipeline.roles.shards import Shards
+    from tailrace.pipeline.roles.rank_publisher import RankPublisher, Shards
     from tailrace.pipeline.roles.transfer import WeightTransfer
     from tailrace.trainer import TrainerConfig
     from tailrace.trainer.worker import TrainerWorker

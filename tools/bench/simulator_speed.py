@@ -5,7 +5,6 @@
 Each case is Laminar's pipeline on a fleet, in a process of its own: simulated trajectories per second, GPU-hours per second,
 microseconds per trajectory, peak memory. Building the fleet and importing are left out of the time, the controller, its
 policies, the engines and the workload are in it. Aims: 100,000 trajectories/s, and 1,000 GPU-hours/s for 72B on 1,024 H800.
-With `PYTHONPATH=.compiled` it measures the compiled copy that `tools/compile-simulator` makes, and says so.
 `--large` adds 10,240 and 102,400 GPUs, with a batch that grows with them.
 
 Beside it stands a limit measured in the same process: a heap that only pops and pushes one entry for each event, what any
@@ -24,9 +23,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tailrace.fleetsim import tokens
-from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.pipeline.config.target import configuration
 
 
@@ -123,8 +121,7 @@ def main() -> None:
             with context.Pool(1) as pool:
                 found[name].append(pool.apply(measure, (name,)))
     head = f"{'case':<26}{'traj/s':>10}{'(min-max)':>18}{'us/traj':>9}{'GPU-h/s':>9}{'heap/s':>11}{'GiB':>6}{'s':>7}"
-    how = "not compiled" if tokens.__file__.endswith(".py") else f"compiled: {Path(tokens.__file__).parents[2]}"
-    print(how, head, "-" * len(head), sep="\n")
+    print(head, "-" * len(head), sep="\n")
     rows = {}
     for name, results in found.items():
         rates = [result["trajectories_per_s"] for result in results]

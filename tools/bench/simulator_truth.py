@@ -38,8 +38,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tailrace.fleetsim.profile.processor import Others
-from tailrace.fleetsim.watch import watch
+from tailrace.fleetsim.profile.run import Others
+from tailrace.fleetsim.results.watch import watch
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.run.directory import RunDirectory

@@ -27,7 +27,7 @@ from typing import Any
 
 from tailrace.fleetsim.noisy_oracle import TABLE_4, expected_recalls, noise_of
 from tailrace.fleetsim.reproduce import Point
-from tailrace.fleetsim.reproduce.lab import Lab
+from tailrace.fleetsim.reproduce.paper import Lab
 from tailrace.streamrl.paper.points import GROUPS, MODELS, PARAMETERS, asynchronous, colocated, free, synchronous, times
 from tailrace.streamrl.paper.ranking import ALL, kept, with_recalls
 

@@ -25,7 +25,7 @@ from typing import Any
 from frozen_rounds.epoch import Generator, epoch
 from frozen_rounds.simulated import Drawn, Response, VirtualClock
 
-from tailrace.pipeline.run.figures import percentile
+from tailrace.pipeline.run.figures.figures import percentile
 from tailrace.rollout import TailRounds
 
 REDRAWS = ("fresh", "same-noise")
@@ -94,7 +94,7 @@ def real(count: int, seed: int, engine_name: str) -> dict[str, dict[str, float]]
     from tailrace.pipeline.roles.prompts import Prompts
     from tailrace.pipeline.run.directory import RunDirectory
     from tailrace.pipeline.run.prepare import prepare
-    from tailrace.pipeline.run.stop_tokens import stop_tokens
+    from tailrace.pipeline.run.prompts.stop_tokens import stop_tokens
     from tailrace.rollout import build_engine
     from tailrace.trajstore import MixOrder
 

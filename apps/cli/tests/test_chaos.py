@@ -9,11 +9,11 @@ import time
 import pytest
 
 from tailrace import contracts as c
-from tailrace.cli import chaos, chaos_run
-from tailrace.cli.chaos import ChaosOptions, drawn, figures, targets
-from tailrace.cli.chaos_run import RunProgress, options, supervise
 from tailrace.cli.errors import CommandError
 from tailrace.cli.main import main
+from tailrace.cli.runs import chaos, chaos_run
+from tailrace.cli.runs.chaos import ChaosOptions, drawn, figures, targets
+from tailrace.cli.runs.chaos_run import RunProgress, options, supervise
 from tailrace.faulttol import parse_fault
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory, write_json

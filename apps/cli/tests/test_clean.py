@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.cli.clean import size
 from tailrace.cli.main import main
+from tailrace.cli.runs.clean import size
 from tailrace.paramserver import RelayProcess, left_segments
 from tailrace.paramserver.machine.segments import living_owner
 from tailrace.pipeline.config.models import RunConfig

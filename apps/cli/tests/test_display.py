@@ -9,15 +9,14 @@ import time
 import pytest
 from rich.console import Console
 
-from tailrace.cli.complaints import complain
-from tailrace.cli.display import RunLines, display
+from tailrace.cli.components.plugins import registered
+from tailrace.cli.errors import complain
 from tailrace.cli.main import main
-from tailrace.cli.panel import clock, line, panel
-from tailrace.cli.plugins import registered
-from tailrace.cli.status import read_status, view
+from tailrace.cli.runs.display import RunLines, clock, display, line, panel
+from tailrace.cli.runs.status import read_status, view
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory, write_json
-from tailrace.pipeline.run.status import RunStatus
+from tailrace.pipeline.run.figures.status import RunStatus
 
 
 def training(**changes):
@@ -285,7 +284,7 @@ def test_status_for_scripts(directory, capsys):
 
 def test_watching_ends_with_the_run(directory, capsys, monkeypatch):
     write(directory, training())
-    monkeypatch.setattr("tailrace.cli.status.WATCH_S", 0.01)
+    monkeypatch.setattr("tailrace.cli.runs.status.WATCH_S", 0.01)
     beats = iter([True, True, False])
     monkeypatch.setattr(RunDirectory, "running", lambda self: next(beats))
     assert main(["status", "--watch", str(directory.root)]) == 0

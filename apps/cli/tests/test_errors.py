@@ -126,7 +126,7 @@ def test_nobody_at_the_ray_address(fails):
 
 
 def test_a_ray_address_that_swallows_packets_is_given_up_soon(fails, monkeypatch):
-    monkeypatch.setattr("tailrace.cli.preflight.CONNECT_S", 0.2)
+    monkeypatch.setattr("tailrace.cli.runs.preflight.CONNECT_S", 0.2)
     with socket.socket() as deaf:  # its queue is full: nobody ever accepts
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(0)
@@ -143,7 +143,7 @@ def test_a_ray_address_that_swallows_packets_is_given_up_soon(fails, monkeypatch
 
 
 def test_cuda_where_there_is_none(fails, monkeypatch):
-    monkeypatch.setattr("tailrace.cli.preflight._gpus_here", lambda: 0)
+    monkeypatch.setattr("tailrace.cli.runs.preflight._gpus_here", lambda: 0)
     assert "no CUDA device here" in fails("run", "laminar", "--set", "executor.device=cuda")
     assert "no CUDA device here" in fails("run", "laminar", "--set", "trainer.options.device=cuda")
     three = ("--set", "rollout.replicas=3", "--set", "executor.replica_gpus=1")
@@ -266,7 +266,7 @@ def test_no_command_ends_with_a_traceback_whatever_broke(debug, capsys, monkeypa
     def breaks(*_, **__):
         return {}["12024.0"]
 
-    monkeypatch.setattr("tailrace.cli.reproduce.show_reproduction", breaks)
+    monkeypatch.setattr("tailrace.cli.simulations.reproduce.show_reproduction", breaks)
     assert main(["reproduce", "laminar"]) == 1
     err = capsys.readouterr().err
     assert "tailrace: a fault of Tailrace itself: KeyError: '12024.0' (" in err

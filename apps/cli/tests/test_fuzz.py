@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from tailrace.cli.main import main
-from tailrace.fleetsim.injuries import Injuries
+from tailrace.fleetsim.host.failures import Injuries
 from tailrace.fuzz.draw import draw_case
 from tailrace.fuzz.trial import run_case
 

@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tailrace.cli.init import FILES
 from tailrace.cli.main import main
+from tailrace.cli.runs.init import FILES
 from tailrace.reward.testing import check_verifier
 
 PAGE = Path(__file__).parents[3] / "docs" / "your-own-run.md"

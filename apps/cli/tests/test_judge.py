@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tailrace.cli.judge_score import agreement
+from tailrace.cli.components.judge import agreement
 from tailrace.cli.main import main
 from tailrace.reward.judge import Unjudged
 

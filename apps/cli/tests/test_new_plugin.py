@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tailrace import contracts as c
+from tailrace.cli.components.new_plugin import ABOUT
 from tailrace.cli.main import main
-from tailrace.cli.new_plugin import ABOUT
 from tailrace.pipeline.spec import AXES
 
 QUICK = "sync"

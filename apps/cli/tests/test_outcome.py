@@ -2,12 +2,12 @@
 
 from rich.console import Console
 
-from tailrace.cli.outcome import show_outcome
+from tailrace.cli.runs.outcome import show_outcome
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.summary import summarise
+from tailrace.pipeline.run.figures.summary import summarise
 
 
 def printed(tmp_path, **extra):

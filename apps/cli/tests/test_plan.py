@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from tailrace.cli.main import main
-from tailrace.cli.plan import show, written
-from tailrace.fleetsim.config import fleet_config
+from tailrace.cli.simulations.plan import show, written
+from tailrace.fleetsim.fleet.config import fleet_config
 from tailrace.fleetsim.plan import Option, PoolShare, Search, Split
 from tailrace.fleetsim.plan.search import OWN
 from tailrace.pipeline.config.target import configuration

@@ -6,8 +6,8 @@ import pytest
 
 from tailrace.cli.main import main
 from tailrace.fleetsim.profile.fit import Profile
-from tailrace.fleetsim.profile.fit_sharing import Shared
-from tailrace.fleetsim.profile.machine_file import load_machine
+from tailrace.fleetsim.profile.fit_delays import Shared
+from tailrace.fleetsim.profile.machine import load_machine
 from tailrace.pipeline.errors import RunFailedError
 
 
@@ -28,7 +28,7 @@ def measured(monkeypatch, tmp_path):
             machine = load_machine("two-cores").model_copy(update={"name": name})
             return Profile(machine, [Shared(3, 0.55, 0.53, 20.0)], others_cores)
 
-        monkeypatch.setattr("tailrace.fleetsim.profile.measure.profile_machine", profile_machine)
+        monkeypatch.setattr("tailrace.fleetsim.profile.fit.profile_machine", profile_machine)
         return calls
 
     return replace

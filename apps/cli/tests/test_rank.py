@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tailrace import contracts as c
-from tailrace.cli import rank_data
+from tailrace.cli.components import rank as rank_data
 from tailrace.cli.main import main
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory, write_json

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tailrace.cli import room
 from tailrace.cli.errors import NotHereError
+from tailrace.cli.runs import room
 from tailrace.pipeline.config.target import configuration
 
 PARAMETERS = 1_000_000_000

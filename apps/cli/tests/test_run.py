@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.cli.control import control
-from tailrace.cli.controller_process import LOG
 from tailrace.cli.main import main
+from tailrace.cli.runs.control import control
+from tailrace.cli.runs.controller_process import LOG
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.errors import ConfigError, RunFailedError
 from tailrace.pipeline.run.directory import RunDirectory, write_json
-from tailrace.pipeline.run.results import results_of
-from tailrace.pipeline.run.status import RunStatus
+from tailrace.pipeline.run.figures.results import results_of
+from tailrace.pipeline.run.figures.status import RunStatus
 
 
 def binary(name, step, right, problems=256):
@@ -89,8 +89,8 @@ def launched(monkeypatch, tmp_path):
             write_json(directory.summary, outcome)
             return outcome
 
-        monkeypatch.setattr("tailrace.pipeline.run.launch.launch", launch)
-        monkeypatch.setattr("tailrace.cli.run.ControllerProcess", HereProcess)
+        monkeypatch.setattr("tailrace.pipeline.run.launching.launch.launch", launch)
+        monkeypatch.setattr("tailrace.cli.runs.run.ControllerProcess", HereProcess)
         return calls
 
     return replace

@@ -37,7 +37,7 @@ def test_check_names_what_works(works, capsys):
 
 
 def test_where_none_works_the_exit_status_is_2(capsys, monkeypatch):
-    monkeypatch.setattr("tailrace.cli.sandbox.probe_sandbox", lambda name: Probe(False, f"no {name}"))
+    monkeypatch.setattr("tailrace.cli.components.sandbox.probe_sandbox", lambda name: Probe(False, f"no {name}"))
     assert main(["sandbox", "check", "--json"]) == 2
     said = json.loads(capsys.readouterr().out)
     assert said["isolation"] is None

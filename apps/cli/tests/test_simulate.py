@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.cli import progress
 from tailrace.cli.main import main
-from tailrace.fleetsim.watch import SimulationProgress
+from tailrace.cli.simulations import progress
+from tailrace.fleetsim.results.watch import SimulationProgress
 
 CONFIG = """
 app = "laminar"
@@ -170,7 +170,7 @@ def test_an_interruption_leaves_nothing_behind(capsys, monkeypatch, command):
     def interrupted(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tailrace.fleetsim.simulator.Simulation.run", interrupted)
+    monkeypatch.setattr("tailrace.fleetsim.host.simulator.Simulation.run", interrupted)
     assert main(command) == 130
     assert capsys.readouterr().err == "tailrace: interrupted; nothing was written\n"
     assert not Path("simulations").exists()
@@ -241,7 +241,7 @@ def test_the_score_of_a_paper_is_the_last_word_and_of_all_papers_of_each(capsys)
 
 
 def test_a_score_says_how_many_are_scored_the_median_the_worst_and_the_statements():
-    from tailrace.cli.reproduce import beside, score
+    from tailrace.cli.simulations.reproduce import beside, score
     from tailrace.fleetsim.reproduce import summarise
     from tailrace.fleetsim.reproduce.records import record
     from tailrace.laminar.paper import PAPER

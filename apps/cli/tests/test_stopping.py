@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from tailrace.cli.stopping import Stopping
+from tailrace.cli.runs.stopping import Stopping
 
 PROGRAM = """
 import os, sys, time
-from tailrace.cli.stopping import Stopping
+from tailrace.cli.runs.stopping import Stopping
 
 def say(text):
     os.write(1, f"{text}\\n".encode())

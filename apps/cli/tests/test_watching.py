@@ -7,15 +7,15 @@ import time
 
 import pytest
 
-from tailrace.cli.controller_process import ATTACH, LOG, LeftController
 from tailrace.cli.errors import CommandError
-from tailrace.cli.run import RunOptions, run
-from tailrace.cli.watching import RunWatcher, unwatched, watch
+from tailrace.cli.runs.controller_process import ATTACH, LOG, LeftController
+from tailrace.cli.runs.run import RunOptions, run
+from tailrace.cli.runs.watching import RunWatcher, unwatched, watch
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.hosts.ray_cluster import CLAIM, RayCluster
 from tailrace.pipeline.run.directory import RunDirectory, write_json
-from tailrace.pipeline.run.status import RunStatus
+from tailrace.pipeline.run.figures.status import RunStatus
 
 KILLED = -signal.SIGKILL
 

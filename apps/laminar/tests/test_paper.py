@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.errors import ReproductionError
+from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.reproduce import Point, ProbeFindings, reproduce
-from tailrace.fleetsim.reproduce.lab import Lab, LabProgress
+from tailrace.fleetsim.reproduce.paper import Lab, LabProgress
 from tailrace.fleetsim.testing import check_paper
 from tailrace.laminar.paper import PAPER
 from tailrace.laminar.paper.points import BASELINES, PACKAGE, PARAMETERS, SCALES, SYSTEMS, TRAINERS, point

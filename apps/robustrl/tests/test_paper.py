@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.fleetsim.reproduce import reproduce
-from tailrace.fleetsim.reproduce.lab import Lab
+from tailrace.fleetsim.reproduce.paper import Lab
 from tailrace.fleetsim.reproduce.targets import TargetClass
 from tailrace.fleetsim.testing import check_paper
 from tailrace.robustrl.paper import PAPER

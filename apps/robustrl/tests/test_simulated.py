@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.run_directory import plain
-from tailrace.fleetsim.watch import watch_fleet
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.results.run_directory import plain
+from tailrace.fleetsim.results.watch import watch_fleet
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.testing.marked import deep
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.contracts import LendsDevices, plugins
-from tailrace.fleetsim.build import build_fleet
+from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.run.build import build_spec

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.fleetsim.build import build_fleet
+from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.reproduce import Point, reproduce
-from tailrace.fleetsim.reproduce.lab import Lab
+from tailrace.fleetsim.reproduce.paper import Lab
 from tailrace.fleetsim.testing import check_paper
 from tailrace.rollpacker.paper import PAPER
 from tailrace.rollpacker.paper.points import (

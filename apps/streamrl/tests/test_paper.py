@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tailrace.fleetsim.build import build_fleet
+from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.reproduce import Point, reproduce
-from tailrace.fleetsim.reproduce.lab import Lab
+from tailrace.fleetsim.reproduce.paper import Lab
 from tailrace.fleetsim.testing import check_paper
 from tailrace.streamrl.paper import PAPER, adjustment
 from tailrace.streamrl.paper.points import (

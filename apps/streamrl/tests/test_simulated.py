@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tailrace import contracts as c
-from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.pipeline.config.target import configuration
-from tailrace.pipeline.run.stream_figures import StreamFigures
+from tailrace.pipeline.run.figures.stream import StreamFigures
 
 FOLDER = Path(__file__).parents[3] / "configs" / "streamrl"
 STEPS, PROMPTS = 6, 8

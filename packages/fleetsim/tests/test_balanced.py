@@ -6,9 +6,9 @@ import pytest
 
 from tailrace import contracts as c
 from tailrace.faulttol import parse_fault
-from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.report.words import why
 

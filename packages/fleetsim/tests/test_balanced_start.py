@@ -3,10 +3,10 @@
 import pytest
 
 from tailrace import contracts as c
-from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.simulator import Simulation
-from tailrace.fleetsim.stage_times import StageTimes
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.fleet.stage_times import StageTimes
+from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.pipeline.config.loading import merge, validate
 
 CONTENT = {

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from tailrace.contracts import Interrupt, Why
-from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.pipeline.config.loading import validate
 
 PIPELINE = {

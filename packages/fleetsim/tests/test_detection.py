@@ -2,10 +2,10 @@
 
 import pytest
 
-from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.pipeline.config.loading import validate
-from tailrace.pipeline.run.detection_figures import DetectionFold
+from tailrace.pipeline.run.figures.detection import DetectionFold
 
 HOURS = 20.0
 

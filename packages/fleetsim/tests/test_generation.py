@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tailrace.fleetsim.config import RolloutFleet
-from tailrace.fleetsim.generation import BatchSample, generate
+from tailrace.fleetsim.fleet.config import RolloutFleet
+from tailrace.fleetsim.fleet.generation import BatchSample, generate
 
 STEP_S = 0.01
 

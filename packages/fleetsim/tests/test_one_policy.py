@@ -2,7 +2,7 @@
 
 import pytest
 
-from tailrace.fleetsim.build import build_fleet
+from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.run.build import build_spec
 from tailrace.repack import ThroughputModel

@@ -5,9 +5,9 @@ import pytest
 from tailrace.contracts import Down, Stepped, Struck, Up
 from tailrace.faulttol.injection import PHASES
 from tailrace.fleetsim import simulate
-from tailrace.fleetsim.advice import advice
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.watch import watch
+from tailrace.fleetsim.results.advice import advice
+from tailrace.fleetsim.results.watch import watch
 from tailrace.pipeline.config.loading import validate
 
 FLEET = {

@@ -5,10 +5,11 @@ import dataclasses
 import pytest
 
 from tailrace import contracts as c
-from tailrace.fleetsim import build, simulate
-from tailrace.fleetsim.build import build_fleet
+from tailrace.fleetsim import simulate
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.fleet import build
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.pipeline.config.loading import validate
 
 FLEET = {

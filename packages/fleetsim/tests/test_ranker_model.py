@@ -4,10 +4,10 @@ import pytest
 
 from tailrace.contracts import Activity, Predicted, PredictionFailed
 from tailrace.fleetsim import simulate
-from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.errors import FleetError
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.world import World
 from tailrace.fleetsim.members.ranker import BLOCK, RankerModel
-from tailrace.fleetsim.world import World
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
 from tailrace.ranker import recall

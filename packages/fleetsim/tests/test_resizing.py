@@ -3,9 +3,9 @@
 import dataclasses
 
 from tailrace import contracts as c
-from tailrace.fleetsim import build
-from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.fleet import build
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.repack import to_size
 

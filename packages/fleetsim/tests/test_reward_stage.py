@@ -7,14 +7,14 @@ import pytest
 
 from tailrace.contracts import Finished, Scored
 from tailrace.fleetsim import simulate
-from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.clock import VirtualTime
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.fleet import ScoringWorkers
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.fleet.fleet import ScoringWorkers
+from tailrace.fleetsim.host.clock import VirtualTime
+from tailrace.fleetsim.host.tokens import SimulatedTrajectory
 from tailrace.fleetsim.members.reward_stage import RewardStage
-from tailrace.fleetsim.tokens import SimulatedTrajectory
-from tailrace.fleetsim.workload.sample import ModelledSample
-from tailrace.fleetsim.workload.scoring import ScoringKind, ScoringKinds
+from tailrace.fleetsim.workload.rewards import ScoringKind, ScoringKinds
+from tailrace.fleetsim.workload.workload import ModelledSample
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
 from tailrace.reward.timeouts import AdaptiveTimeout

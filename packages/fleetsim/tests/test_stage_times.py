@@ -4,7 +4,7 @@ import pytest
 
 from tailrace.fleetsim import simulate
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.stage_times import NEVER, StageTimes
+from tailrace.fleetsim.fleet.stage_times import NEVER, StageTimes
 from tailrace.pipeline.config.loading import merge, validate
 
 CONTENT = {

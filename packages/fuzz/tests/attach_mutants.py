@@ -2,12 +2,11 @@
 
 from mutants import Mutant
 
-from tailrace.fleetsim.host import VirtualHandle, VirtualHost
-from tailrace.fuzz.checks.bookkeeping import BOOKS
+from tailrace.fleetsim.host.host import VirtualHandle, VirtualHost
+from tailrace.fuzz.checks.bookkeeping import BOOKS, REBUILT
 from tailrace.fuzz.checks.checker import RESTARTS
 from tailrace.fuzz.checks.data_plane import TOKENS, WEIGHTS
 from tailrace.fuzz.checks.progress import PROGRESS
-from tailrace.fuzz.checks.rebuild import REBUILT
 from tailrace.fuzz.checks.training import ONCE
 from tailrace.fuzz.deaths import REPLACED
 from tailrace.fuzz.trial import CRASHED

@@ -4,10 +4,9 @@ from mutants import Mutant
 
 from tailrace import contracts as c
 from tailrace.faulttol import HeartbeatMonitor
-from tailrace.fuzz.checks.bookkeeping import BOOKS
+from tailrace.fuzz.checks.bookkeeping import BOOKS, REBUILT
 from tailrace.fuzz.checks.data_plane import TOKENS, WEIGHTS
 from tailrace.fuzz.checks.progress import PROGRESS
-from tailrace.fuzz.checks.rebuild import REBUILT
 from tailrace.fuzz.checks.training import ONCE
 from tailrace.fuzz.trial import CRASHED
 from tailrace.pipeline.controller.coordinator import Coordinator

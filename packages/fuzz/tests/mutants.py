@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tailrace import contracts as c
-from tailrace.fleetsim.injuries import Injuries
+from tailrace.fleetsim.host.failures import Injuries
 from tailrace.fleetsim.members.replica import ModelledReplica
 from tailrace.fuzz.case import Case
-from tailrace.fuzz.checks.bookkeeping import BOOKS
+from tailrace.fuzz.checks.bookkeeping import BOOKS, REBUILT
 from tailrace.fuzz.checks.data_plane import TOKENS, WEIGHTS
 from tailrace.fuzz.checks.devices import SHARED
 from tailrace.fuzz.checks.progress import PROGRESS
-from tailrace.fuzz.checks.rebuild import REBUILT
+from tailrace.fuzz.checks.serving import FENCE
 from tailrace.fuzz.checks.training import BOUND, ONCE
-from tailrace.fuzz.checks.versions import FENCE
 from tailrace.fuzz.trial import CRASHED
 from tailrace.pipeline.controller.batches import Batches
 from tailrace.pipeline.controller.controller import Controller

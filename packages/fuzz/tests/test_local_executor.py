@@ -8,7 +8,7 @@ pytest.importorskip("torch", reason="real members train a real model")
 
 from tailrace import contracts as c
 from tailrace.faulttol import parse_fault
-from tailrace.fleetsim.quantities import samples
+from tailrace.fleetsim.fleet.quantities import samples
 from tailrace.fuzz.as_run import run_arguments
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.draw import draw_case
@@ -20,7 +20,7 @@ from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.run.build import build_spec, check
 from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.pipeline.run.replay import replay
+from tailrace.pipeline.run.launching.replay import replay
 from tailrace.pipeline.testing.small_run import events_of, make_deployment, make_files
 
 

@@ -6,9 +6,8 @@ import pytest
 
 from tailrace.pipeline.executor.deployment import TRAINER
 from tailrace.pipeline.hosts.local import LocalHost
-from tailrace.pipeline.run.audit import Retraining, train_again
+from tailrace.pipeline.run.audit import Retraining, experience, read_archive, train_again, trained_once, updates
 from tailrace.pipeline.run.eventlog import read_log
-from tailrace.pipeline.run.recorded_batches import experience, read_archive, trained_once, updates
 from tailrace.pipeline.testing.real_runs import RealRuns
 from tailrace.pipeline.testing.small_run import (
     GROUPS,

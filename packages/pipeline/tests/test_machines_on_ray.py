@@ -9,8 +9,8 @@ import pytest
 from tailrace import contracts as c
 from tailrace.pipeline.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.run.eventlog import read_log
-from tailrace.pipeline.run.fault_figures import FaultFold
-from tailrace.pipeline.run.folding import Audience, follow
+from tailrace.pipeline.run.figures.faults import FaultFold
+from tailrace.pipeline.run.figures.folding import Audience, follow
 from tailrace.pipeline.testing.small_run import LOG, commands_of, events_of, make_files
 
 pytest.importorskip("torch", reason="a real trainer trains a real model")

@@ -20,7 +20,7 @@ TRAINER = """
 import json, sys
 from safetensors.torch import save_file
 from tailrace.pipeline.roles.rank_publisher import RankPublisher
-from tailrace.pipeline.roles.shards import Shards
+from tailrace.pipeline.roles.rank_publisher import Shards
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.trainer import TrainerConfig
 from tailrace.trainer.worker import TrainerWorker

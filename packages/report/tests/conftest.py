@@ -3,15 +3,15 @@
 import dataclasses
 
 from tailrace import contracts as c
-from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.log import InstantLog
-from tailrace.fleetsim.simulator import Models, Simulation
-from tailrace.fleetsim.world import World
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Models, Simulation
+from tailrace.fleetsim.host.world import World
+from tailrace.fleetsim.results.log import InstantLog
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.pipeline.run.metrics import MetricsObserver
+from tailrace.pipeline.run.figures.metrics import MetricsObserver
 
 LAMINAR = {"admission": "inherent", "sync": "on-idle", "routing": "least-loaded", "relocation": "best-fit"}
 STALEFLOW = {

@@ -1,9 +1,9 @@
 """The chart of effective training time, from a simulated run whose members die."""
 
-from tailrace.fleetsim.build import build_fleet
-from tailrace.pipeline.run.effective_time import EffectiveTime, RoleDevices
+from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.pipeline.run.eventlog import Instant
-from tailrace.pipeline.run.folding import Audience, follow
+from tailrace.pipeline.run.figures.effective_time import EffectiveTime, RoleDevices
+from tailrace.pipeline.run.figures.folding import Audience, follow
 from tailrace.report.charts.chart import TimeAxis
 from tailrace.report.charts.effective_time import effective_time_chart
 from tailrace.report.record import read_record

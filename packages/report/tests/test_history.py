@@ -6,13 +6,13 @@ import pytest
 
 from tailrace import contracts as c
 from tailrace.fuzz.draw import draw_case
-from tailrace.fuzz.simulation import FuzzSimulation
+from tailrace.fuzz.trial import FuzzSimulation
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.report.figures import prompts
 from tailrace.report.fold.folds import Folds
 from tailrace.report.fold.history import History
-from tailrace.report.fold.marks import MarkKind
+from tailrace.report.fold.interruptions import MarkKind
 
 from .conftest import STALEFLOW, configured, simulated
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.report.fold.latencies import Latencies
+from tailrace.report.fold.turns import Latencies
 
 added = st.lists(st.tuples(st.floats(0, 50), st.floats(1e-4, 1e3)), min_size=1, max_size=150)
 

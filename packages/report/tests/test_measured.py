@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.metrics import read_metrics
-from tailrace.report.charts.comparison import Compared, before_the_drain, timelines
+from tailrace.pipeline.run.figures.metrics import read_metrics
+from tailrace.report.comparison_page import Compared, before_the_drain, timelines
 from tailrace.report.errors import MeasuredError
 from tailrace.report.figures.steady import measured
 from tailrace.report.fold.folds import evenly
@@ -53,7 +53,7 @@ def test_the_rate_leaves_out_the_start_up(directory, figures):
 
 
 def test_its_timeline_has_the_trainer_and_some_of_its_replicas(directory, figures, monkeypatch):
-    monkeypatch.setattr("tailrace.report.charts.comparison.ROWS", 2)
+    monkeypatch.setattr("tailrace.report.comparison_page.ROWS", 2)
     (chart,) = timelines([Compared(figures, read_record(directory).folds)])
     assert {row for trace in chart.data for row in trace["y"]} == {"trainer", "r0", "r1"}
     assert figures.measured_s[0] < chart.layout["xaxis"]["range"][1] <= figures.measured_s[1] + 0.001

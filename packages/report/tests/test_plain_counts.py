@@ -8,11 +8,11 @@ import pytest
 
 from tailrace import contracts as c
 from tailrace.fuzz.draw import draw_case
-from tailrace.fuzz.simulation import FuzzSimulation
+from tailrace.fuzz.trial import FuzzSimulation
 from tailrace.pipeline.config.loading import validate
 from tailrace.report import run_tables
 from tailrace.report.fold.folds import Folds
-from tailrace.report.fold.marks import MarkKind
+from tailrace.report.fold.interruptions import MarkKind
 from tailrace.report.record import read_record
 from tailrace.report.run_page import render
 from tailrace.report.standing import standing

@@ -14,14 +14,14 @@ from tailrace import contracts as c
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.pipeline.run.metrics import read_metrics
-from tailrace.pipeline.run.results import Estimate, MeasuredAnswers, Results
-from tailrace.pipeline.run.summary import summarise
+from tailrace.pipeline.run.figures.metrics import read_metrics
+from tailrace.pipeline.run.figures.results import Estimate, MeasuredAnswers, Results
+from tailrace.pipeline.run.figures.summary import summarise
 from tailrace.report import run_tables
 from tailrace.report.charts import lengths, staleness
-from tailrace.report.figures.headline import gain, reward_alone
+from tailrace.report.figures.held_out import gain, reward_alone
 from tailrace.report.figures.prompts import PromptFates
-from tailrace.report.fold.marks import MarkKind
+from tailrace.report.fold.interruptions import MarkKind
 from tailrace.report.record import read_record, standing_steps
 from tailrace.report.run_page import render, write_report
 

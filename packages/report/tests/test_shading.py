@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import contracts as c
-from tailrace.report.charts.shading import FAINTEST, shaded
+from tailrace.report.comparison_page import FAINTEST, shaded
 from tailrace.report.fold.loads import Loads
 from tailrace.report.fold.timeline import Doing, Span
 

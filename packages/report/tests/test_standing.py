@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from tailrace.pipeline.run.directory import read_json
-from tailrace.pipeline.run.status import RunStatus, StatusObserver
-from tailrace.pipeline.run.summary import summarise
+from tailrace.pipeline.run.figures.status import RunStatus, StatusObserver
+from tailrace.pipeline.run.figures.summary import summarise
 from tailrace.report import run_tables
 from tailrace.report.figures.held_out import results
 from tailrace.report.figures.prompts import PromptFates

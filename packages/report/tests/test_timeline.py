@@ -7,14 +7,14 @@ import pytest
 
 from tailrace import contracts as c
 from tailrace.fuzz.draw import draw_case
-from tailrace.fuzz.simulation import FuzzSimulation
+from tailrace.fuzz.trial import FuzzSimulation
 from tailrace.pipeline.run.build import build_spec
 from tailrace.report.charts.chart import TimeAxis
 from tailrace.report.charts.timeline import drawable, merged, timeline_chart
 from tailrace.report.figures.utilisation import utilisation
 from tailrace.report.fold import causes
 from tailrace.report.fold.folds import Folds
-from tailrace.report.fold.marks import Mark, MarkKind
+from tailrace.report.fold.interruptions import Mark, MarkKind
 from tailrace.report.fold.timeline import Doing, Span
 
 from .conftest import STALEFLOW, a_run, configured, simulated

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from tailrace import contracts as c
-from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.pipeline.controller.trajectories import Phase
 from tailrace.pipeline.run.build import build_spec
 from tailrace.report.charts.chart import TimeAxis

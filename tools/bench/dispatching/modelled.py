@@ -12,7 +12,7 @@ from dispatching.feeding import Feed, next_placements
 from tailrace.fleetsim.cost import DecodeCost, PrefillCost
 from tailrace.fleetsim.engine import ModelledEngine, Work
 from tailrace.fleetsim.hardware import find_device, model
-from tailrace.fleetsim.profile.machine_file import load_machine
+from tailrace.fleetsim.profile.machine import load_machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tailrace.pipeline.run.metrics import read_metrics
+from tailrace.pipeline.run.figures.metrics import read_metrics
 
 CONFIG = Path(__file__).parents[3] / "configs" / "laminar" / "tool-sums.toml"
 SYNCHRONOUS = ("pipeline.admission=on-policy", "pipeline.sync=barrier", "pipeline.relocation=none")

@@ -25,8 +25,8 @@ def main() -> None:
     from tailrace.laminar import APP
     from tailrace.pipeline.config.loading import validate
     from tailrace.pipeline.run.directory import RunDirectory
-    from tailrace.pipeline.run.launch import launch
-    from tailrace.pipeline.run.status import RunStatus
+    from tailrace.pipeline.run.figures.status import RunStatus
+    from tailrace.pipeline.run.launching.launch import launch
 
     job, out = Job.read(Path(sys.argv[1])), Path(sys.argv[2])
     config = validate([("defaults", APP.defaults()), ("quick start", APP.quickstart()), ("benchmark", settings(job))])

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.fleetsim.cost import DecodeCost
-from tailrace.fleetsim.cost.decode import MAX_RUNNING
-from tailrace.fleetsim.cost.steps import RooflineStep, roofline_s
+from tailrace.fleetsim.cost.decode import MAX_RUNNING, RooflineStep, roofline_s
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.hardware import FittedDecode, ModelShape, device, devices, model, models
 

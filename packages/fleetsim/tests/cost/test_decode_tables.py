@@ -3,7 +3,7 @@
 import pytest
 
 from tailrace.fleetsim.cost import DecodeCost
-from tailrace.fleetsim.cost.steps import roofline_s
+from tailrace.fleetsim.cost.decode import roofline_s
 from tailrace.fleetsim.hardware import ModelShape, device, model
 
 # cost_model.derived: A = reading the weights, B = a trajectory's arithmetic, c = a cached token, t0 = overhead,

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.fleetsim.cost import WeightCost
-from tailrace.fleetsim.cost.broadcast import RING_CHANNELS, RING_CHUNK_BYTES, RING_HOP_S, collective_broadcast_s
+from tailrace.fleetsim.cost.weights import RING_CHANNELS, RING_CHUNK_BYTES, RING_HOP_S, collective_broadcast_s
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.hardware import Link, Node, device, model
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.fleetsim.engine.steps import kv_token_s, steps_s, steps_within
+from tailrace.fleetsim.engine.state import kv_token_s, steps_s, steps_within
 
 batch = {
     "running": st.integers(1, 1000),

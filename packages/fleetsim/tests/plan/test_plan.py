@@ -4,11 +4,10 @@ import re
 
 import pytest
 
-from tailrace.fleetsim.config import fleet_config
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.many import simulate_many
+from tailrace.fleetsim.fleet.config import fleet_config
 from tailrace.fleetsim.plan import mixes, plan, splits
-from tailrace.fleetsim.run import simulate
+from tailrace.fleetsim.run import simulate, simulate_many
 from tailrace.pipeline.config.loading import merge, validate
 
 CONTENT = {

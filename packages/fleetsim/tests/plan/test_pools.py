@@ -2,11 +2,11 @@
 
 import pytest
 
-from tailrace.fleetsim.config import fleet_config
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.layout import layout
+from tailrace.fleetsim.fleet.config import fleet_config
+from tailrace.fleetsim.fleet.layout import layout
 from tailrace.fleetsim.plan import plan
-from tailrace.fleetsim.plan.pools import PoolSplits, over_pools
+from tailrace.fleetsim.plan.space import PoolSplits, over_pools
 from tailrace.pipeline.config.loading import merge, validate
 
 CONTENT = {

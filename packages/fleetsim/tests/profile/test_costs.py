@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.fleetsim.profile.costs import costs, relative_error
+from tailrace.fleetsim.profile.fit_costs import costs, relative_error
 
 coefficient = st.one_of(st.just(0.0), st.floats(1e-3, 1e3))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tailrace.fleetsim.profile.fit_sharing import fit_sharing, sharing_table
+from tailrace.fleetsim.profile.fit_delays import fit_sharing, sharing_table
 from tailrace.fleetsim.profile.run import MeasuredRun
 from tailrace.fleetsim.profile.samples import ClockReading, EngineRound, ReplicaSamples, TrainerSamples, TrainingUpdate
 from tailrace.fleetsim.profile.timing import ClockKind, Timing

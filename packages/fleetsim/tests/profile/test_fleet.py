@@ -5,12 +5,11 @@ from profile_machine import FLAT, machine
 
 from tailrace import contracts as c
 from tailrace.fleetsim import simulate
-from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.profile.machine import SharingPart, WorkloadPart
-from tailrace.fleetsim.profile.machine_file import machine_toml
-from tailrace.fleetsim.profile.turns import MeasuredTurns
-from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Simulation
+from tailrace.fleetsim.profile.machine import SharingPart, WorkloadPart, machine_toml
+from tailrace.fleetsim.profile.run import MeasuredTurns
 from tailrace.pipeline.config.target import configuration
 
 SMALL = (

@@ -6,7 +6,7 @@ import pytest
 from profile_machine import machine
 
 from tailrace.fleetsim.errors import ProfileError
-from tailrace.fleetsim.profile.machine_file import SHIPPED, load_machine, machine_toml, parse_machine
+from tailrace.fleetsim.profile.machine import SHIPPED, load_machine, machine_toml, parse_machine
 
 
 @pytest.mark.parametrize("found", [machine(), machine(sharing=None), machine(name='a "b"\x7f')])

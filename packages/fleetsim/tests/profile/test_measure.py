@@ -6,8 +6,8 @@ pytest.importorskip("torch")
 
 from tailrace.fleetsim import simulate
 from tailrace.fleetsim.errors import ProfileError
-from tailrace.fleetsim.profile.machine_file import machine_toml
-from tailrace.fleetsim.profile.measure import profile_machine
+from tailrace.fleetsim.profile.fit import profile_machine
+from tailrace.fleetsim.profile.machine import machine_toml
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.roles.replica import ReplicaRole
 from tailrace.pipeline.testing.small_run import FakeReplicaRole, make_files

@@ -1,7 +1,7 @@
 """The engine with a clock does what the engine does, and notes it."""
 
 from tailrace.contracts import Request, Sampling
-from tailrace.fleetsim.profile.measured_engine import MeasuredEngine
+from tailrace.fleetsim.profile.measured_roles import MeasuredEngine
 from tailrace.fleetsim.profile.samples import ReplicaSamples
 from tailrace.rollout.testing import FakeEngine
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tailrace.fleetsim.cost import DecodeCost, PrefillCost
 from tailrace.fleetsim.engine import ModelledEngine, Work
-from tailrace.fleetsim.profile.paged_engine import PagedEngine
+from tailrace.fleetsim.profile.fleet import PagedEngine
 
 
 def engine(block, capacity=6_000):

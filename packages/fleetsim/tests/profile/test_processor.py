@@ -4,7 +4,7 @@ import os
 import shutil
 import time
 
-from tailrace.fleetsim.profile.processor import Others, cores_here, machine_s, usage
+from tailrace.fleetsim.profile.run import Others, cores_here, machine_s, usage
 
 TICK = os.sysconf("SC_CLK_TCK")
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tailrace import contracts as c
-from tailrace.fleetsim.profile.turns import MeasuredTurns
+from tailrace.fleetsim.profile.run import MeasuredTurns
 
 
 def ref(name, kept=0):

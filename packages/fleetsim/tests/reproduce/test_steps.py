@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tailrace import contracts as c
-from tailrace.fleetsim.build import build_fleet
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.fleetsim.reproduce.steps import StepWatcher
-from tailrace.fleetsim.simulator import Simulation
 from tailrace.pipeline.config.loading import validate
 
 STEPS = 5

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tailrace.fleetsim.watch import watch
+from tailrace.fleetsim.results.watch import watch
 from tailrace.pipeline.config.loading import validate
 
 LAMINAR = {"admission": "inherent", "sync": "on-idle", "routing": "least-loaded", "relocation": "best-fit"}

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from tailrace.contracts import plugins
-from tailrace.fleetsim import outcome
-from tailrace.fleetsim.advice import advice, findings
 from tailrace.fleetsim.errors import FleetsimError
+from tailrace.fleetsim.results import outcome
+from tailrace.fleetsim.results.advice import advice, findings
+from tailrace.fleetsim.results.watch import watch
 from tailrace.fleetsim.run import simulate
-from tailrace.fleetsim.watch import watch
-from tailrace.pipeline.run.figures import Batch
+from tailrace.pipeline.run.figures.figures import Batch
 from tailrace.report.figures.comparison import comparison, ratios, unique
 
 from .conftest import LAMINAR, SYNCHRONOUS, configured

@@ -6,16 +6,15 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tailrace.fleetsim import outcome, run_directory
-from tailrace.fleetsim.advice import advice
 from tailrace.fleetsim.errors import StalledError
+from tailrace.fleetsim.results import outcome, run_directory
+from tailrace.fleetsim.results.advice import advice
 from tailrace.fleetsim.run import simulate
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
 from tailrace.pipeline.run.eventlog import HEADER
-from tailrace.pipeline.run.metrics import read_metrics
-from tailrace.report.charts.comparison import Compared
-from tailrace.report.comparison_page import compare_page
+from tailrace.pipeline.run.figures.metrics import read_metrics
+from tailrace.report.comparison_page import Compared, compare_page
 from tailrace.report.explain import explain
 from tailrace.report.record import read_record
 from tailrace.report.run_page import write_report
@@ -204,7 +203,7 @@ def test_a_simulation_that_stands_still_leaves_what_it_did(tmp_path, monkeypatch
     def stalled(self, first=None):
         raise StalledError("after 9 s nothing is under way")
 
-    monkeypatch.setattr("tailrace.fleetsim.simulator.Simulation.run", stalled)
+    monkeypatch.setattr("tailrace.fleetsim.host.simulator.Simulation.run", stalled)
     with pytest.raises(StalledError):
         run_directory.simulate_into(tmp_path / "out", configured(LAMINAR), name="mine")
     status = read_json(tmp_path / "out" / "status.json")

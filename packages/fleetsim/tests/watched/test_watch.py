@@ -2,11 +2,11 @@
 
 import pytest
 
-from tailrace.fleetsim import watch as watch_module
-from tailrace.fleetsim.build import build_fleet
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Simulation
+from tailrace.fleetsim.results import watch as watch_module
+from tailrace.fleetsim.results.watch import watch
 from tailrace.fleetsim.run import simulate
-from tailrace.fleetsim.simulator import Simulation
-from tailrace.fleetsim.watch import watch
 from tailrace.report.fold.folds import Folds
 from tailrace.report.fold.loads import FIRST_LAG, LAGS
 

@@ -10,7 +10,7 @@ from tailrace.contracts.plugins import load
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.draw import draw_case
 from tailrace.fuzz.faults import BreakKind
-from tailrace.fuzz.simulation import FuzzSimulation
+from tailrace.fuzz.trial import FuzzSimulation
 
 WORLDS = int(os.environ.get("TAILRACE_WORLDS", "1"))
 COST = {"k1": 2e-5, "k2": 1e-3, "k3": 1e-4, "k4": 2e-3}

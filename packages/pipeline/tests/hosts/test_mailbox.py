@@ -8,7 +8,7 @@ import pytest
 from tailrace import contracts as c
 from tailrace.pipeline.errors import StaleEpochError
 from tailrace.pipeline.hosts.mailbox import Mailbox
-from tailrace.pipeline.roles.event_queue import EventQueue
+from tailrace.pipeline.roles.worker import EventQueue
 
 
 class Role(EventQueue):

@@ -7,8 +7,7 @@ import pytest
 
 from tailrace.contracts import Publish
 from tailrace.paramserver import PublishTimeout, RelayGroup, RelayReader, RelayUnreachable, relay_status
-from tailrace.pipeline.roles.publishing import Publishing
-from tailrace.pipeline.roles.site_arrivals import SiteArrivals
+from tailrace.pipeline.roles.publishing import Publishing, SiteArrivals
 from tailrace.pipeline.roles.transfer import WeightTransfer
 
 NBYTES = 100_000

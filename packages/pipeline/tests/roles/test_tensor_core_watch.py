@@ -7,7 +7,7 @@ import pytest
 from tailrace.contracts import Activity, Step, Stepped
 from tailrace.faulttol.tensor_cores import open_tensor_cores
 from tailrace.pipeline.roles import trainer
-from tailrace.pipeline.roles.tensor_core_watch import TensorCoreWatch
+from tailrace.pipeline.roles.trainer_activity import TensorCoreWatch
 
 
 @pytest.mark.gpu

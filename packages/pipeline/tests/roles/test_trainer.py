@@ -22,7 +22,7 @@ from tailrace.contracts import (
 from tailrace.pipeline.errors import CheckpointUnusableError, RoleError
 from tailrace.pipeline.executor.seam import MemberDeadError
 from tailrace.pipeline.roles import trainer
-from tailrace.pipeline.roles.tensor_core_watch import TensorCoreWatch
+from tailrace.pipeline.roles.trainer_activity import TensorCoreWatch
 from tailrace.trainer import load_weights_file
 from tailrace.trainer.worker import TrainerWorker
 

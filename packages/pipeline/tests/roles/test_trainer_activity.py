@@ -4,8 +4,7 @@ import pytest
 
 from tailrace.contracts import Accumulate, Checkpoint, Publish, Step
 from tailrace.faulttol.tensor_cores import UnreadableError
-from tailrace.pipeline.roles.tensor_core_watch import NOISE, TensorCoreWatch
-from tailrace.pipeline.roles.trainer_activity import REPORT_S, TrainerActivity
+from tailrace.pipeline.roles.trainer_activity import NOISE, REPORT_S, TensorCoreWatch, TrainerActivity
 
 
 class Told:

@@ -1,10 +1,10 @@
 """Controllers that attached are counted, and whom they restarted without need."""
 
 from tailrace import contracts as c
-from tailrace.pipeline.run.attach_figures import AttachFigures
 from tailrace.pipeline.run.eventlog import Instant
-from tailrace.pipeline.run.folding import follow
-from tailrace.pipeline.run.incidents import Incidents
+from tailrace.pipeline.run.figures.folding import follow
+from tailrace.pipeline.run.figures.incidents import Incidents
+from tailrace.pipeline.run.figures.log import AttachFigures
 
 
 def test_only_restarts_of_members_that_lived_count():

@@ -7,12 +7,11 @@ import pytest
 from tailrace.contracts import Purpose, TrajectoryRef
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.roles.beginnings import beginning_of
-from tailrace.pipeline.roles.prompts import DecodingMode, Prompts, session_row
-from tailrace.pipeline.run.beginnings import row_seed
+from tailrace.pipeline.roles.prompts import DecodingMode, Prompts, beginning_of, session_row
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.prepare import prepare
+from tailrace.pipeline.run.prompts.beginnings import row_seed
 from tailrace.trajstore import PromptFileError, PromptPool
 
 ENVIRONMENTS = '''

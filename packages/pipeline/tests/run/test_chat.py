@@ -6,7 +6,7 @@ import pytest
 
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.prompt_reading import TRAIN, read_files
+from tailrace.pipeline.run.prompts.reading import TRAIN, read_files
 
 pytest.importorskip("transformers", reason="it renders chat templates")
 

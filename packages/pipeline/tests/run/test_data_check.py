@@ -7,8 +7,8 @@ import pytest
 
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.data_check import check_data
-from tailrace.pipeline.run.prompt_reading import read_files
+from tailrace.pipeline.run.prompts.data_check import check_data
+from tailrace.pipeline.run.prompts.reading import read_files
 
 
 def faults(tmp_path, train, held_out=None, **tables):

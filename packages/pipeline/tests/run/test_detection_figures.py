@@ -4,9 +4,9 @@ import pytest
 
 from tailrace import contracts as c
 from tailrace.faulttol import RoleAware
-from tailrace.pipeline.run.detection_figures import DetectionFold
 from tailrace.pipeline.run.eventlog import Instant
-from tailrace.pipeline.run.folding import Audience, follow
+from tailrace.pipeline.run.figures.detection import DetectionFold
+from tailrace.pipeline.run.figures.folding import Audience, follow
 
 SILENT, STILL, HYBRID = c.Why.SILENT, c.Why.STILL, c.Why.HYBRID
 

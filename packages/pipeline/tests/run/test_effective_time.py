@@ -5,9 +5,9 @@ import random
 import pytest
 
 from tailrace import contracts as c
-from tailrace.pipeline.run.effective_time import EffectiveTime, RoleDevices
 from tailrace.pipeline.run.eventlog import Instant
-from tailrace.pipeline.run.folding import Audience, follow
+from tailrace.pipeline.run.figures.effective_time import EffectiveTime, RoleDevices
+from tailrace.pipeline.run.figures.folding import Audience, follow
 
 HALF = RoleDevices(2, {"": 1})  # a trainer of two devices, and replicas of one each
 

@@ -10,7 +10,6 @@ from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.roles.observations import Glue
 from tailrace.pipeline.run.build import build_spec
-from tailrace.pipeline.run.chat import end_of_turn
 from tailrace.pipeline.run.environments import (
     chat_glue,
     check_environment,
@@ -18,6 +17,7 @@ from tailrace.pipeline.run.environments import (
     environment_role,
     no_tool_prefix,
 )
+from tailrace.pipeline.run.prompts.chat import end_of_turn
 from tailrace.pipeline.run.scripted_faults import check_faults
 
 

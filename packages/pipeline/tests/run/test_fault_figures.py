@@ -3,8 +3,8 @@
 from tailrace import contracts as c
 from tailrace.faulttol import parse_fault
 from tailrace.pipeline.run.eventlog import Instant
-from tailrace.pipeline.run.fault_figures import FaultFold
-from tailrace.pipeline.run.folding import Audience, follow
+from tailrace.pipeline.run.figures.faults import FaultFold
+from tailrace.pipeline.run.figures.folding import Audience, follow
 
 
 def fault_figures(log, scripted=()):

@@ -7,7 +7,7 @@ import pytest
 from tailrace.contracts import plugins
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.free_devices import check_free_devices
+from tailrace.pipeline.run.launching.free_devices import check_free_devices
 
 
 def config(provisioning, **executor):

@@ -1,11 +1,11 @@
 """What a person hears of a run: each death with its cause and what follows, each recovery, each scripted fault."""
 
 from tailrace import contracts as c
-from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.pipeline.config.loading import validate
-from tailrace.pipeline.run.incidents import Incidents
-from tailrace.pipeline.run.status import StatusObserver
+from tailrace.pipeline.run.figures.incidents import Incidents
+from tailrace.pipeline.run.figures.status import StatusObserver
 
 FLEET = {
     "model": "Qwen2.5-7B",

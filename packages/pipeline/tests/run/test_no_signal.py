@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.pipeline.config.loading import validate
-from tailrace.pipeline.run.no_signal import NoSignal, starved
-from tailrace.pipeline.run.status import StatusObserver
+from tailrace.pipeline.run.figures.incidents import NoSignal, starved
+from tailrace.pipeline.run.figures.status import StatusObserver
 
 
 class Groups:

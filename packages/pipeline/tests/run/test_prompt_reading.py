@@ -13,7 +13,7 @@ from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.roles.prompts import Prompts, item_metadata
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.prepare import prepare
-from tailrace.pipeline.run.prompt_reading import PromptCounts, read_files
+from tailrace.pipeline.run.prompts.reading import PromptCounts, read_files
 from tailrace.trajstore import PromptPool
 
 ROOM = 10  # tokens of a prompt: a context of 40 less 30 of a response
@@ -148,7 +148,7 @@ def test_the_token_before_a_text_counts_and_stays_when_it_is_cut(prepared, model
 def test_a_text_whose_end_has_other_tokens_is_cut_until_it_fits(tmp_path):
     from tokenizers import Tokenizer, models
 
-    from tailrace.pipeline.run.prompt_lengths import PromptRoom
+    from tailrace.pipeline.run.prompts.reading import PromptRoom
 
     # "abcd" is one token, but "bcd" three, and "€" is one token of three for its bytes.
     vocabulary = {token: number for number, token in enumerate(["a", "b", "c", "d", "ab", "abc", "abcd"])}

@@ -8,8 +8,8 @@ import pytest
 
 from tailrace import contracts as c
 from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.run.audit import experience, read_archive, trained_once, updates
 from tailrace.pipeline.run.eventlog import Instant
-from tailrace.pipeline.run.recorded_batches import experience, read_archive, trained_once, updates
 
 
 def log(*happened):

@@ -2,8 +2,8 @@
 
 from tailrace import contracts as c
 from tailrace.pipeline.run.eventlog import Instant
-from tailrace.pipeline.run.folding import follow
-from tailrace.pipeline.run.replica_figures import ReplicaFigures
+from tailrace.pipeline.run.figures.folding import follow
+from tailrace.pipeline.run.figures.replicas import ReplicaFigures
 
 
 def figures(*instants):

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import contracts as c
-from tailrace.pipeline.run.responses import CompleteResponses
+from tailrace.pipeline.run.figures.stages import CompleteResponses
 
 
 @given(

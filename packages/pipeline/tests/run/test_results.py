@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.pipeline.controller.evaluations import EvaluationResult
-from tailrace.pipeline.run.figures import standard_error
-from tailrace.pipeline.run.results import MeasuredAnswers, Quantity, Results, results_of
+from tailrace.pipeline.run.figures.figures import standard_error
+from tailrace.pipeline.run.figures.results import MeasuredAnswers, Quantity, Results, results_of
 
 ACCURACY, REWARD = Quantity.ACCURACY, Quantity.REWARD
 

@@ -4,7 +4,7 @@ import pytest
 
 from tailrace import contracts as c
 from tailrace.pipeline.policies.batching import Redundant
-from tailrace.pipeline.run.round_figures import RoundFigures
+from tailrace.pipeline.run.figures.rounds import RoundFigures
 from tailrace.pipeline.testing.small_run import make_spec as spec
 from tailrace.pipeline.testing.small_run import policy
 

@@ -1,7 +1,7 @@
 """The figures of scores, on logs worked out by hand."""
 
 from tailrace import contracts as c
-from tailrace.pipeline.run.score_figures import ScoreFigures
+from tailrace.pipeline.run.figures.log import ScoreFigures
 
 
 def figures(*instants):

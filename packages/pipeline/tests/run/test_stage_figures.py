@@ -2,7 +2,7 @@
 
 from tailrace import contracts as c
 from tailrace.pipeline.run.eventlog import Instant
-from tailrace.pipeline.run.stage_figures import stage_figures
+from tailrace.pipeline.run.figures.stages import stage_figures
 
 
 def figures(*instants):

@@ -3,12 +3,12 @@
 import dataclasses
 
 from tailrace import contracts as c
-from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.run.directory import read_json
-from tailrace.pipeline.run.results import results_of
-from tailrace.pipeline.run.status import StatusObserver
+from tailrace.pipeline.run.figures.results import results_of
+from tailrace.pipeline.run.figures.status import StatusObserver
 
 BOUNDED = {"admission": {"name": "bounded", "bound": 1}, "sync": "when-useful", "routing": "marginal-throughput"}
 

@@ -6,7 +6,7 @@ import pytest
 
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.stop_tokens import stop_tokens, stops_in_words
+from tailrace.pipeline.run.prompts.stop_tokens import stop_tokens, stops_in_words
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|turn|>\n{% endfor %}"
 

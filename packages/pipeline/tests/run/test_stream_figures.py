@@ -3,7 +3,7 @@
 import pytest
 
 from tailrace import contracts as c
-from tailrace.pipeline.run.stream_figures import StreamFigures
+from tailrace.pipeline.run.figures.stream import StreamFigures
 
 
 def figures(*instants):

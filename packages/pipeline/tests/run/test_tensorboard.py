@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("tensorboardX")
 
-from tailrace.pipeline.run.tensorboard import tensorboard_writer
+from tailrace.pipeline.run.figures.metrics import tensorboard_writer
 
 FULL = """
 import sys
 from pathlib import Path
-from tailrace.pipeline.run.tensorboard import tensorboard_writer
+from tailrace.pipeline.run.figures.metrics import tensorboard_writer
 
 writer = tensorboard_writer(Path(sys.argv[1]))
 for step in range(2000):

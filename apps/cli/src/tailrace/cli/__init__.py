@@ -14,5 +14,7 @@ def command() -> int:
     except KeyboardInterrupt:
         import sys
 
+        from tailrace.cli.exit_status import INTERRUPTED
+
         print("tailrace: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED

@@ -1,6 +1,16 @@
-"""Errors of the command line."""
+"""Errors of the command line, and how each is told in one line."""
 
-from tailrace.contracts import TailraceError
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from tailrace.cli.exit_status import WRONG
+from tailrace.contracts import TailraceError, shown
+
+_LINES = "\n\t"
+DEBUG = "TAILRACE_DEBUG"
+"""Environment variable that adds the traceback to a message."""
 
 
 class CliError(TailraceError):
@@ -13,3 +23,28 @@ class CommandError(CliError, ValueError):
 
 class NotHereError(CliError, RuntimeError):
     """The configuration asks for something that this machine does not have."""
+
+
+def complain(message: str, *, status: int = WRONG) -> int:
+    """Print one line on stderr. Returns the exit status."""
+    print(f"tailrace: {shown(message, keep=_LINES)}", file=sys.stderr)
+    return status
+
+
+def one_line(error: BaseException | str) -> str:
+    """An error's message in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def lines_of(error: BaseException) -> Sequence[str]:
+    """An error's message, one line for each fault."""
+    from tailrace.pipeline.errors import ConfigListError
+
+    return error.lines if isinstance(error, ConfigListError) else (one_line(error),)
+
+
+def show_source() -> None:
+    """Print the traceback of the current error, if the user asked for it."""
+    if os.environ.get(DEBUG):
+        traceback.print_exc()

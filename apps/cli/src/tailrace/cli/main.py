@@ -19,33 +19,16 @@ from typing import Any
 
 import typer
 
-from tailrace.cli import (
-    audit_commands,
-    chaos_commands,
-    judge_commands,
-    plugin_commands,
-    rank_commands,
-    run_commands,
-    sandbox_commands,
-    serve_commands,
-    simulated_commands,
-)
 from tailrace.cli.app import app
-from tailrace.cli.complaints import DEBUG, complain, lines_of, one_line, show_source
+from tailrace.cli.components import commands as component_commands
+from tailrace.cli.errors import DEBUG, complain, lines_of, one_line, show_source
+from tailrace.cli.exit_status import FAILED, INTERRUPTED, WRONG
+from tailrace.cli.runs import commands as run_commands
+from tailrace.cli.simulations import commands as simulation_commands
 from tailrace.contracts import TailraceError
 
 # Each adds its own when it is imported.
-COMMANDS = (
-    run_commands,
-    simulated_commands,
-    rank_commands,
-    plugin_commands,
-    judge_commands,
-    sandbox_commands,
-    serve_commands,
-    chaos_commands,
-    audit_commands,
-)
+COMMANDS = (run_commands, simulation_commands, component_commands)
 UsageError: type[Exception] = typer.BadParameter.__mro__[
     1
 ]  # typer carries its own copy of click, whose names are private
@@ -60,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in streams:
         if stream.lost is not None:
             status = complain(
-                f"{stream.named}: {stream.lost.strerror}; what was printed is not whole", status=status or 2
+                f"{stream.named}: {stream.lost.strerror}; what was printed is not whole", status=status or WRONG
             )
     return status
 
@@ -72,7 +55,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         show_source()
         return _usage(error, list(arguments if arguments is not None else sys.argv[1:]))
     except (typer.Abort, KeyboardInterrupt):
-        return complain("interrupted", status=130)
+        return complain("interrupted", status=INTERRUPTED)
     except (TailraceError, OSError) as error:
         show_source()
         return max(complain(line) for line in lines_of(error))
@@ -82,7 +65,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return complain(
             f"a fault of Tailrace itself: {type(error).__name__}: {one_line(error)} ({where.filename}:{where.lineno}); "
             f"{DEBUG}=1 shows the traceback",
-            status=1,
+            status=FAILED,
         )
     return status if isinstance(status, int) else 0
 
@@ -145,7 +128,7 @@ def _unread() -> Iterator[list[_Stream]]:
 def _usage(error: Any, words: Sequence[str]) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
-        return 2
+        return WRONG
     where = error.ctx.command_path if error.ctx is not None else "tailrace"
     return complain(f"{one_line(error.format_message()).rstrip('.')}{_found(error, words)}; see {where} --help")
 

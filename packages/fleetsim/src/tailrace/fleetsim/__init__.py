@@ -14,11 +14,11 @@ def __getattr__(name: str) -> Any:
 
         return simulate
     if name == "simulate_into":
-        from tailrace.fleetsim.run_directory import simulate_into
+        from tailrace.fleetsim.results.run_directory import simulate_into
 
         return simulate_into
     if name == "Result":
-        from tailrace.fleetsim.result import Result
+        from tailrace.fleetsim.results.result import Result
 
         return Result
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.result import Result, result_of
-from tailrace.fleetsim.simulator import Simulation
+from tailrace.contracts import TailraceError
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Simulation
+from tailrace.fleetsim.processes import in_processes
+from tailrace.fleetsim.results.log import MemoryLog
+from tailrace.fleetsim.results.result import Result, result_of
 from tailrace.pipeline.config.loading import parse_setting, validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.executor.executor import Observer
+
+Job = tuple[RunConfig, int]
+"""A configuration and a seed."""
 
 
 def simulate(
@@ -45,3 +52,22 @@ def simulate(
     simulation = Simulation(build_fleet(read, seed=seed), observers=observers, keep_events=keep_events)
     simulation.run()
     return result_of(simulation)
+
+
+def simulate_many(jobs: Sequence[Job], *, processes: int | None = None) -> Iterator[tuple[int, Result | TailraceError]]:
+    """Simulate all; each yields its place in `jobs` and its result, or why it could not be, in the order they are done.
+
+    Results have no event log.
+
+    Args:
+        processes: number of processes at once; None: one per processor core. With 1, this process does all.
+    """
+    return in_processes(_one, jobs, processes=processes)
+
+
+def _one(job: Job) -> Result | TailraceError:
+    config, seed = job
+    try:
+        return replace(simulate(config, seed=seed, keep_events=False), events=MemoryLog(()))
+    except TailraceError as error:
+        return error

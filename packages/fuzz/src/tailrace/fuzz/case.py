@@ -10,13 +10,13 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tailrace.contracts import TailraceError
-from tailrace.fleetsim.config import DelayConfig, RolloutFleet
 from tailrace.fleetsim.cost.decode import DecodeCost
 from tailrace.fleetsim.cost.prefill import PrefillCost
 from tailrace.fleetsim.cost.training import TrainingCost
-from tailrace.fleetsim.fleet import SimulatedFleet
-from tailrace.fleetsim.quantities import parts, samples
-from tailrace.fleetsim.replica_pool import ReplicaPool, WeightCosts
+from tailrace.fleetsim.fleet.config import DelayConfig, RolloutFleet
+from tailrace.fleetsim.fleet.fleet import SimulatedFleet
+from tailrace.fleetsim.fleet.pools import ReplicaPool, WeightCosts
+from tailrace.fleetsim.fleet.quantities import parts, samples
 from tailrace.fleetsim.workload.config import WorkloadConfig
 from tailrace.fuzz.errors import CaseError
 from tailrace.fuzz.faults import BreakKind, CaseFault, Seconds

@@ -7,7 +7,7 @@ from typing import Any
 
 from tailrace.contracts import Command, Event
 from tailrace.fleetsim.errors import DriverDiedError
-from tailrace.fleetsim.log import InstantLog
+from tailrace.fleetsim.results.log import InstantLog
 from tailrace.fuzz.errors import InvariantError
 from tailrace.fuzz.faults import CaseFault, Moment
 from tailrace.pipeline.controller.view import RunView

@@ -7,7 +7,8 @@ from typing import Any
 
 from tailrace.contracts import BatchingPolicy, Progress
 from tailrace.fuzz.case import Case
-from tailrace.fuzz.drawn_faults import (
+from tailrace.fuzz.errors import CaseError
+from tailrace.fuzz.faults import (
     attaches,
     fault_of_a_case,
     how_many,
@@ -18,7 +19,6 @@ from tailrace.fuzz.drawn_faults import (
     of_the_ranker,
     standbys,
 )
-from tailrace.fuzz.errors import CaseError
 from tailrace.fuzz.policies import (
     APART,
     NEWER,

@@ -8,20 +8,19 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tailrace import contracts as c
+from tailrace.fleetsim.host.simulator import Models
+from tailrace.fleetsim.host.world import World
 from tailrace.fleetsim.members.environment import EnvironmentModel
 from tailrace.fleetsim.members.ranker import RankerModel
 from tailrace.fleetsim.members.relays import Relays
 from tailrace.fleetsim.members.replica import ModelledReplica
 from tailrace.fleetsim.members.stores import ScorerModel
 from tailrace.fleetsim.members.trainer import Trainer
-from tailrace.fleetsim.simulator import Models
-from tailrace.fleetsim.world import World
 from tailrace.fuzz.case import EnvironmentsCase
-from tailrace.fuzz.checks.data_plane import DataPlane
-from tailrace.fuzz.checks.lineage import Lineage
+from tailrace.fuzz.checks.data_plane import DataPlane, Lineage
 
 if TYPE_CHECKING:
-    from tailrace.fleetsim.host import VirtualMember
+    from tailrace.fleetsim.host.host import VirtualMember
 
 
 class FuzzReplica(ModelledReplica):

@@ -5,7 +5,9 @@ A policy of yours is the name of a plugin, a class (or function) whose options a
 
 from __future__ import annotations
 
+import enum
 import inspect
+import typing
 from collections.abc import Mapping, Sequence
 from random import Random
 from types import MappingProxyType
@@ -19,13 +21,13 @@ from tailrace.contracts import (
     LendsDevices,
     RecoveryAction,
     TailraceError,
+    Tried,
     YieldsDevices,
     adds_gradients,
     expected_one_of,
     plugins,
 )
 from tailrace.fuzz.errors import CaseError
-from tailrace.fuzz.options import draw_value
 from tailrace.pipeline.config.models import Choice
 from tailrace.pipeline.config.options import Factory, options_of
 from tailrace.pipeline.config.policies import build_policy, load_policy
@@ -236,3 +238,22 @@ def _name(policy: Any) -> str:
         return policy
     made = policy if _is_factory(policy) else type(policy)
     return f"{made.__module__}.{made.__qualname__}"
+
+
+def draw_value(random: Random, kind: Any) -> Any:
+    """A value of a type: truths, literals and enumerations as they are, anything else where `Tried` stands beside it.
+
+    None leaves the option as it is, as a configuration would: TOML has no word for it.
+    """
+    if typing.get_origin(kind) is typing.Annotated:
+        kind, *marks = typing.get_args(kind)
+        for told in marks:
+            if isinstance(told, Tried):
+                return random.choice(told.rarely if told.rarely and random.random() < 0.1 else told.values)
+    if kind is bool:
+        return random.random() < 0.5
+    if typing.get_origin(kind) is typing.Literal:
+        return random.choice(typing.get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return random.choice(list(kind)).value
+    return None

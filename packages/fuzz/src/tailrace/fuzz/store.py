@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tailrace import contracts as c
 from tailrace.fleetsim.engine import Work
-from tailrace.fleetsim.tokens import SimulatedTrajectory, Tokens
+from tailrace.fleetsim.host.tokens import SimulatedTrajectory, Tokens
 from tailrace.fleetsim.workload.workload import Workload
 from tailrace.fuzz.checks.data_plane import DataPlane
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from tailrace.faulttol import FaultKind as Injury
 from tailrace.fleetsim.errors import DriverDiedError
-from tailrace.fleetsim.host import VirtualMember
-from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.host.host import VirtualMember
+from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.fuzz.deaths import Deaths
 from tailrace.fuzz.faults import BreakKind, CaseFault
 from tailrace.fuzz.messages import Messages

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field
+from random import Random
 
-from tailrace.fleetsim.log import MemoryLog
-from tailrace.fleetsim.simulator import Simulation
+from tailrace import contracts as c
+from tailrace.fleetsim.errors import DriverDiedError
+from tailrace.fleetsim.host.failures import Injuries
+from tailrace.fleetsim.host.simulator import Simulation
+from tailrace.fleetsim.host.world import World
+from tailrace.fleetsim.results.log import MemoryLog
 from tailrace.fuzz.case import Case
+from tailrace.fuzz.checks.checker import Checker
+from tailrace.fuzz.checks.data_plane import DataPlane, Lineage
+from tailrace.fuzz.deaths import ControllerDiedError, Deaths, LastWords, MortalLog, wakes
 from tailrace.fuzz.errors import InvariantError
+from tailrace.fuzz.faults import CaseFault, Moment
+from tailrace.fuzz.members import FuzzModels
+from tailrace.fuzz.messages import Messages
 from tailrace.fuzz.policies import NONE, POLICIES, Policies
-from tailrace.fuzz.simulation import FuzzSimulation
-from tailrace.pipeline.run.replica_figures import ReplicaFigures
+from tailrace.fuzz.store import Store
+from tailrace.fuzz.strikes import Strikes
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.executor.deployment import Deadlines
+from tailrace.pipeline.executor.executor import Executor
+from tailrace.pipeline.executor.roster import Roster
+from tailrace.pipeline.run.figures.replicas import ReplicaFigures
 
 _NUMBER = re.compile(r"[re]?\d[\w.]*")
 
@@ -145,3 +162,139 @@ def _covered(case: Case, fuzz: FuzzSimulation) -> dict[str, Counter[str]]:
             }
         ),
     }
+
+
+# A run of a case: the executor and the controller of real runs, on a virtual host where everything may break.
+#
+# What breaks is scripted by the case: messages, injuries and the store are objects that the host is given. Every event and
+# command, and what members really do, goes to the checks.
+
+
+class FuzzSimulation:
+    """One run of a case.
+
+    Args:
+        case: what runs and what breaks.
+        policies: those of yours that take part, by axis.
+    """
+
+    def __init__(self, case: Case, policies: Policies = NONE) -> None:
+        fleet = case.fleet(policies)
+        mixes = fleet.spec.sync.mixes_versions
+        random = Random(f"what happens in case {case.seed}")
+        plane, lineage = DataPlane(mixes_versions=mixes), Lineage()
+        store = Store(
+            fleet.workload,
+            fleet.samples,
+            mixes_versions=mixes,
+            plane=plane,
+            ends_in_environment=case.ends_in_environment,
+        )
+        world = World(fleet, tokens=store, injuries=Injuries(kept_versions=case.weights.keep), reorders=True)
+        self._deaths = Deaths()
+        messages = Messages(case.messages, random, self._deaths)
+        patience_s = case.patience_s(fleet.samples)
+        deadlines = Deadlines.all(patience_s, suspect_s=fleet.delays.hang_s / 2)
+        self.case = case
+        self._all_logged = True  # whether the log has all that the controller decided
+        self._changes = Random(f"changes in case {case.seed}")
+        self.simulation = Simulation(
+            fleet,
+            transport=messages,
+            models=FuzzModels(
+                world,
+                plane,
+                lineage,
+                random,
+                breaks=case.scoring_failures,
+                refuses=case.refuses,
+                predicting=Random(f"what is predicted in case {case.seed}"),
+                predictions=case.predictions,
+                answering=Random(f"what environments do in case {case.seed}"),
+                environments=case.environments,
+            ),
+            deadlines=dataclasses.replace(
+                deadlines,
+                call_s=min(patience_s, case.call_s),
+                step_s=patience_s if case.step_s is None else min(patience_s, case.step_s),
+            ),
+            log=MortalLog(self._deaths),
+        )
+        self.checker = Checker(case, self.simulation, plane)
+        self.simulation.observers += [self.checker, LastWords(self._deaths)]
+        self.simulation.executor = self._executor()
+        self.strikes = Strikes(case.faults, self.simulation, messages, self._replay, self._deaths)
+        self.checker.stepped, self.checker.silenced = self.strikes.reached, self.strikes.silenced
+
+    def run(self, first: c.Resumed | None = None) -> None:
+        """Run to the end.
+
+        Args:
+            first: what a run that goes on begins with, see `crash`; None: it is new.
+
+        Raises:
+            InvariantError: an invariant does not hold.
+        """
+        if first is None:
+            self.strikes.reached(0)
+        died: DriverDiedError | None = None
+        while True:
+            try:
+                if isinstance(died, ControllerDiedError):
+                    self._attach(died.fault)
+                else:
+                    self.simulation.run(first if died is None else self.crash())
+                return
+            except DriverDiedError as error:
+                died = error
+                if isinstance(error, ControllerDiedError) and error.fault.moment is Moment.BEFORE_LOG:
+                    self._all_logged = False
+
+    def _attach(self, fault: CaseFault) -> None:
+        """Another controller takes the place of one that died: it replays the log, and runs to the end.
+
+        Meanwhile members go on, and what they say to nobody is told again. A little later the first one wakes up.
+        """
+        simulation, time, dead = self.simulation, self.simulation.world.time, self.simulation.executor
+        until_s = simulation.now + fault.for_s
+        while simulation.now < until_s:
+            time.wait(until_s)
+        simulation.controller = self._rebuilt()
+        simulation.host.epoch += 1
+        simulation.executor = self._executor()
+        roster = Roster()
+        for (_, events, commands), heard in zip(simulation.log.instants, simulation.log.heard, strict=True):
+            roster.note(events, commands, heard)
+        time.at(simulation.now + 0.5 * simulation.host.poll_s, wakes, dead)
+        simulation.run(c.Attached(simulation.host.epoch, fault.for_s), attached=roster)
+
+    def crash(self) -> c.Resumed:
+        """The driver dies with every role. What it had heard is in the log; the store says what survived.
+
+        Every other time the run goes on with more steps or another number of replicas.
+        """
+        simulation = self.simulation
+        simulation.controller = self._rebuilt()
+        simulation.host.close()
+        simulation.host.reporting.clear()
+        simulation.host.unreachable_until_s.clear()
+        simulation.world.time.clear()
+        simulation.executor = self._executor()
+        self.strikes.again()
+        steps = replicas = None
+        if self._changes.random() < 0.5:
+            steps = simulation.controller.view.steps + self._changes.choice([0, 1, 2])
+            replicas = self._changes.randint(1, self.case.replicas + 1)
+        return c.Resumed(tuple(simulation.world.disk), steps, replicas)
+
+    def _replay(self) -> None:
+        if self._all_logged:  # one that died before it wrote to the log has decided more than that has
+            self.checker.replay()
+
+    def _rebuilt(self) -> Controller:
+        compared, self._all_logged = self._all_logged, True
+        return self.checker.rebuild(compared=compared)
+
+    def _executor(self) -> Executor:
+        simulation = self.simulation
+        return Executor(simulation.host, simulation.deployment, observers=simulation.observers)

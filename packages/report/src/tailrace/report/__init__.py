@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.report.charts.comparison import Compared
-from tailrace.report.comparison_page import compare_page
+from tailrace.report.comparison_page import Compared, compare_page
 from tailrace.report.errors import MeasuredError, ReportError
 from tailrace.report.figures.figures import Figures
 from tailrace.report.figures.steady import measured, steady

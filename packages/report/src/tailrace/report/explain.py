@@ -10,9 +10,8 @@ from tailrace.pipeline.controller.members import ENVIRONMENT, REPLICA, TRAINER
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import Instant
-from tailrace.report.fold.aftermath import ANEW
 from tailrace.report.fold.history import History
-from tailrace.report.fold.states import Group, Stage, Trajectory
+from tailrace.report.fold.states import ANEW, Group, Stage, Trajectory
 from tailrace.report.record import fold, spec_of
 from tailrace.report.words import here, why
 

@@ -13,8 +13,8 @@ from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.eventlog import Instant, read_log
-from tailrace.pipeline.run.figures import Batch
-from tailrace.pipeline.run.metrics import read_metrics
+from tailrace.pipeline.run.figures.figures import Batch
+from tailrace.pipeline.run.figures.metrics import read_metrics
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.report.fold.folds import Folds
 from tailrace.report.fold.history import History

@@ -13,22 +13,20 @@ from typing import Any
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.environments import has_own_rows
-from tailrace.pipeline.run.prompt_reading import treated_rows
-from tailrace.pipeline.run.results import MeasuredAnswers, Results
+from tailrace.pipeline.run.figures.results import MeasuredAnswers, Results
+from tailrace.pipeline.run.prompts.reading import treated_rows
 from tailrace.report import run_tables
-from tailrace.report.charts import learning, lengths, loads, rounds, staleness, throughput, turns
+from tailrace.report.charts import learning, lengths, loads, rounds, staleness, turns
 from tailrace.report.charts.chart import Chart, TimeAxis
 from tailrace.report.charts.effective_time import effective_time_chart
 from tailrace.report.charts.timeline import timeline_chart
-from tailrace.report.figures import headline
-from tailrace.report.figures.held_out import results, said
+from tailrace.report.figures.held_out import gain, results, reward_alone, said
 from tailrace.report.figures.prompts import PromptFates, failures
 from tailrace.report.figures.utilisation import utilisation
-from tailrace.report.fold.marks import MarkKind
-from tailrace.report.html.page import render_page, write_page
+from tailrace.report.fold.interruptions import MarkKind
+from tailrace.report.html.page import Table, render_page, write_page
 from tailrace.report.record import Record, read_record
 from tailrace.report.samples import samples
-from tailrace.report.table import Table
 from tailrace.report.words import changes_in_words, duration
 
 SIMULATED = "A simulated run: times are modelled, lengths and rewards are drawn, and nothing learns."
@@ -58,7 +56,7 @@ def render(record: Record) -> str:
         title=f"{record.config.app}, {record.directory.root.name}",
         simulated=simulated,
         headline=_headline(record, measured, simulated=simulated),
-        notes=[*filter(None, [headline.reward_alone(measured)]), *_notes(record)],
+        notes=[*filter(None, [reward_alone(measured)]), *_notes(record)],
         facts=run_tables.facts(record),
         charts=[chart for group in groups.values() for chart in group],
         groups=groups,
@@ -100,8 +98,8 @@ def _charts(record: Record, measured: Results, time: TimeAxis) -> dict[str, list
         "turns": turns.turn_charts(record, time),
         "loads": loads.heat_charts(record.folds.loads, record.shown_s, time),
         "rates": present(
-            throughput.throughput_chart(record, time),
-            throughput.buffer_chart(record, time),
+            loads.throughput_chart(record, time),
+            loads.buffer_chart(record, time),
             loads.ages_chart(record.folds.loads, record.shown_s, time),
         ),
         "trainer": learning.trainer_charts(record),
@@ -112,7 +110,7 @@ def _charts(record: Record, measured: Results, time: TimeAxis) -> dict[str, list
 def _headline(record: Record, measured: Results, *, simulated: bool) -> dict[str, Any]:
     config, summary = record.config, record.summary
     return {
-        "gain": SIMULATED if simulated else headline.gain(measured),
+        "gain": SIMULATED if simulated else gain(measured),
         "app": config.app,
         "model": str(config.fleet.get("model") or config.fleet.get("profile")) if simulated else _model(config),
         "task": "drawn lengths" if simulated else _task(config),

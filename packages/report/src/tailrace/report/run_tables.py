@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from tailrace.contracts import SessionOrigin
-from tailrace.pipeline.run.results import MeasuredAnswers, Quantity, Results
+from tailrace.pipeline.run.figures.results import MeasuredAnswers, Quantity, Results
 from tailrace.report.charts.staleness import staleness_in_words
-from tailrace.report.figures.headline import UNKNOWN_ACCURACY
-from tailrace.report.figures.held_out import said
+from tailrace.report.figures.held_out import UNKNOWN_ACCURACY, said
 from tailrace.report.figures.prompts import PromptFates
 from tailrace.report.figures.utilisation import Utilisation
 from tailrace.report.fold.history import History
-from tailrace.report.fold.marks import MarkKind
+from tailrace.report.fold.interruptions import MarkKind
+from tailrace.report.html.page import Table, cut
 from tailrace.report.record import Record
-from tailrace.report.table import Table, cut
 from tailrace.report.words import end, percent, why
 
 

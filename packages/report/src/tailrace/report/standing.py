@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tailrace.pipeline.controller.members import REPLICA
-from tailrace.pipeline.run.figures import mean
-from tailrace.pipeline.run.status import RunStatus, show_results
+from tailrace.pipeline.run.figures.figures import mean
+from tailrace.pipeline.run.figures.status import RunStatus, show_results
 from tailrace.report.figures.held_out import results
 from tailrace.report.figures.prompts import PromptFates
-from tailrace.report.fold.marks import MarkKind
+from tailrace.report.fold.interruptions import MarkKind
 from tailrace.report.record import Record
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import expected_one_of
-from tailrace.rollout.errors import ModelLoadError, OptionError
+from tailrace.rollout.errors import DeviceMissingError, ModelLoadError, OptionError
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _CPU_KV_CEILING_BYTES = 1 << 30
@@ -157,3 +157,26 @@ class CacheShape:
         blocks = math.ceil(min(options.max_model_len or self.max_len, self.max_len) / block_tokens)
         wanted = max_num_seqs * blocks * block_bytes
         return max(min(wanted, _CPU_KV_CEILING_BYTES), blocks * block_bytes) + block_bytes
+
+
+def resolve_device(options: EngineOptions) -> str:
+    """``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        DeviceMissingError: CUDA was asked for and this machine has none.
+    """
+    import torch
+
+    available = torch.cuda.is_available()
+    if options.device == "cuda" and not available:
+        raise DeviceMissingError("found no CUDA device, expected one for device='cuda'; use device='cpu' or 'auto'")
+    if options.device == "auto":
+        return "cuda" if available else "cpu"
+    return options.device
+
+
+def resolve_dtype(options: EngineOptions, device: str) -> str:
+    """The dtype's name: the chosen one, else float32 on CPU and bfloat16 on CUDA."""
+    if options.dtype != "auto":
+        return options.dtype
+    return "bfloat16" if device == "cuda" else "float32"

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from tailrace.rollout.errors import RoundError
-from tailrace.rollout.quotas import quotas
 
 Take = Callable[[int], Sequence[int]]
 """Gives up to so many next prompts of the epoch; fewer only if the epoch has no more."""
@@ -318,3 +317,30 @@ class TailRounds:
 def launched(count: int, factor: float) -> int:
     """How many are launched to keep `count`: factor x count, rounded up."""
     return math.ceil(count * factor - 1e-9)
+
+
+_Part = TypeVar("_Part", bound=Hashable)
+
+
+def quotas(
+    size: int, shares: Mapping[_Part, int], least: Mapping[_Part, int], most: Mapping[_Part, int]
+) -> dict[_Part, int]:
+    """Whole parts of `size`, as near to the shares as their limits allow.
+
+    Each part is raised by one, where it is furthest below its exact share, until the parts add up to `size`.
+
+    Args:
+        size: the sum of the parts, if `least` and `most` allow it.
+        shares: the share of each source, relative to those of the others.
+        least: least part of each source, 0 if it is not there.
+        most: largest part of each source; only those have a part.
+    """
+    parts = {source: least.get(source, 0) for source in most}
+    total = sum(shares.get(source, 0) for source in most) or 1
+    while sum(parts.values()) < size:
+        below = [source for source in most if parts[source] < most[source]]
+        if not below:
+            break
+        furthest = max(below, key=lambda source: size * shares.get(source, 0) / total - parts[source])
+        parts[furthest] += 1
+    return parts

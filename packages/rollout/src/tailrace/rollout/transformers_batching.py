@@ -17,7 +17,6 @@ from typing import Any
 
 from tailrace.contracts import Delta, Engine, EngineStats, FinishReason, Request, Weights, named_tensors
 from tailrace.rollout.checkpoint import parameter_names
-from tailrace.rollout.devices import resolve_device, resolve_dtype
 from tailrace.rollout.errors import (
     EngineBusyError,
     EngineDiedError,
@@ -27,9 +26,9 @@ from tailrace.rollout.errors import (
     RequestError,
     WeightsError,
 )
-from tailrace.rollout.options import CacheShape, EngineOptions
+from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
-from tailrace.rollout.transformers_seeds import keep_seeds
+from tailrace.rollout.seeds import keep_transformers_seeds
 
 _BLOCK_TOKENS = 32
 # Attention on CPU multiplies each query with the keys of the whole batch, so its cost grows with the square of the batch.
@@ -278,7 +277,7 @@ class TransformersEngine:
             ),
         )
         if not greedy:
-            keep_seeds(manager)
+            keep_transformers_seeds(manager)
         else:
             manager.batch_processor = manager._create_batch_processor()
         self._count_preemptions(manager.batch_processor)

@@ -6,31 +6,35 @@ parameters this yields a third more tokens per second. A step is synchronous, so
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import Delta, Engine, EngineStats, FinishReason, Request, Sampling, Weights, named_tensors
 from tailrace.rollout.checkpoint import parameter_names
-from tailrace.rollout.devices import resolve_device, resolve_dtype
 from tailrace.rollout.errors import (
     DeviceMissingError,
     EngineBusyError,
     EngineDiedError,
     EngineMissingError,
     ModelLoadError,
+    OptionError,
     RequestError,
     WeightsError,
 )
-from tailrace.rollout.options import CacheShape, EngineOptions
+from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
-from tailrace.rollout.vllm_parallel import bind_workers, check_parallel, load_in_workers, worker_threads
+from tailrace.rollout.seeds import keep_vllm_seeds
 from tailrace.rollout.vllm_process import kept_groups, own_inspection, quiet_setup, updatable_linears, why_not
-from tailrace.rollout.vllm_seeds import keep_seeds
 from tailrace.rollout.wheel_tag import correct_wheel_tag
 
+_PART_BYTES = 256 << 20
+_SHARED = Path("/dev/shm")  # noqa: S108, RUF100 - the memory that processes share
 _CPU_BLOCK_TOKENS = 128  # vLLM's own default on CPU
 _MAX_NUM_SEQS = 256
 _MAX_BATCH_TOKENS = 2048
@@ -115,7 +119,7 @@ class VLLMEngine:
                     use_tqdm_on_load=False,
                     **({} if options.block_tokens is None else {"block_size": options.block_tokens}),
                 )
-                keep_seeds()
+                keep_vllm_seeds()
                 with updatable_linears(), own_inspection(), worker_threads(options.threads or None):
                     config = args.create_engine_config()
                     self._llm = LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
@@ -334,3 +338,81 @@ class _Build:
 
 
 build = _Build()
+
+
+# An engine of vLLM whose model runs in worker processes beside the engine's own: one for each device that it spans (tensor
+# parallelism), or a single one, where another engine runs in the engine's process already.
+
+
+def check_parallel(shape: CacheShape, workers: int) -> None:
+    """Refuse a number of devices that does not divide the model's heads.
+
+    Raises:
+        OptionError: it does not.
+    """
+    if shape.heads % workers:
+        raise OptionError(
+            f"engine option tensor_parallel_size: found {workers}, expected a divisor of the model's {shape.heads} heads"
+        )
+
+
+def bind_workers(workers: int) -> None:
+    """Give each worker process of an engine that is built next a core of its own. Left to itself, vLLM wants a NUMA node each.
+
+    Raises:
+        DeviceMissingError: this process may use fewer cores than there are workers.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < workers:
+        raise DeviceMissingError(f"found {len(cores)} cores, expected one for each of tensor_parallel_size={workers}")
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, cores[:workers]))
+
+
+@contextmanager
+def worker_threads(threads: int | None) -> Iterator[None]:
+    """Let worker processes that start in this context use so many threads for an operator on CPU; None: OpenMP's choice."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("OMP_NUM_THREADS", None)
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def load_in_workers(llm: Any, weights: Iterable[tuple[str, Any]]) -> list[str]:
+    """Give weights of full shape to every worker, each of which takes its part.
+
+    Returns:
+        Parameters that got no weights in some worker.
+    """
+    missing: list[set[str]] = [set(names) for names in llm.collective_rpc("tailrace_parameters")]
+    with tempfile.TemporaryDirectory(prefix="tailrace-", dir=_SHARED if _SHARED.is_dir() else None) as folder:
+        for part in _parts(weights):
+            path = Path(folder) / "part"
+            _save(part, path)
+            for names, filled in zip(missing, llm.collective_rpc("tailrace_load", args=(str(path),)), strict=True):
+                names.difference_update(filled)
+    return sorted(set().union(*missing))
+
+
+def _parts(weights: Iterable[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
+    part: dict[str, Any] = {}
+    size = 0
+    for name, tensor in weights:
+        part[name] = tensor.detach().cpu().contiguous()
+        size += tensor.numel() * tensor.element_size()
+        if size >= _PART_BYTES:
+            yield part
+            part, size = {}, 0
+    if part:
+        yield part
+
+
+def _save(part: dict[str, Any], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: tensor.clone() for name, tensor in part.items()}, path)

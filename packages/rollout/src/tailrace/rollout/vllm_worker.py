@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tailrace.rollout.seeds import keep_vllm_seeds
 from tailrace.rollout.vllm_process import plain_linears
-from tailrace.rollout.vllm_seeds import keep_seeds
 
 plain_linears()
-keep_seeds()
+keep_vllm_seeds()
 
 
 class WeightLoading:

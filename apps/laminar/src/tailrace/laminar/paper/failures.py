@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tailrace.fleetsim.recorder import BatchRow
+from tailrace.fleetsim.host.recorder import BatchRow
 from tailrace.fleetsim.reproduce import Found, Point, TargetMeasure
 from tailrace.laminar.paper.points import point
 

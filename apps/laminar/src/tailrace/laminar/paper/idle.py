@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from tailrace.fleetsim.reproduce import Found, TargetMeasure
-from tailrace.fleetsim.result import Result
+from tailrace.fleetsim.results.result import Result
 from tailrace.laminar.paper.points import SCALES, TRAINERS, every, point
 
 

@@ -6,7 +6,7 @@ import math
 
 from tailrace.faulttol import RankLevel, RoleAware
 from tailrace.faulttol.detection import TRAINING
-from tailrace.fleetsim.build import build_fleet
+from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.hardware import model
 from tailrace.fleetsim.reproduce import TargetMeasure
 from tailrace.robustrl.paper.points import byterobust, robustrl, value

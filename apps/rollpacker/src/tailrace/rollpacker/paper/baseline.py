@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 
-from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.cost import DecodeCost
+from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.hardware import device, model
 from tailrace.fleetsim.reproduce import Found, Point, TargetMeasure
 from tailrace.fleetsim.workload.config import WorkloadConfig

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.cost import DecodeCost, fit_coefficients, throughput_error
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.fleet.quantities import samples
 from tailrace.fleetsim.hardware import device, model
-from tailrace.fleetsim.quantities import samples
 from tailrace.fleetsim.reproduce import Found, Point, ProbeFindings, TargetMeasure
 from tailrace.pipeline.run.build import build_spec
 from tailrace.staleflow.paper.points import detailed

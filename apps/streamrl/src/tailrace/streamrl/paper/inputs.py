@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tailrace.fleetsim.fleet.stage_times import StageTimes
 from tailrace.fleetsim.hardware import device, model
 from tailrace.fleetsim.reproduce import TargetMeasure, Toml
-from tailrace.fleetsim.stage_times import StageTimes
 from tailrace.repack import SkewAware, lpt
 from tailrace.streamrl.paper.points import MODELS, asynchronous
 from tailrace.streamrl.paper.sites import MACHINE_COST

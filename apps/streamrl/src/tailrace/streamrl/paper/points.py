@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from tailrace.fleetsim.fleet.stage_times import DeviceShare, StageTimes
 from tailrace.fleetsim.reproduce import Parameters, Point, Setting, Toml
-from tailrace.fleetsim.stage_times import DeviceShare, StageTimes
 
 PACKAGE = "tailrace.streamrl.paper"
 PARAMETERS = Parameters(PACKAGE)

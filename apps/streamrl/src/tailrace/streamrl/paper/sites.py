@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tailrace.fleetsim.build import build_fleet
+from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.reproduce import Found, Point, TargetMeasure
 from tailrace.streamrl.paper.points import LENGTHS, across, asynchronous
 from tailrace.streamrl.paper.speed import step_s

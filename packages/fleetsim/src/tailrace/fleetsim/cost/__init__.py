@@ -1,9 +1,8 @@
 """Cost models of decoding, prefill, training and moving weights on a device, in seconds."""
 
 from tailrace.fleetsim.cost.capacity import kv_capacity_tokens
-from tailrace.fleetsim.cost.decode import DecodeCost
+from tailrace.fleetsim.cost.decode import DecodeCost, fit_coefficients, profile_samples, throughput_error
 from tailrace.fleetsim.cost.prefill import PrefillCost
-from tailrace.fleetsim.cost.throughput_fit import fit_coefficients, profile_samples, throughput_error
 from tailrace.fleetsim.cost.training import TrainingCost
 from tailrace.fleetsim.cost.weights import TENSOR_S, WeightCost
 

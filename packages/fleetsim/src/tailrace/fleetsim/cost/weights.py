@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tailrace.fleetsim.cost.broadcast import collective_broadcast_s
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.hardware.devices import Device
 from tailrace.fleetsim.hardware.links import CROSS_DATACENTER, Link, Node
 from tailrace.fleetsim.hardware.models import ModelShape
 from tailrace.paramserver import CHUNK_BYTES, chain_broadcast_time_s, optimal_chunks
 
+RING_CHUNK_BYTES = 4 * 2**20 / 8
+"""Bytes that a channel sends at once: NCCL_BUFFSIZE (4 MiB) / NCCL_STEPS (8); BROADCAST_CHUNKSTEPS is 1."""
+RING_CHANNELS = 2
+"""Channels that share a NIC: NCCL duplicates every ring that its search finds."""
+RING_HOP_S = 14e-6
+"""Seconds of latency of a hop over the network: NCCL's tuning table, ring, protocol Simple."""
 RELAY_HOP_BANDWIDTH = 100e9
 """Bytes per second of a hop between relays that Laminar's figures imply: more than one NIC, less than all of them."""
 
@@ -163,3 +168,30 @@ class WeightCost:
     @property
     def _replicas_per_node(self) -> int:
         return max(1, self.node.gpus // self.tensor_parallel)
+
+
+# Cost of a collective broadcast between devices as NCCL does it: a ring through which chunks are pipelined.
+
+
+def collective_broadcast_s(shard_bytes: float, replicas: int, replicas_per_node: int, calls: int, node: Node) -> float:
+    """Seconds until every replica's device has its shard of a version.
+
+    Each shard has its own ring: the trainer's device, then one device of every replica, node after node. NCCL has no other
+    algorithm for a broadcast. A device receives its shard through its own share of the NICs. A call is complete everywhere
+    before the next begins, as in frameworks that wait for every engine's answer to each update.
+
+    Args:
+        shard_bytes: bytes of one device's shard.
+        replicas: number of replicas that receive it.
+        replicas_per_node: number of these replicas in one node.
+        calls: number of broadcasts of a version, one for each layer.
+        node: the receivers' node.
+    """
+    bandwidth = node.network_bandwidth_per_gpu
+    chunk_bytes = min(RING_CHANNELS * RING_CHUNK_BYTES, shard_bytes / calls)
+    between = math.ceil(replicas / replicas_per_node)
+    within = replicas - between
+    # The first chunk passes every hop; the others follow at the speed of the slowest hop, a NIC.
+    first_s = between * RING_HOP_S + (between - 1) * chunk_bytes / bandwidth
+    first_s += within * (node.nvlink.startup_s + chunk_bytes / node.nvlink.bandwidth)
+    return shard_bytes / bandwidth + calls * first_s

@@ -9,7 +9,7 @@ decoding, and the watermark is that of vLLM's older block manager (V1 has none).
    next step of all fit and leave the watermark free. Its prefill stalls the whole batch; the end of the prefill is a
    boundary too.
 
-Between boundaries the batch does not change. So the time of its steps has a closed form (`steps.py`), and no state changes
+Between boundaries the batch does not change. So the time of its steps has a closed form (`state.py`), and no state changes
 until the next boundary that matters: the first finish, a full cache, or an admission. Values asked for in between are computed
 from the start of the batch, so results do not depend on how often they are asked for.
 Invariants: if the queue's head can be admitted at the next boundary, the batch ends there (otherwise a trajectory would wait
@@ -22,9 +22,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from math import inf, nextafter
 
-from tailrace.fleetsim.engine.meter import EngineTotals
-from tailrace.fleetsim.engine.state import EngineState, Seat
-from tailrace.fleetsim.engine.steps import steps_s
+from tailrace.fleetsim.engine.state import EngineState, EngineTotals, Seat, steps_s
 from tailrace.fleetsim.engine.work import Work
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from math import inf
 
 from tailrace.fleetsim.engine.boundaries import Boundaries
-from tailrace.fleetsim.engine.meter import EngineTotals
+from tailrace.fleetsim.engine.state import EngineTotals
 from tailrace.fleetsim.engine.work import Work
 from tailrace.fleetsim.errors import EngineError, WorkError
 

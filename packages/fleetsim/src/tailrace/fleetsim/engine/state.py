@@ -3,13 +3,54 @@
 from __future__ import annotations
 
 from collections import deque
-from math import inf
+from math import inf, sqrt
+from typing import NamedTuple, Protocol
 
-from tailrace.fleetsim.engine.costs import DecodeTime, PrefillTime
-from tailrace.fleetsim.engine.meter import EngineMeter, EngineTotals
-from tailrace.fleetsim.engine.steps import kv_token_s, steps_s, steps_within
 from tailrace.fleetsim.engine.work import Work
 from tailrace.fleetsim.errors import EngineError
+
+# The closed form of decode steps. A batch of `n` trajectories that holds `K` tokens takes `fixed(n) + c * K` for its next
+# step, and `K` grows by `n` with each. So `m` steps take `m * (first_s + growth_s * (m - 1))` with
+# `first_s = fixed(n) + c * K` and `growth_s = c * n / 2`.
+
+
+def steps_s(steps: int, first_s: float, growth_s: float) -> float:
+    """Total seconds of the next `steps` steps."""
+    return steps * (first_s + growth_s * (steps - 1))
+
+
+def kv_token_s(running: int, kv: int, steps: int, seconds: float, growth_s: float) -> float:
+    """Integral of the tokens in the KV cache over `steps` steps, in token-seconds.
+
+    It is the sum of `(kv + running * k) * (first_s + 2 * growth_s * k)` for `k` below `steps`: the mean number of tokens times
+    the total time, plus their covariance, since later steps have more tokens and take longer.
+
+    Args:
+        running: number of running trajectories.
+        kv: tokens in the KV cache at the start.
+        steps: number of steps.
+        seconds: total seconds of the steps.
+        growth_s: half the seconds by which each step is longer than the one before.
+    """
+    return (kv + 0.5 * running * (steps - 1)) * seconds + running * growth_s * steps * (steps * steps - 1) / 6.0
+
+
+def steps_within(seconds: float, first_s: float, growth_s: float, most: int) -> int:
+    """Number of complete steps after `seconds`, at most `most`: the inverse of `steps_s`, rounded down.
+
+    `first_s >= growth_s` holds for every batch, because each of its trajectories has at least one token.
+    """
+    if seconds <= 0.0 or most <= 0:
+        return 0
+    linear = first_s - growth_s
+    steps = min(int(2.0 * seconds / (linear + sqrt(linear * linear + 4.0 * growth_s * seconds))), most)
+    # The root is rounded, but the result must agree exactly with `steps_s`, or a step would be counted twice.
+    while steps < most and steps_s(steps + 1, first_s, growth_s) <= seconds:
+        steps += 1
+    while steps and steps_s(steps, first_s, growth_s) > seconds:
+        steps -= 1
+    return steps
+
 
 Seat = tuple[int, int, Work]
 """A trajectory in the batch: minus the step at which it ends, minus its number in the order of admission, itself.
@@ -149,3 +190,86 @@ class EngineState:
         kv_integral = kv * stall_s + kv_token_s(running, kv, done, whole_s, self._growth_s)
         kv_integral += (kv + running * done) * (since_s - whole_s)
         return EngineTotals(stall_s, since_s, kv_integral, running * (stall_s + since_s), running * done)
+
+
+class DecodeTime(Protocol):
+    """How long a decode step takes: `fixed_s(running) + per_token_s * tokens in the KV cache`."""
+
+    @property
+    def per_token_s(self) -> float:
+        """Seconds that a step takes for each token in the KV cache."""
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens that fit into the KV cache."""
+
+    def fixed_s(self, running: int, /) -> float:
+        """Seconds of a step of `running` trajectories that do not depend on the KV cache; above 0."""
+
+
+class PrefillTime(Protocol):
+    """How long a prompt takes before its first decode step."""
+
+    def seconds(self, tokens: int, cached: int = 0, /) -> float:
+        """Seconds to fill the cache with a context of `tokens`, of which `cached` are there already."""
+
+
+class EngineTotals(NamedTuple):
+    """Integrals over the time in which trajectories were on the engine's devices."""
+
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    kv_token_s: float = 0.0
+    running_s: float = 0.0
+    tokens: int = 0
+
+
+class EngineMeter:
+    """Totals on the engine's own clock, which stands still while the engine hangs, and on the wall clock.
+
+    Between two changes of speed, wall time is engine time times a factor, so only the totals at the last change are kept.
+    The methods take the totals of the current batch so far, which are not in the meter yet.
+    """
+
+    __slots__ = ("_engine", "_wall", "decode_s", "kv_token_s", "prefill_s", "running_s", "tokens")
+
+    def __init__(self) -> None:
+        self.prefill_s = self.decode_s = self.kv_token_s = self.running_s = 0.0
+        self.tokens = 0
+        self._engine = self._wall = EngineTotals()
+
+    def _total(self, under_way: EngineTotals) -> EngineTotals:
+        return EngineTotals(
+            self.prefill_s + under_way.prefill_s,
+            self.decode_s + under_way.decode_s,
+            self.kv_token_s + under_way.kv_token_s,
+            self.running_s + under_way.running_s,
+            self.tokens + under_way.tokens,
+        )
+
+    def wall(self, under_way: EngineTotals, wall_per_engine_s: float) -> EngineTotals:
+        """Totals in wall seconds."""
+        engine, engine_then, wall_then = self._total(under_way), self._engine, self._wall
+        return EngineTotals(
+            wall_then.prefill_s + (engine.prefill_s - engine_then.prefill_s) * wall_per_engine_s,
+            wall_then.decode_s + (engine.decode_s - engine_then.decode_s) * wall_per_engine_s,
+            wall_then.kv_token_s + (engine.kv_token_s - engine_then.kv_token_s) * wall_per_engine_s,
+            wall_then.running_s + (engine.running_s - engine_then.running_s) * wall_per_engine_s,
+            engine.tokens,
+        )
+
+    def change_speed(self, under_way: EngineTotals, wall_per_engine_s: float) -> None:
+        """Note that the factor changes; until now it was `wall_per_engine_s`."""
+        self._wall = self.wall(under_way, wall_per_engine_s)
+        self._engine = self._total(under_way)
+
+    def restart(self, before: EngineTotals, after: EngineTotals) -> None:
+        """Count the current batch from a new start: its totals until now were `before` and are now `after`.
+
+        Its tokens until now are added to the meter, since the new start is after them.
+        """
+        self.prefill_s += before.prefill_s - after.prefill_s
+        self.decode_s += before.decode_s - after.decode_s
+        self.kv_token_s += before.kv_token_s - after.kv_token_s
+        self.running_s += before.running_s - after.running_s
+        self.tokens += before.tokens

@@ -1,7 +1,8 @@
-"""Devices: a table of known ones, and files for others."""
+"""Devices: a table of known ones, files for others, and what they cost."""
 
 from __future__ import annotations
 
+import difflib
 import functools
 import tomllib
 from collections.abc import Mapping
@@ -12,10 +13,47 @@ from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BeforeValidator, Field
 
-from tailrace.fleetsim.errors import HardwareFileError
-from tailrace.fleetsim.hardware.names import pick
+from tailrace.contracts import expected_one_of
+from tailrace.fleetsim.errors import FleetError, HardwareFileError, UnknownNameError
 from tailrace.pipeline.config.options import read_options
 from tailrace.pipeline.errors import ConfigError
+
+# What devices cost: money where the user gave prices, and hours of each device by its own name everywhere else.
+
+
+def price_per_hour(
+    counts: Mapping[str, int], prices: Mapping[str, float], own: Mapping[str, Device] | None = None
+) -> float | None:
+    """The price of all devices for an hour, in the currency of the prices; None if no device has one.
+
+    Args:
+        counts: number of devices by name.
+        prices: price of one device for an hour, by name. It may have devices that the fleet does not have.
+        own: devices that come from files, which may have a price of their own.
+
+    Raises:
+        FleetError: a price is of a device that nobody knows, or only some of the fleet's devices have one.
+    """
+    known = list(dict.fromkeys([*counts, *devices()]))
+    for name in prices:
+        if name not in known:
+            raise FleetError(f"key 'fleet.prices': found the unknown device {name!r}, {expected_one_of(name, known)}")
+    filed = {
+        name: kind.price_per_hour for name, kind in (own or {}).items() if kind.price_per_hour is not None
+    }  # of device files
+    each = {name: value for name, value in {**filed, **prices}.items() if name in counts}
+    if not each:
+        return None
+    missing = [name for name in counts if name not in each]
+    if missing:
+        raise FleetError(
+            f"key 'fleet.prices': found a price of {', '.join(each)} and none of {', '.join(missing)}, expected one of "
+            "each device of the fleet"
+        )
+    return sum(count * each[name] for name, count in counts.items())
+
+
+Entry = TypeVar("Entry")
 
 
 def _of_all(value: Any) -> Any:
@@ -174,3 +212,17 @@ def _read(kind: type[Kind], content: Mapping[str, Any], where: str) -> Kind:
         return cast(Kind, read_options(kind, content, where))
     except ConfigError as error:
         raise HardwareFileError(str(error)) from error
+
+
+def pick(kind: str, name: str, table: Mapping[str, Entry]) -> Entry:
+    """The entry of this name.
+
+    Raises:
+        UnknownNameError: the table has no such entry. The message suggests the nearest name and lists all.
+    """
+    if name in table:
+        return table[name]
+    by_fold = {one.casefold(): one for one in table}
+    close = [by_fold[one] for one in difflib.get_close_matches(name.casefold(), by_fold, n=3, cutoff=0.5)]
+    meant = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    raise UnknownNameError(f"found the unknown {kind} {name!r}, {meant}Expected one of {', '.join(table)}")

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.hardware.devices import Count
-from tailrace.fleetsim.hardware.names import pick
+from tailrace.fleetsim.hardware.devices import Count, pick
 from tailrace.pipeline.config.options import read_options
 
 

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailrace import contracts as c
-from tailrace.fleetsim.tokens import SimulatedTrajectory
-from tailrace.fleetsim.world import World
+from tailrace.fleetsim.host.tokens import SimulatedTrajectory
+from tailrace.fleetsim.host.world import World
 
 if TYPE_CHECKING:
-    from tailrace.fleetsim.host import VirtualMember
+    from tailrace.fleetsim.host.host import VirtualMember
 
 
 class EnvironmentModel:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailrace import contracts as c
-from tailrace.fleetsim.config import RankerFleet
+from tailrace.fleetsim.fleet.config import RankerFleet
+from tailrace.fleetsim.host.world import World
 from tailrace.fleetsim.noisy_oracle import Noise, expected_recalls, mistaken_for, noise_of
-from tailrace.fleetsim.world import World
 from tailrace.pipeline.roles.ranker import TRAINED, UPDATED
 
 if TYPE_CHECKING:
-    from tailrace.fleetsim.host import VirtualMember
+    from tailrace.fleetsim.host.host import VirtualMember
 
 BLOCK = 1_024
 """Prompts in a row of the stream that are ranked together: a ranker that errs takes one for another of its block."""

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailrace.contracts import Command, Publish
-from tailrace.fleetsim.recorder import Totals
-from tailrace.fleetsim.replica_pool import WeightCosts
-from tailrace.fleetsim.world import World
+from tailrace.fleetsim.fleet.pools import WeightCosts
+from tailrace.fleetsim.host.recorder import Totals
+from tailrace.fleetsim.host.world import World
 
 if TYPE_CHECKING:
-    from tailrace.fleetsim.host import VirtualMember
+    from tailrace.fleetsim.host.host import VirtualMember
 
 KEPT = 64  # newest versions whose times of publishing a relay remembers
 

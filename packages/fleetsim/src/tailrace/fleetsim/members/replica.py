@@ -7,19 +7,19 @@ become idle or has pulled. So the cost of a simulation depends on what finishes,
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailrace import contracts as c
-from tailrace.fleetsim.engine import ModelledEngine
-from tailrace.fleetsim.members.prefixes import Prefixes
+from tailrace.fleetsim.engine import ModelledEngine, Work
+from tailrace.fleetsim.host.recorder import Totals
+from tailrace.fleetsim.host.world import World
 from tailrace.fleetsim.members.relays import Relays
-from tailrace.fleetsim.recorder import Totals
-from tailrace.fleetsim.world import World
 from tailrace.rollout.order import CommandOrder
 
 if TYPE_CHECKING:
-    from tailrace.fleetsim.host import VirtualMember
+    from tailrace.fleetsim.host.host import VirtualMember
+
 
 PATIENCE_S = 10.0
 """How long a replica waits for a version that no relay has yet."""
@@ -398,3 +398,31 @@ class ModelledReplica:
         for engine in (*self._former, self.engine):
             engine.advance(self.time.now())
             totals.add_engine(engine)
+
+
+class Prefixes:
+    """Trajectories whose last turn ended on a replica, under the weights that it serves.
+
+    Args:
+        share: share of such a context that is in the cache when the trajectory comes back.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._here: set[str] = set()
+
+    def left(self, trajectories: Iterable[str]) -> None:
+        """Turns of these have ended."""
+        self._here.update(trajectories)
+
+    def find(self, works: Sequence[Work]) -> int:
+        """Give work that comes back its cached tokens. Returns the response tokens of all that comes back."""
+        back = [work for work in works if work.id in self._here] if self._here else []
+        for work in back:
+            self._here.discard(work.id)
+            work.cached_tokens = int(self._share * (work.prompt_tokens + work.done_tokens))
+        return sum(work.done_tokens for work in back)
+
+    def clear(self) -> None:
+        """The cache is gone."""
+        self._here.clear()

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tailrace.fleetsim.clock import VirtualTime
-from tailrace.fleetsim.fleet import ScoringWorkers
-from tailrace.fleetsim.tokens import SimulatedTrajectory
+from tailrace.fleetsim.fleet.fleet import ScoringWorkers
+from tailrace.fleetsim.host.clock import VirtualTime
+from tailrace.fleetsim.host.tokens import SimulatedTrajectory
 from tailrace.reward.timeouts import Anchors
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailrace import contracts as c
+from tailrace.fleetsim.host.world import World
 from tailrace.fleetsim.members.reward_stage import ModelledScore, RewardStage
-from tailrace.fleetsim.world import World
 
 if TYPE_CHECKING:
-    from tailrace.fleetsim.host import VirtualMember
+    from tailrace.fleetsim.host.host import VirtualMember
 
 
 class Data:

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailrace import contracts as c
+from tailrace.fleetsim.host.phases import CHECKPOINT, shares
+from tailrace.fleetsim.host.recorder import Totals
+from tailrace.fleetsim.host.world import World
 from tailrace.fleetsim.members.relays import Relays
-from tailrace.fleetsim.phases import CHECKPOINT, shares
-from tailrace.fleetsim.recorder import Totals
-from tailrace.fleetsim.world import World
 from tailrace.pipeline.errors import CheckpointUnusableError
 
 if TYPE_CHECKING:
-    from tailrace.fleetsim.host import VirtualMember
+    from tailrace.fleetsim.host.host import VirtualMember
 
 
 PULSE_S = 60.0  # a real trainer says more often which micro-batches are done; no window is so short

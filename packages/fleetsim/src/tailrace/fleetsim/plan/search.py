@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tailrace.contracts import TailraceError
-from tailrace.fleetsim.config import Goal, fleet_config
 from tailrace.fleetsim.errors import FleetError
+from tailrace.fleetsim.fleet.config import Goal, fleet_config
 from tailrace.fleetsim.hardware import find_device
-from tailrace.fleetsim.many import simulate_many
-from tailrace.fleetsim.plan.pools import PoolSplits, over_pools
-from tailrace.fleetsim.plan.space import Mix, Split, devices_of, mixes, splits
-from tailrace.fleetsim.prices import price_per_hour
-from tailrace.fleetsim.result import Result
+from tailrace.fleetsim.hardware.devices import price_per_hour
+from tailrace.fleetsim.plan.space import Mix, PoolSplits, Split, devices_of, mixes, over_pools, splits
+from tailrace.fleetsim.results.result import Result
+from tailrace.fleetsim.run import simulate_many
 from tailrace.pipeline.config.loading import merge, validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.report.words import duration

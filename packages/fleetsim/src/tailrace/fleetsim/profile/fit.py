@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from tailrace.fleetsim.profile.fit_decode import fit_decode, fit_prefill
-from tailrace.fleetsim.profile.fit_delays import fit_delays, fit_weights, route_s
-from tailrace.fleetsim.profile.fit_sharing import Shared, fit_sharing, sharing_table
-from tailrace.fleetsim.profile.fit_training import fit_training
+from tailrace.fleetsim.errors import ProfileError
+from tailrace.fleetsim.profile.fit_costs import fit_decode, fit_prefill, fit_training
+from tailrace.fleetsim.profile.fit_delays import Shared, fit_delays, fit_sharing, fit_weights, route_s, sharing_table
 from tailrace.fleetsim.profile.fit_workload import fit_workload
 from tailrace.fleetsim.profile.machine import FORMAT, MachineProfile
-from tailrace.fleetsim.profile.run import MeasuredRun
+from tailrace.fleetsim.profile.run import MeasuredRun, Progress, measure
 from tailrace.fleetsim.profile.timing import ClockKind, timing_of
+from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.roles.replica import ReplicaRole
+from tailrace.pipeline.run.directory import RunDirectory
 
+LEAST_STEPS = 5
 SNAPSHOT_S = float(inspect.signature(ReplicaRole).parameters["snapshot_s"].default)
 
 
@@ -92,3 +94,28 @@ def processor(info: Path = Path("/proc/cpuinfo")) -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or "an unknown processor")
+
+
+def profile_machine(config: RunConfig, root: Path, name: str, *, steps: int, progress: Progress) -> Profile:
+    """Run the configuration for a few steps in a new directory, with measured roles, and fit the machine's profile.
+
+    Args:
+        config: the configuration.
+        root: the new run directory.
+        name: the machine's name.
+        steps: number of training steps.
+        progress: called with the current phase and its progress.
+
+    Raises:
+        ProfileError: too few steps to fit to.
+        TailraceError: the run failed.
+    """
+    if min(steps, config.pipeline.steps) < LEAST_STEPS:
+        raise ProfileError(
+            f"found {min(steps, config.pipeline.steps)} steps to measure, expected at least {LEAST_STEPS}"
+        )
+    directory = RunDirectory.create(root, config.model_dump(mode="json"))
+    try:
+        return fit_machine(measure(config, directory, steps, progress), name)
+    finally:
+        directory.unlock()

@@ -11,7 +11,7 @@ from tailrace.contracts import Purpose
 from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.profile.machine import Curve, WorkloadPart
 from tailrace.fleetsim.profile.run import OTHER_PROMPTS, MeasuredRun
-from tailrace.fleetsim.workload.sample import Turns
+from tailrace.fleetsim.workload.workload import Turns
 from tailrace.trajstore import MixOrder
 
 MOST_GROUPS = 600

@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tailrace.contracts import AddsReplicas
-from tailrace.fleetsim.config import DelayConfig, FleetConfig, Goal, RolloutFleet
 from tailrace.fleetsim.cost import DecodeCost, PrefillCost, TrainingCost
 from tailrace.fleetsim.engine import ModelledEngine
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.fleet import SimulatedFleet
-from tailrace.fleetsim.prices import price_per_hour
-from tailrace.fleetsim.profile.machine import MachineProfile
-from tailrace.fleetsim.profile.machine_file import load_machine
-from tailrace.fleetsim.profile.paged_engine import PagedEngine
-from tailrace.fleetsim.profile.workload import MeasuredWorkload
-from tailrace.fleetsim.quantities import (
+from tailrace.fleetsim.fleet.config import DelayConfig, FleetConfig, Goal, RolloutFleet
+from tailrace.fleetsim.fleet.fleet import SimulatedFleet
+from tailrace.fleetsim.fleet.pools import ReplicaPool, WeightCosts
+from tailrace.fleetsim.fleet.quantities import (
     failures,
     needed,
     parts,
@@ -26,7 +22,9 @@ from tailrace.fleetsim.quantities import (
     warm_up,
     with_environments,
 )
-from tailrace.fleetsim.replica_pool import ReplicaPool, WeightCosts
+from tailrace.fleetsim.hardware.devices import price_per_hour
+from tailrace.fleetsim.profile.machine import MachineProfile, load_machine
+from tailrace.fleetsim.profile.workload import MeasuredWorkload
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.spec import PipelineSpec
@@ -212,3 +210,25 @@ def _check_sizes(spec: PipelineSpec, machine: MachineProfile) -> None:
             "provisioning that resizes none, such as 'static', or with devices_per_machine = 1, or fleet.model in place of "
             "the profile"
         )
+
+
+# An engine that counts its KV cache in blocks, as vLLM does. Policies see that count, and short contexts fill few blocks.
+
+
+class PagedEngine(ModelledEngine):
+    """An engine with a block size. `block_tokens` is set once, right after its creation."""
+
+    __slots__ = ("block_tokens",)
+    block_tokens: int
+
+    @property
+    def kv_share(self) -> float:
+        """Share of the KV cache in use, counted in whole blocks."""
+        block = self.block_tokens
+        if block == 1:
+            return super().kv_share
+        done = self._steps_done(self._engine_s(self._now_s))
+        step = self._step + done
+        # A seat has minus the step at which its turn ends, which gives the number of tokens left in the turn.
+        blocks = sum(-(-(seat[2].final + seat[0] + step) // block) for seat in self._seats)
+        return min(1.0, blocks * block / self._capacity)

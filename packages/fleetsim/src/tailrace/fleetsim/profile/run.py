@@ -8,15 +8,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tailrace import contracts as c
-from tailrace.fleetsim.profile.processor import Others, Usage, cores_here, usage
 from tailrace.fleetsim.profile.samples import ReplicaSamples, TrainerSamples
-from tailrace.fleetsim.profile.turns import MeasuredTurns
-from tailrace.fleetsim.workload.sample import Turns
+from tailrace.fleetsim.workload.workload import Turns
 from tailrace.pipeline.config.models import Choice, RunConfig
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView
@@ -25,9 +24,82 @@ from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.roles.prompts import Prompts
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.pipeline.run.metrics import MetricsObserver
-from tailrace.pipeline.run.responses import CompleteResponses
-from tailrace.pipeline.run.status import StatusObserver
+from tailrace.pipeline.run.figures.metrics import MetricsObserver
+from tailrace.pipeline.run.figures.stages import CompleteResponses
+from tailrace.pipeline.run.figures.status import StatusObserver
+
+Usage = dict[int, float]
+"""Processor seconds since its start, by process."""
+PROC = Path("/proc")
+_PARENT, _USER, _SYSTEM = 1, 11, 12  # fields after the name in /proc/PID/stat
+_IDLE, _WAITING, _GUEST = 3, 4, 8  # fields after "cpu" in /proc/stat; guests' time is included in user time too
+
+
+# Processor time by process, from Linux' ``/proc``. On other systems no process and no core counts as in use.
+
+
+def usage(root: int | None = None, proc: Path = PROC) -> Usage:
+    """Processor seconds of a process and all its descendants; of this process by default."""
+    root = os.getpid() if root is None else root
+    spent: Usage = {}
+    children: dict[int, list[int]] = {}
+    for entry in proc.iterdir() if proc.is_dir() else ():
+        if entry.name.isdigit() and (found := _stat(entry / "stat")) is not None:
+            pid = int(entry.name)
+            spent[pid] = (int(found[_USER]) + int(found[_SYSTEM])) * _tick_s()
+            children.setdefault(int(found[_PARENT]), []).append(pid)
+    mine, left = [], [root]
+    while left:
+        pid = left.pop()
+        mine.append(pid)
+        left += children.get(pid, [])
+    return {pid: spent[pid] for pid in mine if pid in spent}
+
+
+def machine_s(proc: Path = PROC) -> float:
+    """Processor seconds that all processes of the machine have used since it started."""
+    try:
+        fields = [int(field) for field in (proc / "stat").read_text().splitlines()[0].split()[1:]]
+    except (OSError, IndexError):
+        return 0.0
+    return (sum(fields[:_GUEST]) - fields[_IDLE] - fields[_WAITING]) * _tick_s()
+
+
+class Others:
+    """Cores used by programs other than a process and its descendants, from creation to the last `look`."""
+
+    def __init__(self, root: int, proc: Path = PROC) -> None:
+        self._root, self._proc = root, proc
+        self._before = usage(root, proc)
+        self._ours: Usage = dict(self._before)
+        self._machine_s, self._at = machine_s(proc), time.monotonic()
+        self.cores = 0.0
+
+    def look(self) -> None:
+        """Update the count. Call it often, since processes that start and end between two calls are missed."""
+        self._ours |= usage(self._root, self._proc)
+        ours = sum(spent - self._before.get(pid, 0.0) for pid, spent in self._ours.items())
+        passed = time.monotonic() - self._at
+        if passed > 0:
+            self.cores = max(0.0, (machine_s(self._proc) - self._machine_s - ours) / passed)
+
+
+def cores_here() -> int:
+    """Cores that this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed is not None else os.cpu_count() or 1
+
+
+def _tick_s() -> float:
+    return 1.0 / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(path: Path) -> list[str] | None:
+    try:
+        return path.read_text().rpartition(")")[2].split()
+    except OSError:  # the process has ended meanwhile
+        return None
+
 
 Progress = Callable[[str, float | None], None]
 """Called with the current phase and the share of it that is done."""
@@ -140,7 +212,7 @@ def measure(config: RunConfig, directory: RunDirectory, steps: int, progress: Pr
     """
     from tailrace.paramserver import new_token
     from tailrace.pipeline.run.build import build_deployment, build_host, build_spec, check
-    from tailrace.pipeline.run.imports import ImportsAhead, keep_bytecode
+    from tailrace.pipeline.run.launching.imports import ImportsAhead, keep_bytecode
     from tailrace.pipeline.run.prepare import cache_directory, prepare
 
     check(config)
@@ -234,3 +306,53 @@ def _prompt_tokens(prompts: Prompts, groups: set[int]) -> dict[int, int]:
 def _share(row: object) -> float | None:
     steps = row.get("steps") if isinstance(row, dict) else None
     return row["step"] / steps if isinstance(row, dict) and steps else None
+
+
+# The turns of a run's responses, by its events: what the model wrote in each, and how long its environment took.
+#
+# TurnEnded ──► the environment, with its queue ──► Turned ──► the next turn ... ──► Finished, or Turned with `done`
+
+
+class MeasuredTurns:
+    """A fold. What environments answered is no part of a turn's tokens.
+
+    The seconds of a turn are those from the report of its end to the report of its answer, so that a queue before the
+    environment is in them. The last turn has none: whoever ends the trajectory, its reward is what follows.
+    """
+
+    def __init__(self) -> None:
+        self._turns: dict[str, list[tuple[int, float]]] = {}
+        self._open: dict[
+            str, tuple[float, int]
+        ] = {}  # when a turn ended that is not answered, and all tokens until then
+        self._total: dict[str, int] = {}  # all tokens until the last answer, that answer included
+
+    def routed(self, refs: Iterable[c.TrajectoryRef]) -> None:
+        """Take in what is routed: what has no tokens begins, perhaps anew."""
+        for ref in refs:
+            if not ref.kept:
+                self._forget(ref.trajectory)
+
+    def heard(self, now: float, event: c.Event) -> Turns | None:
+        """The turns of the response that is complete with this event."""
+        if isinstance(event, c.TurnEnded):
+            self._open.setdefault(event.trajectory, (now, event.tokens))
+        elif isinstance(event, c.Turned) and event.trajectory in self._open:
+            ended_s, tokens = self._open.pop(event.trajectory)
+            return self._add(event.trajectory, tokens, event.tokens, now - ended_s, last=event.done)
+        elif isinstance(event, c.Finished):
+            return self._add(event.trajectory, event.tokens, event.tokens, 0.0, last=True)
+        return None
+
+    def _add(self, name: str, tokens: int, total: int, seconds: float, *, last: bool) -> Turns | None:
+        turns = self._turns.setdefault(name, [])
+        turns.append((tokens - self._total.get(name, 0), 0.0 if last else max(0.0, seconds)))
+        self._total[name] = total
+        if not last:
+            return None
+        self._forget(name)
+        return tuple(turns)
+
+    def _forget(self, name: str) -> None:
+        for of in (self._turns, self._open, self._total):
+            of.pop(name, None)

@@ -14,8 +14,7 @@ from tailrace.fleetsim.profile.fit_workload import Group, has_signal
 from tailrace.fleetsim.profile.machine import WorkloadPart
 from tailrace.fleetsim.workload.groups import draws, seed_of
 from tailrace.fleetsim.workload.lengths import Spread
-from tailrace.fleetsim.workload.sample import Turns
-from tailrace.fleetsim.workload.workload import Description, ModelledSample, Workload
+from tailrace.fleetsim.workload.workload import Description, ModelledSample, Turns, Workload
 from tailrace.trajstore import MixOrder
 
 

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tailrace import contracts as c
-from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.fleet import SimulatedFleet
-from tailrace.fleetsim.log import MemoryLog
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.fleet.fleet import SimulatedFleet
+from tailrace.fleetsim.host.simulator import Models, Simulation
 from tailrace.fleetsim.reproduce.points import Point
 from tailrace.fleetsim.reproduce.steps import StepParts, StepWatcher
-from tailrace.fleetsim.result import Result, result_of
-from tailrace.fleetsim.simulator import Models, Simulation
+from tailrace.fleetsim.results.log import MemoryLog
+from tailrace.fleetsim.results.result import Result, result_of
 from tailrace.pipeline.controller.members import REPLICA
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor, Observer
-from tailrace.pipeline.run.effective_time import EffectiveFigures, EffectiveTime, RoleDevices
-from tailrace.pipeline.run.folding import Audience
+from tailrace.pipeline.run.figures.effective_time import EffectiveFigures, EffectiveTime, RoleDevices
+from tailrace.pipeline.run.figures.folding import Audience
 
 OBSERVED = "r0"
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tailrace import contracts as c
-from tailrace.fleetsim.recorder import Totals
+from tailrace.fleetsim.host.recorder import Totals
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor
 
 if TYPE_CHECKING:
-    from tailrace.fleetsim.simulator import Simulation
+    from tailrace.fleetsim.host.simulator import Simulation
 
 
 @dataclass(frozen=True, slots=True)

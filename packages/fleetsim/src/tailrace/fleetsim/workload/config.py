@@ -23,14 +23,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from tailrace.fleetsim.errors import WorkloadError
 from tailrace.fleetsim.workload.drawn import Distributions, DrawnWorkload
-from tailrace.fleetsim.workload.drift import Drift
-from tailrace.fleetsim.workload.environment_config import EnvironmentConfig, LatencyConfig
-from tailrace.fleetsim.workload.lengths import Lengths
-from tailrace.fleetsim.workload.lengths_config import LengthsField, Positive, Strict, as_tuples
-from tailrace.fleetsim.workload.presets import RESPONSES
+from tailrace.fleetsim.workload.environment import EnvironmentConfig, LatencyConfig
+from tailrace.fleetsim.workload.lengths import Drift, Lengths
+from tailrace.fleetsim.workload.lengths_config import RESPONSES, LengthsField, Positive, Strict, as_tuples
 from tailrace.fleetsim.workload.replayed import ReplayedWorkload
-from tailrace.fleetsim.workload.rewards import SolveRate
-from tailrace.fleetsim.workload.scoring import ScoringKind, ScoringKinds
+from tailrace.fleetsim.workload.rewards import ScoringKind, ScoringKinds, SolveRate
 from tailrace.fleetsim.workload.shapes import Lognormal
 from tailrace.fleetsim.workload.workload import Workload
 

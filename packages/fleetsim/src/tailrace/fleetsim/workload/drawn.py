@@ -6,14 +6,11 @@ import math
 from dataclasses import dataclass, replace
 
 from tailrace.fleetsim.errors import WorkloadError
-from tailrace.fleetsim.workload.drift import Drift
 from tailrace.fleetsim.workload.environment import EnvironmentWorkload, Latency
 from tailrace.fleetsim.workload.groups import RandomStream, draws, seed_of, stream
-from tailrace.fleetsim.workload.lengths import P99, PER_SCORE, ZERO, Lengths
-from tailrace.fleetsim.workload.rewards import SolveRate
-from tailrace.fleetsim.workload.sample import ModelledSample
-from tailrace.fleetsim.workload.scoring import ScoringKinds
-from tailrace.fleetsim.workload.workload import Description, Workload
+from tailrace.fleetsim.workload.lengths import P99, PER_SCORE, ZERO, Drift, Lengths
+from tailrace.fleetsim.workload.rewards import ScoringKinds, SolveRate
+from tailrace.fleetsim.workload.workload import Description, ModelledSample, Workload
 
 _NO_DRIFT = Drift()
 _EVEN_ODDS = SolveRate()

@@ -10,6 +10,8 @@ from typing import Final
 
 from tailrace.fleetsim.workload.shapes import LengthShape
 
+# exp(300) tokens are beyond every cap; a larger exponent would overflow.
+_LARGEST_EXPONENT = 300.0
 STEPS: Final = 4096
 # A sum of two normal values of `groups.draws` with squared weights that sum to 1 is at most sqrt(2) times the largest, 9.42.
 # So every score is within the table, and a look-up needs no check.
@@ -123,3 +125,40 @@ P99 = 2.3263478740408408
 """Normal score of the 99th percentile."""
 ALMOST_ALL = 5.9978070150076865
 """Normal score of the 1 - 1e-9 quantile."""
+
+
+# Change of lengths while the model learns: a factor on every length, by weight version.
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A factor for each version. It is applied before the cap, so responses that grow beyond the cap are cut.
+
+    Args:
+        per_version: growth with each version; version v has the factor ``per_version ** v``.
+        points: (version, factor) with versions increasing; linear between them, constant outside. They replace growth.
+    """
+
+    per_version: float = 1.0
+    points: tuple[tuple[int, float], ...] = ()
+
+    def factor(self, version: int) -> float:
+        """The factor on lengths of this version's responses."""
+        if not self.points:
+            if self.per_version == 1.0:
+                return 1.0
+            return math.exp(min(_LARGEST_EXPONENT, version * math.log(self.per_version)))
+        before = None
+        for point in self.points:
+            if point[0] >= version:
+                if before is None:
+                    return point[1]
+                share = (version - before[0]) / (point[0] - before[0])
+                return before[1] + share * (point[1] - before[1])
+            before = point
+        return self.points[-1][1]
+
+    @property
+    def largest(self) -> float:
+        """The largest factor; for unlimited growth, which has none, that of the first version."""
+        return max((factor for _, factor in self.points), default=1.0)

@@ -1,4 +1,4 @@
-"""The workload of a simulated run, and its description."""
+"""The workload of a simulated run: its samples, and its description."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from tailrace.fleetsim.workload.lengths import Spread
-from tailrace.fleetsim.workload.sample import ModelledSample
 
+Turns = tuple[tuple[int, float], ...]
 __all__ = ["Description", "ModelledSample", "Spread", "Workload"]
 
 
@@ -69,3 +69,30 @@ class Workload(ABC):
     @abstractmethod
     def describe(self, version: int = 0) -> Description:
         """Figures of the workload at a version."""
+
+
+@dataclass(slots=True)
+class ModelledSample:
+    """One sample of a group. It is not frozen, since millions are created and freezing would dominate that time.
+
+    Args:
+        prompt_tokens: number of prompt tokens, the same in a whole group.
+        turns: response tokens of each turn, and the seconds in the environment after it (0 after the last).
+        reward: the verifier's reward.
+        reward_s: seconds to score it, without the fleet's delays; infinite if its program never ends.
+        reference_s: seconds of the prompt's reference solution; None if it has none.
+        kind: the pool that scores it; empty if the workload has no kinds.
+    """
+
+    prompt_tokens: int
+    turns: Turns
+    reward: float
+    reward_s: float = 0.0
+    kind: str = ""
+    reference_s: float | None = None
+
+    @property
+    def response_tokens(self) -> int:
+        """Number of response tokens of all turns."""
+        turns = self.turns
+        return turns[0][0] if len(turns) == 1 else sum(tokens for tokens, _ in turns)

@@ -7,16 +7,15 @@ from collections.abc import Callable, Collection, Sequence
 
 from tailrace import contracts as c
 from tailrace.contracts.testing import check_reason
-from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.fuzz.case import Case
-from tailrace.fuzz.checks.bookkeeping import check_books
+from tailrace.fuzz.checks.bookkeeping import check_books, rebuild, replayed, same_commands
 from tailrace.fuzz.checks.data_plane import DataPlane
 from tailrace.fuzz.checks.devices import DeviceCheck
 from tailrace.fuzz.checks.progress import PROGRESS, LivenessCheck
-from tailrace.fuzz.checks.rebuild import rebuild, replayed, same_commands
+from tailrace.fuzz.checks.serving import VersionCheck
 from tailrace.fuzz.checks.training import ONCE, Training
 from tailrace.fuzz.checks.turns import TurnCheck
-from tailrace.fuzz.checks.versions import VersionCheck
 from tailrace.fuzz.errors import InvariantError
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tailrace import contracts as c
 from tailrace.faulttol import ClusterLevel, RankLevel
-from tailrace.fleetsim.fleet import SimulatedFleet
+from tailrace.fleetsim.fleet.fleet import SimulatedFleet
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.errors import InvariantError
 from tailrace.fuzz.faults import BreakKind

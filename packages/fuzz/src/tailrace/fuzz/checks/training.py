@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tailrace import contracts as c
-from tailrace.fleetsim.quantities import samples
+from tailrace.fleetsim.fleet.quantities import samples
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.checks.data_plane import TOKENS, DataPlane
 from tailrace.fuzz.errors import InvariantError

@@ -78,7 +78,7 @@ def options_of(kind: Factory) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=256)
 def _model(kind: Factory) -> type[BaseModel]:
-    """The options as a model. The object itself is built by its class, which may be compiled (tools/compile-simulator)."""
+    """The options as a model. The object itself is built by its class."""
     parameters = inspect.signature(kind).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     fields: dict[str, Any] = {

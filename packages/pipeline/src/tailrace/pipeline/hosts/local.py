@@ -15,8 +15,7 @@ from tailrace.contracts import Place
 from tailrace.faulttol import FaultKind
 from tailrace.pipeline.errors import DeadlineError
 from tailrace.pipeline.executor.seam import MemberDeadError, RoleSpec
-from tailrace.pipeline.hosts.injected import InjectedCalls
-from tailrace.pipeline.hosts.mailbox import Mailbox
+from tailrace.pipeline.hosts.mailbox import InjectedCalls, Mailbox
 from tailrace.pipeline.hosts.real_time import OwnProcess, RealTime
 
 _THREADS_PER_MEMBER = 4

@@ -19,14 +19,13 @@ from tailrace.faulttol.elastic import NamedActors, cause_of_death
 from tailrace.pipeline.errors import DeadlineError, PipelineError
 from tailrace.pipeline.executor.seam import MachineDeadError, MemberDeadError, RoleSpec
 from tailrace.pipeline.hosts import ray_session
-from tailrace.pipeline.hosts.ray_actor import RoleActor
-from tailrace.pipeline.hosts.ray_caller import RayCaller
+from tailrace.pipeline.hosts.ray_actor import RayCaller, RoleActor
 from tailrace.pipeline.hosts.ray_cluster import RayCluster
 from tailrace.pipeline.hosts.ray_machines import RayMachine
 from tailrace.pipeline.hosts.ray_options import check_own, environment, options, own_cluster
+from tailrace.pipeline.hosts.ray_session import own_signals
 from tailrace.pipeline.hosts.ray_sites import Needs, labelled_sites, labels_of, machines_at, room_elsewhere
 from tailrace.pipeline.hosts.real_time import OwnProcess, RealTime
-from tailrace.pipeline.hosts.signals import own_signals
 
 _THREADS_PER_MEMBER = 8
 _FIRST = 1  # incarnation

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -107,3 +109,17 @@ def _commands() -> Iterator[str]:
             yield path.read_bytes().decode(errors="replace")
         except OSError:  # it ended meanwhile, or belongs to someone else
             continue
+
+
+@contextmanager
+def own_signals() -> Iterator[None]:
+    """Keep the driver's signal handlers. Ray replaces them by its own, which abort the driver without cleaning up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ours = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import Purpose, Sampling, TrajectoryRef, extra
-from tailrace.pipeline.roles.beginnings import beginning_of
+from tailrace.environment import Observation
+from tailrace.pipeline.roles.seeds import noise_seed
 from tailrace.trajstore import Prompt, PromptMix, PromptPool
 
+COLUMN = "beginning"
+"""The column of a run's own prompt files with a row's beginning."""
 METADATA = "metadata"
 """The column of a run's own prompt files with what a verifier gets beside the answer."""
 
@@ -141,12 +143,6 @@ class SamplingTable:
         return Sampling(mode.temperature, self.max_tokens, self.stop_token_ids, seed, self.turns and mode.turns)
 
 
-def noise_seed(run: int, draw: int, sample: int, kept: int) -> int:
-    """The seed of a trajectory's noise from its `kept`-th response token on: from 0 to 2**63 - 1, the same on every machine."""
-    digest = hashlib.blake2b(f"{run} {draw} {sample} {kept}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1
-
-
 def session_row(prompt: Prompt, name: str) -> dict[str, Any]:
     """What an environment gets of a row: the same for all sessions of a row that has a `Beginning`.
 
@@ -163,3 +159,47 @@ def item_metadata(prompt: Prompt) -> dict[str, Any]:
     """The verifier's metadata of a prompt of the run's own files: the row's ``metadata`` object, or its further columns."""
     nested = prompt.metadata.get(METADATA)
     return dict(nested) if isinstance(nested, Mapping) else dict(prompt.metadata)
+
+
+# How sessions begin where the environment says the first word: each row has what it said when the run was prepared.
+#
+# All samples of a group read one prompt. So the environment is asked once for each row, before the run, and what it says is the
+# row's prompt. Every session of the row is given the same data again, and must begin with the same words.
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """How each session of a row begins.
+
+    Args:
+        where: the row's place in the user's file, or among the environment's own rows, for messages.
+        prompt: the row's own prompt, which the environment gets; often empty.
+        seed: the row's seed, which the environment gets.
+        observation: what it said to them: text, or token ids if it renders prompts itself.
+    """
+
+    where: str
+    prompt: str
+    seed: int
+    observation: Observation
+
+    @property
+    def tokens(self) -> tuple[int, ...] | None:
+        """The whole prompt as token ids, of an environment that renders prompts itself; None of one that says text."""
+        return None if isinstance(self.observation, str) else tuple(self.observation)
+
+    def same(self, observation: Observation) -> bool:
+        """Whether a session has begun with the same."""
+        if isinstance(self.observation, str) or isinstance(observation, str):
+            return self.observation == observation
+        return tuple(self.observation) == tuple(observation)
+
+    def plain(self) -> dict[str, Any]:
+        """The beginning as JSON values."""
+        return asdict(self)
+
+
+def beginning_of(prompt: Prompt) -> Beginning | None:
+    """The beginning of a row; None if its prompt says everything."""
+    found = prompt.metadata.get(COLUMN)
+    return Beginning(**found) if isinstance(found, Mapping) else None

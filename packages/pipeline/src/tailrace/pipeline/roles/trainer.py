@@ -38,15 +38,12 @@ from tailrace.faulttol.injection import LOAD
 from tailrace.faulttol.tensor_cores import open_tensor_cores, own_devices
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.executor.seam import Caller
-from tailrace.pipeline.roles.own_disk import on_own_disk
+from tailrace.pipeline.roles.checkpoint_retention import Saving, on_own_disk
 from tailrace.pipeline.roles.peer_memory import PeerMemory, machine
 from tailrace.pipeline.roles.publishing import Publishing
-from tailrace.pipeline.roles.rank_publisher import Follower
-from tailrace.pipeline.roles.saving import Saving
-from tailrace.pipeline.roles.shards import Shards
+from tailrace.pipeline.roles.rank_publisher import Follower, Shards
 from tailrace.pipeline.roles.stops import ShowsPhases, Stops
-from tailrace.pipeline.roles.tensor_core_watch import TensorCoreWatch
-from tailrace.pipeline.roles.trainer_activity import TrainerActivity
+from tailrace.pipeline.roles.trainer_activity import TensorCoreWatch, TrainerActivity
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.roles.worker import RoleWorker
 from tailrace.trainer.metrics import merge_metrics

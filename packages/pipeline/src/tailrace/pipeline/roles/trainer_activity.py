@@ -9,12 +9,15 @@ section 4), where they can be read. Only once they were seen to work is it misse
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 
 from tailrace.contracts import Accumulate, Activity, Checkpoint, Command, Publish, Step
+from tailrace.faulttol.tensor_cores import TensorCores, UnreadableError
 
+NOISE = 0.001  # tensor cores that work for less of the time are taken to stand still
 TRAINING, STEPPING, PUBLISHING, SAVING, IDLE = "training", "stepping", "publishing", "saving", "idle"
 REPORT_S = 5.0  # shorter commands are told by their phase alone
 
@@ -118,3 +121,35 @@ class TrainerActivity:
         done = self._done - self._done_before if self._phase == TRAINING else 0
         share = min(1.0, done / max(done, self._expected())) if done and self._expected() else 0.0
         self._tell(Activity("trainer", self._member, self._phase, self._done, slowest_s=slowest_s, share=share))
+
+
+class TensorCoreWatch:
+    """Reads in a thread of its own.
+
+    Args:
+        cores: the reader, which is closed at the end.
+        activity: is told when they worked, and when they cannot be read any more.
+        every_s: seconds between two readings.
+    """
+
+    def __init__(self, cores: TensorCores, activity: TrainerActivity, every_s: float = REPORT_S) -> None:
+        self._cores, self._activity, self._every_s = cores, activity, every_s
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tensor-core-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Read no more."""
+        self._closing.set()
+        self._thread.join(self._every_s)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.wait(self._every_s):
+                if self._cores.busy() > NOISE:
+                    self._activity.tensor_cores_worked()
+        except UnreadableError as error:
+            logging.getLogger(__name__).warning("the trainer's tensor cores are not watched any more: %s", error)
+        finally:
+            self._activity.tensor_cores_unreadable()
+            self._cores.close()

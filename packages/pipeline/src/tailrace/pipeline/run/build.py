@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import AddsReplicas, DrawsAgain, PluginError, adds_gradients
+from tailrace.faulttol.machine_checks import GROUP
 from tailrace.paramserver import ParamServerError
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
@@ -24,6 +25,7 @@ from tailrace.pipeline.executor.deployment import (
     TRAINER,
     Deadlines,
     Deployment,
+    MachineChecks,
 )
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.hosts.local import LocalHost
@@ -38,7 +40,6 @@ from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.domains import check_domains, checkpoint_holders
 from tailrace.pipeline.run.environments import (
     check_environment,
     environment_members,
@@ -47,12 +48,18 @@ from tailrace.pipeline.run.environments import (
     held_out_problems,
     no_tool_prefix,
 )
-from tailrace.pipeline.run.machine_checks import check_machine_checks, machine_checks
-from tailrace.pipeline.run.machines import check_own_machines, check_standby, machine_names
+from tailrace.pipeline.run.machines import (
+    check_domains,
+    check_own_machines,
+    check_standby,
+    checkpoint_holders,
+    machine_names,
+)
 from tailrace.pipeline.run.policy_facts import cost_facts, device_facts, stream_facts
 from tailrace.pipeline.run.pools import (
     cell_devices,
     check_pools,
+    check_shared,
     pool_replicas,
     relay_sites,
     relay_slots,
@@ -60,11 +67,10 @@ from tailrace.pipeline.run.pools import (
     tensor_parallel,
 )
 from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, NO_TOOL, SAMPLED, Prepared
+from tailrace.pipeline.run.prompts.stop_tokens import end_markers, stop_tokens
 from tailrace.pipeline.run.ranking import check_ranker, ranker_settings
 from tailrace.pipeline.run.scoring import check_scoring, score_settings
 from tailrace.pipeline.run.scripted_faults import check_faults
-from tailrace.pipeline.run.sharing import check_shared
-from tailrace.pipeline.run.stop_tokens import end_markers, stop_tokens
 from tailrace.pipeline.spec import AXES, EvaluationPlan, PipelineSpec
 
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
@@ -388,3 +394,21 @@ def trainer_config(config: RunConfig) -> Any:
             "expected 'group' with it: advantages over the batch are not known before the batch is complete"
         )
     return read
+
+
+def check_machine_checks(config: RunConfig) -> None:
+    """Check that every check is there.
+
+    Raises:
+        ConfigError: one is unknown.
+    """
+    for name in config.executor.machine_checks:
+        registered("executor.machine_checks", GROUP, name)
+
+
+def machine_checks(config: RunConfig, directory: RunDirectory) -> MachineChecks | None:
+    """The checks; None without any."""
+    table = config.executor
+    if not table.machine_checks:
+        return None
+    return MachineChecks(table.machine_checks, directory.root.absolute(), table.machine_check_s)

@@ -18,7 +18,7 @@ from tailrace.pipeline.executor.deployment import ENVIRONMENT
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.roles.environment import EnvironmentRole
 from tailrace.pipeline.roles.observations import Glue
-from tailrace.pipeline.run.chat import has_template
+from tailrace.pipeline.run.prompts.chat import has_template
 
 if TYPE_CHECKING:
     from tailrace.reward.tasks import GeneratedTask

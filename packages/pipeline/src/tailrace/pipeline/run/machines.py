@@ -6,8 +6,10 @@ from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.pools import replica_pools
+from tailrace.pipeline.run.pools import relay_count, replica_pools
 
+DISK, PEER = "disk", "peer"
+_WHERE = "key 'checkpoint.domains'"
 _KEY = "key 'executor.machines'"
 
 
@@ -63,4 +65,55 @@ def check_standby(config: RunConfig) -> None:
         raise ConfigError(
             f"{key} and 'rollout.replicas': found {replicas} replicas that can stand in, expected at least {reserve + 1}: "
             f"as many as the trainer's largest parallel group has processes ({reserve}), and one that goes on generating"
+        )
+
+
+# In how many places that fail apart from each other a checkpoint stands: the trainer's disk, and another machine's memory.
+
+
+def checkpoint_holders(config: RunConfig) -> tuple[str, ...]:
+    """Ids of relays whose machines may hold checkpoints; empty if the disk is all that is asked for."""
+    return tuple(map(str, range(relay_count(config)))) if PEER in config.checkpoint.domains else ()
+
+
+def check_domains(config: RunConfig) -> None:
+    """Check that a run can have the failure domains that it asks for, as far as its configuration tells.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    domains = config.checkpoint.domains
+    if DISK not in domains or len(set(domains)) < len(domains):
+        raise ConfigError(
+            f"{_WHERE}: found {list(domains)}, expected '{DISK}', and '{PEER}' beside it for a second domain"
+        )
+    if PEER not in domains:
+        return
+    if config.executor.name != "ray":
+        raise ConfigError(
+            f"{_WHERE} and 'executor.name': found '{PEER}' with {config.executor.name!r}, where all members share one machine: "
+            "expected 'ray' on several"
+        )
+    if (relays := relay_count(config)) < 2:
+        raise ConfigError(
+            f"{_WHERE} and 'relay.count': found '{PEER}' with {relays} relay, expected one on each of two machines or more: a "
+            "relay beside the trainer is no second failure domain"
+        )
+    if config.executor.ray_address is None:
+        check_machines(config, config.executor.machines)
+
+
+def check_machines(config: RunConfig, machines: int) -> None:
+    """Check that a cluster has the failure domains that a run asks for.
+
+    Args:
+        machines: machines of the cluster, as far as they are known.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    if PEER in config.checkpoint.domains and machines < 2:
+        raise ConfigError(
+            f"{_WHERE}: found '{PEER}' on {machines} machine, which is the only failure domain, expected two at least: set "
+            "executor.machines, or join a cluster with --ray-address"
         )

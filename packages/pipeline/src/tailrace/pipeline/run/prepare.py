@@ -15,10 +15,10 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options
 from tailrace.pipeline.errors import ConfigError, RunDirectoryError, config_error
 from tailrace.pipeline.roles.prompts import DecodingMode
-from tailrace.pipeline.run.beginnings import begin_rows
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
 from tailrace.pipeline.run.environments import has_own_rows, no_tool_prefix
-from tailrace.pipeline.run.prompt_reading import HELD_OUT, TRAIN, FoundPrompts, plain, prompts_file, read_files, sized
+from tailrace.pipeline.run.prompts.beginnings import begin_rows
+from tailrace.pipeline.run.prompts.reading import HELD_OUT, TRAIN, FoundPrompts, plain, prompts_file, read_files, sized
 
 SAMPLED, GREEDY, FORCED, FORCED_GREEDY = "sampled", "greedy", "forced", "forced-greedy"
 NO_TOOL = "no-tool"

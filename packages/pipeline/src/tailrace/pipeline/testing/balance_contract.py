@@ -23,8 +23,8 @@ from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.pipeline.run.eventlog import read_log
-from tailrace.pipeline.run.folding import follow
-from tailrace.pipeline.run.replica_figures import ReplicaFigures
+from tailrace.pipeline.run.figures.folding import follow
+from tailrace.pipeline.run.figures.replicas import ReplicaFigures
 from tailrace.pipeline.spec import EvaluationPlan, PipelineSpec
 from tailrace.pipeline.testing.observers import Striking
 from tailrace.pipeline.testing.real_runs import RealRuns

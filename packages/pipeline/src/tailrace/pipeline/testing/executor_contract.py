@@ -21,8 +21,7 @@ from tailrace.faulttol import parse_fault
 from tailrace.faulttol.injection import LOAD, PHASES
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.errors import RunFailedError
-from tailrace.pipeline.executor.checked_start import MachineChecks
-from tailrace.pipeline.executor.deployment import RANKER, RELAY, REPLICA, TRAINER, Deployment
+from tailrace.pipeline.executor.deployment import RANKER, RELAY, REPLICA, TRAINER, Deployment, MachineChecks
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.spec import PipelineSpec

@@ -17,7 +17,7 @@ from tailrace.pipeline.executor.executor import Executor, Observer
 from tailrace.pipeline.executor.roster import Roster
 from tailrace.pipeline.executor.seam import Host
 from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.pipeline.run.replay import replay
+from tailrace.pipeline.run.launching.replay import replay
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.pipeline.testing.observers import Dies, Striking
 from tailrace.pipeline.testing.small_run import LOG, check_run, events_of, make_deployment, make_files, make_spec

@@ -17,8 +17,8 @@ from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.deployment import REPLICA, TRAINER
 from tailrace.pipeline.run.eventlog import read_log
-from tailrace.pipeline.run.folding import follow
-from tailrace.pipeline.run.round_figures import RoundFigures
+from tailrace.pipeline.run.figures.folding import follow
+from tailrace.pipeline.run.figures.rounds import RoundFigures
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.pipeline.testing.observers import Dies, Kills, Striking
 from tailrace.pipeline.testing.real_runs import RealRuns, notices_soon

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.pipeline.run.effective_time import WINDOW_S
+from tailrace.pipeline.run.figures.effective_time import WINDOW_S
 from tailrace.report.charts.chart import Chart, TimeAxis, axis, line
 from tailrace.report.record import Record
 from tailrace.report.words import duration, percent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tailrace.pipeline.run.results import Estimate, Quantity, Results
+from tailrace.pipeline.run.figures.results import Estimate, Quantity, Results
 from tailrace.report.charts.chart import Chart, TimeAxis, Trace, axis, line, step_axis
 from tailrace.report.figures.held_out import with_error
 from tailrace.report.record import Record

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tailrace.contracts import Purpose, Why
-from tailrace.pipeline.run.figures import percentile
+from tailrace.pipeline.run.figures.figures import percentile
 from tailrace.report.charts.chart import Chart, Trace, axis, bars, line, step_axis, thinned
 from tailrace.report.fold.states import Stage
+from tailrace.report.html.page import Table
 from tailrace.report.record import Record
-from tailrace.report.table import Table
 from tailrace.report.words import end
 
 LENGTH_BINS = 64

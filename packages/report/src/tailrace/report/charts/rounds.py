@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from tailrace.pipeline.config.task import TaskConfig
-from tailrace.pipeline.run.round_figures import PastRound
+from tailrace.pipeline.run.figures.rounds import PastRound
 from tailrace.report.charts.chart import LAG_COLORS, Chart, axis, bars, step_axis
 from tailrace.report.record import Record
 from tailrace.report.words import percent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailrace.report.charts.chart import Chart, TimeAxis, axis, bars, line
-from tailrace.report.fold.latencies import Latencies
+from tailrace.report.fold.turns import Latencies
 from tailrace.report.fold.whereabouts import Where
 from tailrace.report.record import Record
 from tailrace.report.words import percent

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.report.figures.figures import Figures
-from tailrace.report.table import Table
+from tailrace.report.html.page import Table
 from tailrace.report.words import device_hours, duration, money, percent, price
 
 UNKNOWN = "not known"

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.report.errors import MeasuredError
-from tailrace.report.figures.figures import Figures
-from tailrace.report.figures.likeness import MODEL, facts
+from tailrace.report.figures.figures import MODEL, Figures, facts
 from tailrace.report.figures.utilisation import utilisation
 from tailrace.report.fold.folds import Folds
-from tailrace.report.fold.marks import MarkKind
+from tailrace.report.fold.interruptions import MarkKind
 from tailrace.report.record import Record, measured_s
 
 WARM_UP = 10

@@ -3,13 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from tailrace.contracts import Interrupt, Interrupted, Reason, Why
 from tailrace.pipeline.controller.members import REPLICA
-from tailrace.pipeline.run.folding import Hears
+from tailrace.pipeline.run.figures.folding import Hears
 from tailrace.report.fold.history import History
-from tailrace.report.fold.marks import Mark, MarkKind
 from tailrace.report.words import many, why
+
+
+class MarkKind(StrEnum):
+    """What happened at a moment."""
+
+    REPACK = "repack"
+    PULL = "interrupted for a pull"
+    EVICTION = "migration"
+    STOPPING = "stopping"
+    DOWN = "down"
+    RESTART = "restart"
+    SUSPECT = "suspect"
+    PULL_FAILED = "pull failed"
+    PUBLISHED = "published"
+    RESUMED = "resumed"
+    ADDED = "added"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened to a member at a moment."""
+
+    kind: MarkKind
+    role: str
+    member: str
+    at_s: float
+    label: str
+
 
 _KINDS = {
     Why.MOVED: MarkKind.REPACK,

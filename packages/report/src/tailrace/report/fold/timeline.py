@@ -13,11 +13,10 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
-from tailrace.pipeline.run.folding import Hears
+from tailrace.pipeline.run.figures.folding import Hears
 from tailrace.report.fold.causes import NOT_YET, OTHERS, idle_cause, waiting_cause
 from tailrace.report.fold.history import History
-from tailrace.report.fold.interruptions import Interruptions
-from tailrace.report.fold.marks import Mark, MarkKind
+from tailrace.report.fold.interruptions import Interruptions, Mark, MarkKind
 from tailrace.report.fold.states import PastMember
 from tailrace.report.words import many, why
 

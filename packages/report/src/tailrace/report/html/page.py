@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import extra, need_extra
 from tailrace.report.charts.chart import Chart
+
+MOST_ROWS = 200
 
 
 def need_pages() -> None:
@@ -68,3 +70,21 @@ def _part(name: str) -> str:
 def _script_json(value: Any) -> str:
     """JSON that cannot end the script element that holds it."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table. Columns that begin with ``#`` hold numbers and are aligned right."""
+
+    columns: list[str]
+    rows: list[list[str]]
+    note: str = ""
+    strong: int | None = None
+
+
+def cut(table: Table) -> Table:
+    """The first rows, and a note of how many more there are."""
+    if len(table.rows) <= MOST_ROWS:
+        return table
+    left = len(table.rows) - MOST_ROWS
+    return Table(table.columns, table.rows[:MOST_ROWS], f"{table.note} {left} more rows are in the event log.".strip())

@@ -2,7 +2,7 @@
 
 from tailrace.rollout.service.handle import ReplicaHandle, StartReplica
 from tailrace.rollout.service.own_directory import left_directories
-from tailrace.rollout.service.ranking import Ranker
+from tailrace.rollout.service.prompts import Ranker
 from tailrace.rollout.service.replica_process import ReplicaProcess
 from tailrace.rollout.service.sample import Sample
 from tailrace.rollout.service.service import StreamGenerationService

@@ -33,8 +33,7 @@ from tailrace.rollout.resumption import check_sampling
 from tailrace.rollout.service.book import Book
 from tailrace.rollout.service.handle import ReplicaSetup, StartReplica
 from tailrace.rollout.service.own_directory import OwnDirectory
-from tailrace.rollout.service.prompts import Prompt, PromptReader
-from tailrace.rollout.service.ranking import Ranker, Ranking
+from tailrace.rollout.service.prompts import Prompt, PromptReader, Ranker, Ranking
 from tailrace.rollout.service.replica_process import ReplicaProcess
 from tailrace.rollout.service.replicas import ServiceReplica, ServiceReplicas
 from tailrace.rollout.service.sample import Sample, SampleOrder

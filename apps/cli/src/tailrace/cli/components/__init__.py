@@ -1,0 +1,1 @@
+"""Commands about single components: judges, rankers, sandboxes, the stream service, plugins."""

@@ -1,0 +1,143 @@
+"""Checks a configuration before any process is started or file written."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from tailrace.cli.errors import NotHereError
+from tailrace.cli.runs.room import check_memory, check_model, check_shared_memory
+from tailrace.pipeline.config.gathered import Gathered
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.options import registered
+from tailrace.pipeline.run import build
+from tailrace.pipeline.run.prompts.data_check import check_data
+from tailrace.pipeline.run.pools import replica_gpus
+from tailrace.pipeline.run.prompts.reading import FoundPrompts
+from tailrace.pipeline.run.prompts.stop_tokens import stop_tokens
+from tailrace.reward.verifiers import is_reference
+
+CONNECT_S = 5.0
+RAY_CLUSTER_FILE = Path("/tmp/ray/ray_current_cluster")  # noqa: S108 - the file in which Ray stores this machine's cluster
+
+
+def check(config: RunConfig, where: str = "", *, prompts: bool = True) -> FoundPrompts | None:
+    """Check plugins, their options, scripted faults, the model's files, the prompts, devices, memory, the Ray address.
+
+    Args:
+        config: the configuration.
+        where: text before each line, for example the file.
+        prompts: whether to check prompts; a run that is resumed has its own already.
+
+    Returns:
+        What the prompt files hold; None if none were checked.
+
+    Raises:
+        ConfigError: a policy, plugin or fault is unknown, a file of the model is not complete, or a device or cluster is not
+            available. The message has a line for each.
+    """
+    gathered = Gathered()
+    for part in (build.check, _verifier, _model):
+        with gathered.check():
+            part(config)
+    found = None
+    with gathered.check():
+        found = check_data(config) if prompts else None
+    with gathered.check():
+        _machine(config)
+    gathered.done(where)
+    return found
+
+
+def _verifier(config: RunConfig) -> None:
+    if config.task.generated:
+        return
+    named = {f"task.sources.{place}.verifier": one.verifier for place, one in enumerate(config.task.sources)}
+    gathered = Gathered()
+    for key, verifier in {"task.verifier": config.task.verifier, **named}.items():
+        if verifier is not None and not is_reference(verifier):
+            with gathered.check():
+                registered(key, "tailrace.verifier", verifier)
+    gathered.done()
+
+
+def _model(config: RunConfig) -> None:
+    if config.model.path is not None:
+        check_model(config.model.path)
+        stop_tokens(config, config.model.path)
+
+
+def _machine(config: RunConfig) -> None:
+    if config.executor.name == "ray" and config.executor.ray_address is not None:
+        check_ray(config.executor.ray_address)
+        return
+    gathered = Gathered()
+    for part in (check_devices, check_memory, check_shared_memory):
+        with gathered.check():
+            part(config)
+    gathered.done()
+
+
+def check_devices(config: RunConfig) -> None:
+    """Check that this machine has the devices that a run on it alone asks for.
+    Raises:
+        NotHereError: a device is missing.
+    """
+    asked = {
+        "executor.device": config.executor.device,
+        "trainer.options.device": config.trainer.options.get("device"),
+        "rollout.options.device": config.rollout.options.get("device"),
+    }
+    key = next((key for key, device in asked.items() if str(device).startswith("cuda")), None)
+    kinds = {f"rollout.pools.{place}.device": pool.device for place, pool in enumerate(config.rollout.pools)}
+    kind = next((name for name, device in kinds.items() if device), None)
+    gpus = replica_gpus(config) + config.trainer.processes * config.executor.trainer_gpus
+    if key is None and kind is None and not gpus:
+        return
+    here = _gpus_here()
+    if kind is not None and not here:
+        raise NotHereError(
+            f"key {kind!r}: found {kinds[kind]!r} and no GPU here, expected none; --ray-address joins a cluster"
+        )
+    if key is not None and not here:
+        raise NotHereError(f"key {key!r}: found {asked[key]!r} and no CUDA device here, expected 'cpu' or 'auto'")
+    if gpus > here:
+        raise NotHereError(
+            f"keys 'executor.replica_gpus' and 'executor.trainer_gpus': found {gpus:g} GPUs asked for and {here} here, "
+            "expected no more than there are; --ray-address joins a cluster"
+        )
+
+
+def check_ray(address: str) -> None:
+    """Check that something listens at a Ray cluster's address.
+    Raises:
+        NotHereError: nothing listens there.
+    """
+    if address == "auto":
+        if not os.environ.get("RAY_ADDRESS") and not RAY_CLUSTER_FILE.exists():
+            raise NotHereError(
+                "--ray-address auto: found no Ray cluster on this machine; start one with: ray start --head"
+            )
+        return
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not host or not port.isdigit():
+        raise NotHereError(f"key 'executor.ray_address': found {address!r}, expected auto or HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        reason = str(error) or type(error).__name__
+        raise NotHereError(
+            f"key 'executor.ray_address': no Ray cluster answers at {address} ({reason}); start one with: ray start --head"
+        ) from error
+
+
+def _gpus_here() -> int:
+    try:
+        import torch
+    except ImportError as error:
+        raise NotHereError(
+            "GPUs are asked for, and torch is not installed; pip install 'tailrace-trainer[torch]'"
+        ) from error
+    count: int = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return count

@@ -1,0 +1,1 @@
+"""Commands about simulations: simulate, compare, plan, profile, reproduce, fuzz."""

@@ -1,0 +1,223 @@
+"""``tailrace profile``: measures a short run, and writes the file that a simulation of this machine reads."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailrace.cli.errors import DEBUG, CommandError, complain, one_line
+from tailrace.cli.exit_status import FAILED, INTERRUPTED
+from tailrace.cli.runs.preflight import check
+from tailrace.cli.runs.stopping import interrupts
+from tailrace.cli.simulations.measured_rows import rows
+from tailrace.pipeline.config.target import configuration
+from tailrace.pipeline.errors import ControllerError, DeadlineError, RoleError, RunFailedError
+from tailrace.pipeline.run.prompts.reading import sized
+
+if TYPE_CHECKING:
+    from tailrace.fleetsim.profile.fit import Profile
+    from tailrace.fleetsim.profile.run import Progress
+    from tailrace.pipeline.config.models import RunConfig
+
+STEPS = 50
+BUSY = 0.15  # cores; if other programs use more than this, a measurement is not reliable
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOptions:
+    """The command line of ``tailrace profile``."""
+
+    target: str = "laminar"
+    out: Path | None = None
+    steps: int = STEPS
+    settings: tuple[str, ...] = ()
+
+
+def profile(options: ProfileOptions) -> int:
+    """Measure this machine and write the file. Returns the exit status.
+
+    Raises:
+        TailraceError: the command or the configuration is wrong; no run was started.
+    """
+    from tailrace.fleetsim.profile.fit import LEAST_STEPS, profile_machine
+    from tailrace.fleetsim.profile.machine import machine_toml
+
+    out = options.out or Path(f"{Path(options.target).stem}-machine.toml")
+    if out.suffix != ".toml" or out.exists() or not out.parent.is_dir():
+        found = (
+            "a file that exists" if out.exists() else "no such folder" if out.suffix == ".toml" else "another ending"
+        )
+        raise CommandError(f"--out {out}: found {found}, expected a new file that ends in .toml")
+    if options.steps < LEAST_STEPS:
+        raise CommandError(f"--steps {options.steps}: expected at least {LEAST_STEPS} steps to fit to")
+    config = configuration(options.target, settings=options.settings)
+    if config.pipeline.steps < LEAST_STEPS:
+        raise CommandError(
+            f"{options.target}: key 'pipeline.steps': found {config.pipeline.steps}, expected at least {LEAST_STEPS} to "
+            f"measure; --set pipeline.steps={STEPS} raises it, and --steps measures at most as many"
+        )
+    config = sized(config, check(config, f"{options.target}: "))
+    started = time.monotonic()
+    try:
+        with (
+            interrupts(),
+            _progress() as progress,
+            tempfile.TemporaryDirectory(prefix="tailrace-profile-") as root,
+        ):
+            profiled = profile_machine(config, Path(root) / "run", out.stem, steps=options.steps, progress=progress)
+    except KeyboardInterrupt:
+        return complain("interrupted; nothing was written", status=INTERRUPTED)
+    except (RunFailedError, RoleError, DeadlineError, ControllerError) as error:
+        if os.environ.get(DEBUG):
+            traceback.print_exc()
+        return complain(f"the measured run failed: {one_line(error)}", status=FAILED)
+    out.write_text(machine_toml(profiled.machine), encoding="utf-8")
+    for line in lines(profiled):
+        print(line)
+    for line in begins(profiled, config):
+        print(line)
+    print(f"\nwrote {out} after {time.monotonic() - started:.0f} s; simulate with it:")
+    print(f"  tailrace simulate {options.target} --set fleet.profile={out}")
+    return 0
+
+
+def lines(profile: Profile) -> Iterator[str]:
+    """The results as lines of text."""
+    machine = profile.machine
+    decode, training, delays, weights = machine.decode, machine.training, machine.delays, machine.weights
+    yield machine.measured
+    yield (
+        f"decoding      k1 {decode.k1:.3g}  k2 {decode.k2:.3g}  k3 {decode.k3:.3g}  k4 {decode.k4:.3g} s"
+        f"  (median error of the fit {decode.error:.0%})"
+    )
+    yield (
+        f"KV cache      {decode.kv_capacity_tokens:,} tokens in blocks of {decode.block_tokens}, batches of at most "
+        f"{decode.max_running}"
+    )
+    yield (
+        f"prefill       {1e6 * machine.prefill.per_token_s:.3g} us a token, "
+        f"{1e3 * machine.prefill.per_trajectory_s:.3g} ms a trajectory (error {machine.prefill.error:.0%})"
+    )
+    yield (
+        f"update        {training.fixed_s:.3g} s + {1e6 * training.per_token_s:.3g} us a token + "
+        f"{1e6 * training.per_square_token_s:.3g} us a squared length (error {training.error:.0%}); "
+        f"batch fetched in {training.batch_s:.3g} s"
+    )
+    yield from _filling(profile)
+    yield (
+        f"weights       published in {weights.publish_s:.3g} s, visible {weights.visible_s:.3g} s later, "
+        f"pulled in {weights.pull_s:.3g} s"
+    )
+    yield (
+        f"delays        command {delays.route_s:.3g} s, report {delays.report_s / 2:.3g} s, score {delays.score_s:.3g} s, "
+        f"checkpoint {delays.checkpoint_s:.3g} s and durable after {delays.durable_s:.3g} s"
+    )
+    yield f"start-up      replica {delays.start_replica_s:.0f} s, trainer {delays.start_trainer_s:.0f} s"
+    yield from _workload(profile)
+    yield from _sharing(profile)
+    if profile.others_cores > BUSY:
+        yield (
+            f"other programs used {profile.others_cores:.2f} cores meanwhile: measure again on a quiet machine before you "
+            "rely on this"
+        )
+
+
+def begins(profile: Profile, config: RunConfig) -> Iterator[str]:
+    """What provisioning `balanced` may begin with, for a batch as large as the configuration's."""
+    from tailrace.pipeline.run.figures.stages import at_equal_distances
+
+    machine, pipeline = profile.machine, config.pipeline
+    decode, training = machine.decode, machine.training
+    trajectories = [(prompt, response) for _, prompt, responses, _ in machine.workload.groups for response in responses]
+    share = pipeline.prompts_per_step * pipeline.samples_per_prompt / len(trajectories)
+    tokens = sum(prompt + response for prompt, response in trajectories)
+    squares = sum((prompt + response) ** 2 for prompt, response in trajectories)
+    train_s = training.batch_s + training.fixed_s
+    train_s += share * (training.per_token_s * tokens + training.per_square_token_s * squares)
+    lengths = at_equal_distances(sorted(response for _, response in trajectories))
+    coefficients = decode.k1, decode.k2, decode.k3, decode.k4
+    yield 'with provisioning "balanced":'
+    for line in rows(config, coefficients, decode.kv_capacity_tokens, train_s, lengths):
+        yield f"  {line}"
+
+
+def _filling(profile: Profile) -> Iterator[str]:
+    training, lengths = profile.machine.training, dict(profile.machine.workload.response)
+    if 0.5 in lengths and training.per_token_s > 0:
+        half, most = (training.filling_tokens(share, lengths[0.5]) for share in (0.5, 0.8))
+        yield (
+            f"dynamic-batch {half:,.0f} tokens in one go run the trainer at half of its full speed, {most:,.0f} at 80 % "
+            "(pipeline.training.tokens)"
+        )
+
+
+def _workload(profile: Profile) -> Iterator[str]:
+    workload = profile.machine.workload
+    yield (
+        f"responses     {_quantiles(workload.response)} tokens; prompts {_quantiles(workload.prompt)}; "
+        f"alike within a group {workload.within:.2f}; right {workload.right:.0%}"
+    )
+    shares = [(version, 1 / (1 + math.exp(-odds))) for version, odds in workload.signal.points]
+    chosen = shares[:: max(1, len(shares) // 4)]
+    yield "signal        " + ", ".join(f"{share:.0%} of groups at version {version:.0f}" for version, share in chosen)
+
+
+def _sharing(profile: Profile) -> Iterator[str]:
+    sharing = profile.machine.sharing
+    if sharing is None:
+        return
+    yield (
+        f"cores         {sharing.cores}, of which {sharing.others:.0%} go to others than replicas and trainer; "
+        f"the trainer needs {sharing.alone_s:.3g} s for 1,000 tokens alone, {sharing.beside_s:.3g} s beside replicas"
+    )
+    for row in profile.shared:
+        yield (
+            f"  {row.members} computing   each got {row.measured:.2f} of its cores, the simulator gives "
+            f"{row.modelled:.2f}  ({row.seconds:.0f} s)"
+        )
+
+
+def _quantiles(pairs: tuple[tuple[float, float], ...]) -> str:
+    wanted = {0.5: "p50", 0.9: "p90", 0.99: "p99", 1.0: "longest"}
+    return ", ".join(f"{name} {value:g}" for share, name in wanted.items() for at, value in pairs if at == share)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """Show progress by a bar on a terminal; elsewhere by a line for each phase and every ten steps."""
+    if not sys.stdout.isatty():
+        yield _Lines()
+        return
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    with Bars(TextColumn("{task.description:40}"), BarColumn(), TimeElapsedColumn(), transient=True) as bars:
+        task = bars.add_task("preparing", total=None)
+
+        def told(what: str, share: float | None) -> None:
+            bars.update(task, description=what, total=None if share is None else 1.0, completed=share or 0.0)
+
+        yield told
+
+
+class _Lines:
+    """Prints lines instead of a bar."""
+
+    def __init__(self) -> None:
+        self._phase, self._tenths = "", -1
+
+    def __call__(self, what: str, share: float | None) -> None:
+        phase = what.rstrip("0123456789 of")
+        tenths = int(3 * share) if share is not None else -1
+        if (phase, tenths) != (self._phase, self._tenths):
+            self._phase, self._tenths = phase, tenths
+            print(what, flush=True)

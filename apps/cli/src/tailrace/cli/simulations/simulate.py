@@ -1,0 +1,127 @@
+"""``tailrace simulate``: simulates a configuration on a modelled fleet and prints the results."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tailrace.cli.errors import CommandError, complain, one_line
+from tailrace.cli.exit_status import FAILED, INTERRUPTED
+from tailrace.cli.simulations.prices import check_used, read_prices, with_prices
+from tailrace.cli.simulations.progress import shown
+from tailrace.contracts import TailraceError
+from tailrace.fleetsim.errors import StalledError
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.results import run_directory
+from tailrace.fleetsim.results.outcome import answer, rows
+from tailrace.fleetsim.results.watch import Watched
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.target import configuration
+from tailrace.pipeline.run.directory import read_json
+
+SIMULATIONS = Path("simulations")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOptions:
+    """The command line of ``tailrace simulate``."""
+
+    target: str
+    settings: tuple[str, ...] = ()
+    seed: int | None = None
+    prices: tuple[str, ...] = ()
+    run_dir: Path | None = None
+    as_json: bool = False
+    keep_events: bool = True
+
+
+def simulate(options: SimulateOptions) -> int:
+    """Simulate, print the results and write the files. Returns the exit status.
+
+    Raises:
+        TailraceError: the command or the configuration is wrong; no file was written.
+    """
+    prices = read_prices(options.prices)
+    config = configuration(options.target, settings=options.settings, seed=options.seed)
+    name = name_of(options.target)
+    root = options.run_dir if options.run_dir is not None else new_directory(name)
+    run_directory.check_new(root)
+    check_used(prices, devices_of(options.target, config))
+    config = with_prices(config, prices)
+    try:
+        with shown(name) as listener:
+            watched, written = run_directory.simulate_into(
+                root,
+                config,
+                name=name,
+                keep_events=options.keep_events,
+                listener=listener,
+                said=lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True),
+            )
+    except KeyboardInterrupt:
+        return complain("interrupted; nothing was written", status=INTERRUPTED)
+    except StalledError as error:
+        return complain(f"the simulated run makes no progress: {one_line(error)}; see {root}", status=FAILED)
+    except TailraceError as error:
+        raise CommandError(f"{options.target}: {error}") from error
+    if options.as_json:
+        found = read_json(written["result"])
+        print(json.dumps({**found, "files": {key: str(path) for key, path in written.items()}}))
+    else:
+        show(watched, written)
+    return FAILED if watched.result.failure is not None else 0
+
+
+def devices_of(target: str, config: RunConfig) -> Collection[str]:
+    """The names of the devices of a fleet, which is checked by building it.
+
+    Raises:
+        CommandError: the fleet cannot be. The message begins with the target.
+    """
+    try:
+        return build_fleet(config, seed=config.seed).devices
+    except TailraceError as error:
+        raise CommandError(f"{target}: {error}") from error
+
+
+def show(watched: Watched, written: dict[str, Path], console: Console | None = None) -> None:
+    """Print the results: what was asked first, then the table."""
+    console = console if console is not None else Console()
+    table = Table.grid(padding=(0, 3, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows(watched):
+        table.add_row(name, Text(text, style="bold" if name == "throughput" else ""))
+    speed = watched.result.trajectories / watched.wall_s if watched.wall_s else 0.0
+    table.add_row("simulated in", f"{watched.wall_s:,.1f} s, {speed:,.0f} trajectories/s")
+    console.print(Text(f"\n{answer(watched)}\n", style="bold"))
+    console.print(table)
+    for note in watched.figures.notes:
+        console.print(Text(f"\n{note}", style="dim"))
+    for warning in read_json(written["result"])["warnings"]:
+        console.print(Text(f"\n{warning}", style="yellow"))
+    console.print()
+    for name in ("report", "result"):
+        console.print(Text(str(written[name]), style="dim"), soft_wrap=True)
+
+
+def name_of(target: str) -> str:
+    """The name of the simulated system: a file's name without its ending, or the app's."""
+    return Path(target).stem if target.endswith(".toml") else target
+
+
+def new_directory(name: str) -> Path:
+    """A path that does not exist yet, with the current time in its name."""
+    wanted = SIMULATIONS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    number, root = 2, wanted
+    while root.exists():
+        root, number = wanted.with_name(f"{wanted.name}-{number}"), number + 1
+    return root

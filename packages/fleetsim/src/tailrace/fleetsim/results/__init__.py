@@ -1,0 +1,1 @@
+"""What comes of a simulation: its log, figures, run directory, and advice."""

@@ -1,0 +1,166 @@
+"""What becomes of a checkpoint that the trainer has begun, and where one is found again.
+
+begun ──► durable on disk ──► in the memory of another machine too, if that is asked for ──► `Durable`, older ones go
+wanted ──► the disk's copy, if it is whole ──► else that of the other machine, put back on disk first
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tailrace.contracts import Checkpoint, Durable, TailraceError
+from tailrace.pipeline.errors import CheckpointUnusableError, DeadlineError
+from tailrace.pipeline.executor.seam import Caller
+from tailrace.pipeline.hosts.ray_machines import own_machine
+from tailrace.pipeline.roles.peer_memory import PeerMemory
+from tailrace.pipeline.roles.worker import RoleWorker
+from tailrace.trainer.checkpoint_files import verify
+
+_POLL_S = 0.1
+
+
+class Saving:
+    """Checkpoints of a trainer.
+
+    Args:
+        root: directory with one checkpoint per version.
+        data: the data role.
+        worker: is told of failures, and says `Durable`.
+        save_timeout_s: deadline until a checkpoint is durable.
+        data_timeout_s: how long the data role may be gone before a restarted one must answer.
+        peers: the second failure domain; None: the disk is the only one.
+        first: whether this is the first rank, which alone copies to and from `peers`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        data: Caller,
+        worker: RoleWorker,
+        *,
+        save_timeout_s: float,
+        data_timeout_s: float,
+        peers: PeerMemory | None = None,
+        first: bool = True,
+    ) -> None:
+        self._root, self._data, self._worker = root, data, worker
+        self._save_timeout_s, self._data_timeout_s = save_timeout_s, data_timeout_s
+        self._peers, self._first = peers, first
+        self._threads: list[threading.Thread] = []
+
+    def directory(self, version: int) -> Path:
+        """Where the checkpoint of a version is."""
+        return self._root / str(version)
+
+    def follow(self, command: Checkpoint, saved: Future[Any]) -> None:
+        """Say when a checkpoint is durable; returns at once."""
+        thread = threading.Thread(target=self._await, args=(command, saved), daemon=True)
+        thread.start()
+        self._threads = [other for other in self._threads if other.is_alive()] + [thread]
+
+    def restore(self, version: int, load: Callable[[str], int]) -> None:
+        """Load the checkpoint of a version.
+
+        Raises:
+            CheckpointUnusableError: it is missing, damaged, or of another model.
+        """
+        directory = self.directory(version)
+        try:
+            if self._peers is not None:
+                self._bring_back(version)
+            found = load(str(directory))
+        except (TailraceError, OSError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointUnusableError(f"the checkpoint of version {version} cannot be used: {error}") from error
+        if found != version:
+            raise CheckpointUnusableError(f"found version {found} in {directory}, expected version {version}")
+
+    def undo(self, version: int) -> None:
+        """Remove the checkpoints of later versions, which a fall-back has undone: their numbers may name other weights soon."""
+        for path in self._root.iterdir() if self._first else ():
+            if path.name.isdigit() and int(path.name) > version:
+                shutil.rmtree(path)
+
+    def close(self) -> None:
+        """Wait for checkpoints under way."""
+        for thread in self._threads:
+            thread.join(self._save_timeout_s)
+
+    def _bring_back(self, version: int) -> None:
+        """See that the checkpoint is on disk, whole; further ranks wait for the first one."""
+        directory, deadline = self.directory(version), time.monotonic() + self._save_timeout_s
+        while True:
+            try:
+                verify(directory)
+            except TailraceError:
+                if self._first and self._peers is not None:
+                    self._peers.fetch(directory, version)
+                    return
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_S)
+            else:
+                return
+
+    def _await(self, command: Checkpoint, saved: Future[Any]) -> None:
+        version, deadline = command.version, time.monotonic() + self._save_timeout_s
+        try:
+            saved.result(self._save_timeout_s)
+            if self._peers is not None:
+                self._peers.keep(self.directory(version), version, deadline - time.monotonic())
+        except FutureTimeoutError:
+            what = f"the checkpoint of version {version} to become durable"
+            self._worker.fail(DeadlineError(f"waited {self._save_timeout_s:.0f} s for {what}"))
+        except Exception as error:
+            self._worker.fail(error)
+        else:
+            self._worker.put(Durable(version, answers=command.seq))
+            for path in self._root.iterdir():
+                if path.name.isdigit() and int(path.name) < version and int(path.name) not in command.keep:
+                    shutil.rmtree(path, ignore_errors=True)
+            self._trim(min([version, *command.keep]))
+
+    def _trim(self, oldest: int) -> None:
+        """No checkpoint before this version is kept."""
+        try:
+            self._data.call("trim", oldest, timeout_s=self._data_timeout_s)
+        except Exception as error:
+            self._worker.fail(error)
+
+
+# Where the trainer's checkpoints lie when every machine has a directory of its own: on the disk of the trainer's machine.
+#
+# RUN/checkpoints ──link──► RUN/machines/0/checkpoints      machine 0 is gone with its disk: the link leads nowhere
+#                 ──link──► RUN/machines/1/checkpoints      the trainer starts on machine 1
+
+
+def on_own_disk(checkpoints: Path) -> None:
+    """See that the directory of checkpoints lies on a disk that is there: else on that of this process's machine.
+
+    What lies on another machine's disk stays there while that machine lives. Several ranks may call it at once.
+
+    Args:
+        checkpoints: where all others look for checkpoints.
+    """
+    machine = own_machine()
+    if machine is None:
+        return
+    own = machine / checkpoints.name
+    own.mkdir(parents=True, exist_ok=True)
+    if not checkpoints.is_symlink():
+        with suppress(OSError):  # another rank was first, or a run that had no machines has filled it
+            checkpoints.rmdir()
+    if checkpoints.exists():
+        return
+    link = checkpoints.with_name(f".{checkpoints.name}.{secrets.token_hex(4)}")
+    link.symlink_to(os.path.relpath(own, checkpoints.parent), target_is_directory=True)
+    link.replace(checkpoints)

@@ -1,0 +1,93 @@
+"""What provisioning `balanced` may begin with, from a run's log: seconds of training on a batch, and lengths of responses."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from tailrace import contracts as c
+from tailrace.pipeline.run.eventlog import Instant
+
+_STEPS, _RESPONSES = 8, 4_096  # the last ones, since both change as the model learns
+QUANTILES = 50  # with fewer, the longest are missing, on which the time of a batch depends
+
+
+@dataclass(frozen=True, slots=True)
+class StageFigures:
+    """Figures of the end of a run.
+
+    Args:
+        train_s: mean seconds for which the trainer computed on a batch; None if it trained on none.
+        lengths: generated tokens of responses at equal distances in the distribution, shortest first; empty if none finished.
+        kv_tokens: tokens that the KV cache of a replica holds; 0 if none says.
+    """
+
+    train_s: float | None
+    lengths: tuple[int, ...]
+    kv_tokens: int = 0
+
+
+def stage_figures(log: Iterable[Instant]) -> StageFigures:
+    """The figures of a log."""
+    training: set[str] = set()
+    responses = CompleteResponses()
+    lengths: deque[int] = deque(maxlen=_RESPONSES)
+    steps: deque[float] = deque(maxlen=_STEPS)
+    added_s, kv_tokens = 0.0, 0
+    for instant in log:
+        for event in instant.events:
+            complete = responses.heard(event)
+            if complete is not None and complete[0] in training:
+                training.discard(complete[0])
+                lengths.append(max(1, complete[1]))
+            match event:
+                case c.Snapshot(kv_capacity_tokens=told):
+                    kv_tokens = told or kv_tokens
+                case c.Accumulated(metrics=metrics):
+                    added_s += metrics.get("wall_s", 0.0)
+                case c.Stepped(metrics=metrics):
+                    steps.append(added_s + metrics.get("wall_s", 0.0))
+                    added_s = 0.0
+        for command in instant.commands:
+            if isinstance(command, c.Route):
+                responses.routed(command.trajectories)
+                training.update(ref.trajectory for ref in command.trajectories if ref.purpose is c.Purpose.TRAIN)
+    return StageFigures(fmean(steps) if steps else None, at_equal_distances(sorted(lengths)), kv_tokens)
+
+
+def at_equal_distances(ordered: Sequence[int], count: int = QUANTILES) -> tuple[int, ...]:
+    """`count` evenly spaced quantiles of ascending lengths; empty if there are no lengths."""
+    places = ((2 * place + 1) * len(ordered) // (2 * count) for place in range(count if ordered else 0))
+    return tuple(ordered[place] for place in places)
+
+
+class CompleteResponses:
+    """A fold that says how long complete responses are, without what environments answered."""
+
+    def __init__(self) -> None:
+        self._answered: Counter[str] = Counter()  # tokens by trajectory
+        self._ended: dict[str, int] = {}  # tokens at the end of a turn that is not answered yet
+
+    def heard(self, event: c.Event) -> tuple[str, int] | None:
+        """The trajectory whose response is complete with this event, and the tokens that the model generated."""
+        if isinstance(event, c.TurnEnded):
+            self._ended[event.trajectory] = event.tokens
+            return None
+        if not isinstance(event, c.Finished | c.Turned):
+            return None
+        name = event.trajectory
+        ended = self._ended.pop(name, event.tokens)
+        if isinstance(event, c.Turned):
+            self._answered[name] += event.tokens - ended
+            if not event.done:
+                return None
+        return name, event.tokens - self._answered.pop(name, 0)
+
+    def routed(self, refs: Iterable[c.TrajectoryRef]) -> None:
+        """Take in what is routed: what has no tokens begins, perhaps anew."""
+        for ref in refs:
+            if not ref.kept:
+                self._answered.pop(ref.trajectory, None)
+                self._ended.pop(ref.trajectory, None)

@@ -1,0 +1,415 @@
+"""A run from end to end (prepare, train, measure the controls), and its resumption after its driver died."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from tailrace import contracts as c
+from tailrace.faulttol import Fault
+from tailrace.paramserver import new_token
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.controller.evaluations import EvaluationResult
+from tailrace.pipeline.errors import RunDirectoryError, SupersededError
+from tailrace.pipeline.executor.deployment import DATA
+from tailrace.pipeline.executor.executor import Executor
+from tailrace.pipeline.executor.roster import Roster
+from tailrace.pipeline.hosts.local import LocalHost
+from tailrace.pipeline.hosts.ray import RayHost
+from tailrace.pipeline.hosts.ray_cluster import Claim, RayCluster
+from tailrace.pipeline.hosts.real_time import RealTime
+from tailrace.pipeline.run.build import build_deployment, build_spec, check, holding
+from tailrace.pipeline.run.directory import RunDirectory, write_json
+from tailrace.pipeline.run.eventlog import EventLog, Instant, read_log
+from tailrace.pipeline.run.figures.faults import FaultFold
+from tailrace.pipeline.run.figures.folding import Audience, follow
+from tailrace.pipeline.run.figures.log import log_figures
+from tailrace.pipeline.run.figures.metrics import MetricsObserver
+from tailrace.pipeline.run.figures.status import RunStatus, StatusObserver
+from tailrace.pipeline.run.figures.summary import prompt_characters, summarise
+from tailrace.pipeline.run.launching.ahead import start_ahead
+from tailrace.pipeline.run.launching.attaching import join, make_cluster, shown_s, take_over
+from tailrace.pipeline.run.launching.free_devices import check_free_devices
+from tailrace.pipeline.run.launching.garbage import GarbageCollection
+from tailrace.pipeline.run.launching.going_on import check_resumed, to_go_on
+from tailrace.pipeline.run.launching.imports import keep_bytecode
+from tailrace.pipeline.run.launching.replay import replay
+from tailrace.pipeline.run.machines import check_machines
+from tailrace.pipeline.run.pools import check_labels, relay_count
+from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare
+from tailrace.pipeline.run.prompts.stop_tokens import stops_in_words
+from tailrace.pipeline.run.scripted_faults import build_faults, further_faults
+from tailrace.trainer import checkpoints
+from tailrace.trainer.weights_digest import weights_sha256
+
+Listener = Callable[[RunStatus], None]
+Report = Callable[[RunDirectory], object]
+"""Writes what people look at."""
+HURRY_S = 3.0
+"""Deadline in seconds for members to close after a failed run: they may hang, and a resumed run does not need them."""
+
+
+def launch(
+    config: RunConfig, directory: RunDirectory, listener: Listener | None = None, *, report: Report | None = None
+) -> dict[str, Any]:
+    """Run to the end, from the event log if the directory has one. Returns the content of ``summary.json``.
+
+    Args:
+        config: the configuration.
+        directory: the locked run directory.
+        listener: called with the status after each change.
+        report: called once the run is complete and its summary is written.
+    """
+    return _Launch(config, directory, listener, report).run()
+
+
+def resume(
+    directory: RunDirectory,
+    listener: Listener | None = None,
+    *,
+    report: Report | None = None,
+    config: RunConfig | None = None,
+    changed: Mapping[str, Sequence[Any]] | None = None,
+    faults: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Resume a run whose driver died, or a finished one with more steps; see `launch`.
+
+    Args:
+        directory: the run directory.
+        listener, report: see `launch`.
+        config, changed: what `with_changes` returned, if the configuration is to change.
+        faults: see `to_go_on`.
+
+    Raises:
+        RunDirectoryError: the run is complete, simulated, damaged, or running.
+    """
+    directory.lock()
+    before, changed = directory.configuration(), changed or {}
+    check_resumed(directory, changed)
+    directory.summary.unlink(missing_ok=True)
+    if config is not None and changed:
+        directory.change(config.model_dump(mode="json"), changed)
+    return launch(to_go_on(config or before, directory, faults), directory, listener, report=report)
+
+
+def attach(
+    directory: RunDirectory,
+    listener: Listener | None = None,
+    *,
+    report: Report | None = None,
+    faults: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Take the place of a run's controller that died, while its members live on; see `launch`.
+
+    Args:
+        directory: the run directory.
+        listener, report: see `launch`.
+        faults: those that it had been given, see `to_go_on`; what has not struck yet still does.
+
+    Raises:
+        RunDirectoryError: the run is complete or simulated, its controller works, or none of its members lives.
+    """
+    cluster = take_over(directory)
+    config = to_go_on(directory.configuration(), directory, faults)
+    return _Launch(config, directory, listener, report, cluster).run()
+
+
+class _Launch:
+    """One controller of a run.
+
+    Args:
+        cluster: where the members live that another controller left; None: there are none.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        listener: Listener | None,
+        report: Report | None,
+        cluster: RayCluster | None = None,
+    ) -> None:
+        self.config, self.directory, self._report, self._cluster = config, directory, report, cluster
+        self._claim: Claim | None = None
+        self.status = StatusObserver(
+            directory.status,
+            app=config.app,
+            run_dir=directory.root,
+            listener=listener,
+            workers=config.environment.workers,
+        )
+        self.marks: dict[str, float] = {}
+
+    def run(self) -> dict[str, Any]:
+        try:
+            return self._run()
+        except SupersededError:
+            raise  # the status is another's
+        except KeyboardInterrupt:
+            self.status.phase("interrupted")
+            raise
+        except BaseException as error:
+            self.status.phase("failed", f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            if self._claim is not None:
+                self._claim.close()
+
+    def _run(self) -> dict[str, Any]:
+        config, directory = self.config, self.directory
+        attaches = self._cluster is not None
+        if not attaches:
+            check(config)
+        began = directory.began_with()
+        controller, faults = Controller(build_spec(began), relays=relay_count(config)), build_faults(config)
+        roster = Roster()
+        past = replay(controller, directory.events, roster)  # an unusable log is reported before minutes of preparation
+        if past is None:  # nothing was decided yet, so everything may be as it is now
+            controller = Controller(build_spec(config), relays=relay_count(config))
+        elif not controller.finished or config.pipeline.steps > controller.view.steps:
+            self._check_checkpoints(controller)
+        attaches = attaches and not controller.over  # its last steps, such as controls, are taken anew
+        keep_bytecode(cache_directory())
+        host = self._host(attaches=attaches)
+        try:
+            if isinstance(host, RayHost) and not attaches:
+                if config.executor.ray_address is not None:  # one machine may stand for several sites, a cluster not
+                    check_labels(config, host.sites())
+                check_machines(config, host.machines)
+                check_free_devices(config, host.gpus)
+                start_ahead(host, config)
+            prepared = prepare(config, directory, self._preparing)
+            token = new_token() if self._cluster is None else self._cluster.token
+            deployment = build_deployment(config, prepared, directory, token=token)
+            for line in stops_in_words(config, prepared.model)[1:]:
+                self._preparing({"phase": line})
+        except BaseException:
+            host.close()
+            raise
+        if not attaches:
+            self.status.phase("starting roles")
+        metrics = MetricsObserver(directory.metrics, directory.tensorboard)
+        host.time = RealTime(shown_s(self._cluster, past or 0.0) if attaches else past or 0.0)
+        if self._cluster is not None and not attaches:
+            dataclasses.replace(self._cluster, began_at=time.time() - host.time.now()).write(directory.root)
+        claims = () if self._claim is None else (self._claim,)
+        executor = Executor(host, deployment, observers=[metrics, self.status, GarbageCollection(), *claims])
+        try:
+            if attaches:
+                self._goes_on(controller, executor, roster, past or 0.0, faults)
+            else:
+                first = None if past is None else self._resumed(controller, began)
+                if not controller.finished or (first is not None and first.steps is not None):
+                    self.status.phase("training")
+                    further = further_faults(config, past or 0.0)
+                    with EventLog(directory.events) as log, self._looping():
+                        executor.run(controller, log, first=first, faults=faults, further=further)
+            training_s = training_seconds(read_log(self.directory.events))
+            self.status.settle(controller.view)
+            metrics.follows = False
+            controls = self._controls(prepared, controller, executor, training_s)
+            self.status.phase("writing the summary")
+            scripted = build_faults(began)  # a driver that goes on may be given those that had not struck
+            scripted += (Counter(faults) - Counter(scripted)).elements()
+            summary = self._summary(controller, controls, executor, training_s, prepared, scripted)
+        except BaseException as error:
+            if isinstance(error, SupersededError) and isinstance(host, RayHost):
+                host.leave()
+                raise
+            if isinstance(error, KeyboardInterrupt):
+                self.status.phase("stopping")
+            try:
+                executor.close(patience_s=HURRY_S)
+            except Exception as closing:
+                error.add_note(f"while closing: {closing}")
+            raise
+        finally:
+            metrics.close()
+        executor.close()
+        write_json(directory.summary, summary)
+        self.status.status.trained_tokens_per_s = summary["tokens_per_s"]
+        if self._report is not None:
+            self.status.phase("writing the report")
+            self._report(directory)
+        self.status.phase("done")
+        return summary
+
+    def _host(self, *, attaches: bool) -> LocalHost | RayHost:
+        """The host: with members that outlive this controller, or those that one before it left; on Ray."""
+        if self.config.executor.name != "ray":
+            return LocalHost()
+        if not attaches or self._cluster is None:
+            self.status.phase("starting Ray")
+            self._cluster = make_cluster(self.config, self.directory)
+        self._claim = Claim(self.directory.root)
+        return join(self._cluster, self.directory)
+
+    def _goes_on(
+        self, controller: Controller, executor: Executor, roster: Roster, past: float, faults: Sequence[Fault]
+    ) -> None:
+        """Take the place of a controller that died, and strike members with the faults that it had not come to."""
+        self.status.phase("training")
+        struck = FaultFold()
+        follow(read_log(self.directory.events), Audience(struck))
+        left = struck.left(faults)
+        first = c.Attached(executor.host.epoch, max(0.0, executor.now() - past))
+        further = further_faults(self.config, executor.now())
+        with EventLog(self.directory.events) as log, self._looping():
+            executor.run(controller, log, first=first, faults=left, further=further, attached=roster)
+
+    def _looping(self) -> AbstractContextManager[None]:
+        """The time in which the executor runs: a controller whose loop stands still claims the run no longer."""
+        return nullcontext() if self._claim is None else self._claim.looping()
+
+    def _check_checkpoints(self, controller: Controller) -> None:
+        """Check that the trainer can go on, before members are started for minutes.
+
+        Raises:
+            RunDirectoryError: no checkpoint is there that it could go on from.
+        """
+        root = self.directory.checkpoints
+        there = checkpoints(root)
+        if not controller.trainer.usable(tuple(there)):
+            half = ", ".join(sorted(path.name for path in root.glob(".*.partial")))
+            found = f"only half-written ones ({half})" if half and not there else ", ".join(map(str, there)) or "none"
+            wanted = " or ".join(map(str, controller.trainer.fallbacks))
+            raise RunDirectoryError(
+                f"{root}: found {found}, expected the checkpoint of version {wanted} to go on from; start a new run"
+            )
+
+    def _resumed(self, controller: Controller, began: RunConfig) -> c.Resumed:
+        """The first event of a resumed run, with what the controller does not know of the configuration yet."""
+        steps, replicas = self.config.pipeline.steps, self.config.rollout.replicas
+        return c.Resumed(
+            tuple(checkpoints(self.directory.checkpoints)),
+            steps=None if steps == controller.view.steps else steps,
+            replicas=None if replicas == (controller.provisioning.wanted or began.rollout.replicas) else replicas,
+        )
+
+    def _preparing(self, row: Mapping[str, Any]) -> None:
+        detail = str(row.get("detail", ""))
+        if "step" in row:
+            of = f" of {row['steps']}" if "steps" in row else ""
+            detail = f"step {row['step']}{of}, loss {row['loss']:.3f}"
+        done = row["step"] / row["steps"] if "steps" in row else None
+        self.status.phase(str(row["phase"]), detail, left_s=row.get("seconds_left"), progress=done)
+
+    def _controls(
+        self, prepared: Prepared, controller: Controller, executor: Executor, training_s: float
+    ) -> Sequence[EvaluationResult]:
+        """Continue fine-tuning from the warm start for as long as RL took, and evaluate the model in the same way.
+
+        If a run is resumed here, it starts the roles and begins the controls again.
+        """
+        if prepared.demonstrations is None or not self.config.evaluation.controls:
+            return ()
+        self.status.phase("control: fine-tuning continued", left_s=training_s)
+        directory = self.directory.root / "controls" / "sft"
+        work = in_thread(lambda: self._continue_sft(prepared, directory, training_s))
+        executor.keep_up(work, training_s + 600.0)
+        work.result()
+        self.status.phase("control: evaluation")
+        executor.deployment = holding(executor.deployment, directory)
+        control = Controller(
+            build_spec(self.config, controls=True),
+            relays=relay_count(self.config),
+            first_version=controller.view.last_version + 1,
+        )
+        self.directory.control_events.unlink(missing_ok=True)
+        with EventLog(self.directory.control_events) as log, self._looping():
+            executor.run(control, log)
+        return control.view.evaluations
+
+    def _continue_sft(self, prepared: Prepared, directory: Path, seconds: float) -> None:
+        from tailrace.trainer.warmstart import WarmStartConfig, continue_sft
+
+        assert prepared.demonstrations is not None
+        warm = self.config.warm_start
+        pairs = [(prompt, response) for prompt, response in json.loads(prepared.demonstrations.read_text())]
+        continue_sft(
+            prepared.model,
+            directory,
+            examples=pairs,
+            seconds=seconds,
+            lr=warm.lr * warm.continued_lr_share,
+            config=WarmStartConfig(
+                steps=warm.steps, batch=warm.batch, processes=warm.processes, seed=self.config.seed + 1, **warm.options
+            ),
+            progress=lambda row: self._preparing({"phase": "control: fine-tuning continued", **row}),
+        )
+
+    def _summary(
+        self,
+        controller: Controller,
+        controls: Sequence[EvaluationResult],
+        executor: Executor,
+        training_s: float,
+        prepared: Prepared,
+        faults: Sequence[Fault],
+    ) -> dict[str, Any]:
+        if not executor.members:  # the run had ended before this driver started
+            executor.membership.start(c.Start(0, DATA, "0"))
+        data = executor.data
+        data.call("export", self.directory.trained)
+        return summarise(
+            self.config,
+            controller.view,
+            controls,
+            audit=data.call("audit"),
+            lengths=data.call("trained_lengths"),
+            wall_s=self.status.status.wall_s,
+            training_s=training_s,
+            prompt_characters=prompt_characters(controller.view, lambda prompts: data.call("prompt_texts", prompts)),
+            extra={
+                "changes": self.directory.changes(),
+                "weights_sha256": weights_sha256(self.directory.checkpoints / str(controller.view.version)),
+                "warm_start_s": prepared.warm_start_s,
+                "warm_start_cached": prepared.warm_start_cached,
+                "prompt_rows": prepared.counts,
+                **log_figures(
+                    read_log(self.directory.events),
+                    controller.spec,
+                    trainer_devices=self.config.trainer.processes,
+                    faults=faults,
+                ),
+                "task_restarts": controller.view.task_restarts,
+                "lent_machines": controller.view.lent_machines,
+            },
+        )
+
+
+def in_thread(work: Callable[[], None]) -> Future[None]:
+    """Do work in a thread. Returns what comes of it."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=run, name="control", daemon=True).start()
+    return future
+
+
+def training_seconds(log: Iterable[Instant]) -> float:
+    """Seconds from the first version that replicas could pull to the last step; 0 if there was none."""
+    first = last = None
+    for instant in log:
+        for event in instant.events:
+            if isinstance(event, c.Published) and first is None:
+                first = instant.now
+            elif isinstance(event, c.Stepped):
+                last = instant.now
+    return last - first if first is not None and last is not None else 0.0
