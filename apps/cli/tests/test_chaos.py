@@ -146,7 +146,7 @@ def test_progress_is_told_to_a_person(tmp_path, monkeypatch):
     sleeps, told = sleeper(tmp_path), []
     begun(tmp_path / "run")
     write_json(RunDirectory(tmp_path / "run").status, {"phase": "training", "detail": "", "step": 3, "steps": 4})
-    monkeypatch.setattr(chaos_run.sys, "executable", sleeps)
+    monkeypatch.setattr(sys, "executable", sleeps)
     monkeypatch.setattr(chaos_run, "_TELL_S", 0.0)
     monkeypatch.setattr(chaos_run, "_LOOK_S", 0.05)
     assert chaos_run._drive([], RunDirectory(tmp_path / "run"), 0.1, told.append) is None
@@ -161,7 +161,7 @@ def sleeper(root):
 
 
 def test_a_process_that_stands_still_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(chaos_run.sys, "executable", sleeper(tmp_path))
+    monkeypatch.setattr(sys, "executable", sleeper(tmp_path))
     assert chaos_run._drive([], RunDirectory(tmp_path / "run"), 0.1, lambda line: None) is None
 
 

@@ -84,8 +84,8 @@ def test_what_others_wrote_cannot_act_on_the_terminal(capsys):
     assert written[0].endswith(escaped)
     console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
     console.print(view(training(incidents=[{"wall_s": 1.0, "text": hostile}]), alive=True))
-    assert escaped in console.file.getvalue()
-    assert "\x1b]" not in console.file.getvalue()
+    assert escaped in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b]" not in console.file.getvalue()  # type: ignore[attr-defined]
     complain(f"no such verifier: {hostile}")
     assert capsys.readouterr().err == f"tailrace: no such verifier: {escaped}\n"
 
@@ -138,7 +138,7 @@ def test_a_replica_that_contradicts_the_controller_is_said_in_red():
     assert "2 snapshots of replicas contradict the controller" in line(status, wall_s=1.0)
     console = Console(width=120, force_terminal=True, color_system="standard", file=io.StringIO())
     console.print(panel(status, wall_s=1.0))
-    assert "\x1b[31m2 snapshots of replicas contradict" in console.file.getvalue()
+    assert "\x1b[31m2 snapshots of replicas contradict" in console.file.getvalue()  # type: ignore[attr-defined]
     assert "contradict" not in line(training(), wall_s=1.0)
 
 

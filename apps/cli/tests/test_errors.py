@@ -9,7 +9,7 @@ import pytest
 
 from tailrace.cli.main import main
 from tailrace.contracts import Tick, Up
-from tailrace.pipeline.config.models import RunConfig, TaskConfig
+from tailrace.pipeline.config.models import RunConfig, TaskConfig  # type: ignore[attr-defined]
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog
 
@@ -264,7 +264,7 @@ def test_no_command_ends_with_a_traceback_whatever_broke(debug, capsys, monkeypa
         monkeypatch.setenv("TAILRACE_DEBUG", "1")
 
     def breaks(*_, **__):
-        return {}["12024.0"]
+        return {}["12024.0"]  # type: ignore[index]
 
     monkeypatch.setattr("tailrace.cli.simulations.reproduce.show_reproduction", breaks)
     assert main(["reproduce", "laminar"]) == 1
@@ -382,7 +382,7 @@ def test_prompts_that_are_too_long(capsys, tmp_path, monkeypatch):
     assert "p.jsonl, line 2: found a prompt of " in capsys.readouterr().err
     for overlong, words in (("drop", "1 of 2 dropped"), ("truncate-left", "1 of 2 cut off at their beginning")):
         assert main([*command, "--set", f"task.overlong={overlong}"]) == 0
-        assert words in " ".join(capsys.readouterr().out.split())
+        assert words in " ".join(capsys.readouterr().out.split())  # type: ignore[operator]
     assert main([*command, "--set", "task.overlong=cut"]) == 2
     assert "expected: 'refuse', 'drop' or 'truncate-left'" in capsys.readouterr().err
 

@@ -1,6 +1,7 @@
 """A judge from the command line: fine-tuned, asked, and refused in one line."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from tailrace.reward.judge import Unjudged
 
 
 def test_agreement_by_hand():
-    outcomes = [0.9, 0.5, 0.2, Unjudged("too long", permanent=True), 0.7]
+    outcomes: list[Any] = [0.9, 0.5, 0.2, Unjudged("too long", permanent=True), 0.7]
     found = agreement(outcomes, [True, False, False, False, None])
     assert found == pytest.approx({"agreement": 0.5, "majority": 0.75, "wrong_called_right": 0.5})
     assert agreement(outcomes, [None] * 5) == {}

@@ -46,7 +46,7 @@ def test_the_best_share_is_printed_and_written_as_a_configuration_that_begins_so
     best = configuration("best.toml")
     assert (best.trainer.processes, best.rollout.options["tensor_parallel_size"]) == (2, 2)
     policy = build_spec(best).provisioning
-    assert (policy.start, policy.spans, policy.begins.seconds) == (2, 2, 65.0)
+    assert (policy.start, policy.spans, policy.begins.seconds) == (2, 2, 65.0)  # type: ignore[attr-defined]
 
 
 def test_devices_that_save_nothing_are_left_over(capsys):

@@ -101,7 +101,7 @@ def test_the_answer_is_whole_in_eighty_columns(price):
     search = Search(options, options[1], 230, [("a", "b")], 12, "10,000,000 steps")
     console = Console(width=80, file=io.StringIO())
     show(search, console)
-    lines = console.file.getvalue().splitlines()
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= 80
     said = " ".join(" ".join(lines).split())
     assert "\u2026" not in said
@@ -136,7 +136,7 @@ def test_pools_are_written_as_tables_and_said_in_eighty_columns(tmp_path, monkey
     assert pools[1].step_s == 0.001
     console = Console(width=80, file=io.StringIO())
     show(Search([best], None, 1, [], 1, "10 steps"), console)
-    lines = console.file.getvalue().splitlines()
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= 80
     said = " ".join(" ".join(lines).split())
     assert "4 train, 4 H800 (replicas of 4) and 16 H20 at cloud (replicas of 2) generate" in said

@@ -1,5 +1,6 @@
 """A run that does not fit this machine is refused before it starts."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,9 +35,9 @@ def test_memory(config, monkeypatch):
 
 def test_shared_memory(config, monkeypatch, tmp_path):
     need = 2 * 2e9  # one relay, two versions of 2 bytes a parameter
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda place: SimpleNamespace(free=need))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=need))
     room.check_shared_memory(config)
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda place: SimpleNamespace(free=need - 1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=need - 1))
     with pytest.raises(NotHereError, match=r"relay\.count' = 1.* at least 4\.0 GB of weights in /dev/shm.*--shm-size"):
         room.check_shared_memory(config)
     monkeypatch.setattr(room, "_SHARED", tmp_path / "none")
@@ -45,9 +46,9 @@ def test_shared_memory(config, monkeypatch, tmp_path):
 
 def test_disk(config, monkeypatch, tmp_path):
     need = 5 * 12e9  # three checkpoints are kept while the next two are written
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda place: SimpleNamespace(free=need))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=need))
     room.check_disk(config, tmp_path / "not" / "yet")
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda place: SimpleNamespace(free=need - 1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=need - 1))
     with pytest.raises(NotHereError, match=rf"checkpoint\.keep' = 3.* 60\.0 GB, 12\.0 GB each.* at {tmp_path};"):
         room.check_disk(config, tmp_path / "not" / "yet")
 

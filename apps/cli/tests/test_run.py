@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ MEASURED = results_of(
     [binary("sampled", 0, 0.39)],
     baseline="warm start",
 )
-SUMMARY = {
+SUMMARY: dict[str, Any] = {
     "evaluation": MEASURED.plain(),
     "steps": 40,
     "trained_trajectories": 10_240,

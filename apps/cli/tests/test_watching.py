@@ -88,7 +88,7 @@ def watched(directory, *controllers, stopped=lambda: False, **how):
 def step(number):
     def act(process):
         status = RunStatus(phase="training", step=number, pid=process.pid)
-        write_json(RunDirectory(act.root).status, dataclasses.asdict(status))
+        write_json(RunDirectory(act.root).status, dataclasses.asdict(status))  # type: ignore[attr-defined]
 
     return act
 
@@ -113,7 +113,7 @@ def test_too_many_in_a_row_without_a_step_are_enough(on_ray):
 
 
 def test_one_after_which_the_run_got_further_counts_no_more(on_ray):
-    step.root = on_ray.root
+    step.root = on_ray.root  # type: ignore[attr-defined]
     acts = [step(number) for number in range(6)]
     for act in acts:
         act.root = on_ray.root
@@ -183,7 +183,7 @@ def test_a_controller_whose_watcher_was_killed_is_found_and_watched_by_one_other
             watch(directory, process, None, plain=True)
         seen.append(unwatched(directory))
 
-    assert watch(directory, Scripted(looks, status=1), None, plain=True) == 1
+    assert watch(directory, Scripted(looks, status=1), None, plain=True) == 1  # type: ignore[arg-type]
     assert seen == [None]
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -15,8 +15,16 @@ from tailrace.ranker.learned.sft import Sft
 from tailrace.ranker.methods import Method, load_method
 from tailrace.ranker.testing import check_method, made_examples
 
-SMALL = {"layers": 1, "heads": 2, "mlp": 64, "vocabulary": 300, "epochs": 2, "batch": 16, "most_tokens": 64}
-QUICK = {
+SMALL: dict[str, Any] = {
+    "layers": 1,
+    "heads": 2,
+    "mlp": 64,
+    "vocabulary": 300,
+    "epochs": 2,
+    "batch": 16,
+    "most_tokens": 64,
+}
+QUICK: dict[str, Any] = {
     "lexical": Lexical(trees=10),
     "encoder": Encoder(width=32, **SMALL),
     "sft": Sft(width=32, **SMALL),

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,15 @@ from tailrace.ranker.learned.writing import as_digits, log_likelihood, quantile
 from tailrace.ranker.methods import Setting
 from tailrace.ranker.testing import made_examples
 
-SMALL = {"layers": 1, "heads": 2, "mlp": 64, "vocabulary": 300, "batch": 16, "most_tokens": 64, "width": 32}
+SMALL: dict[str, Any] = {
+    "layers": 1,
+    "heads": 2,
+    "mlp": 64,
+    "vocabulary": 300,
+    "batch": 16,
+    "most_tokens": 64,
+    "width": 32,
+}
 MIXED = [
     Example("a", (5, 9, 9), (False, False, True)),
     Example("b", (9, 2)),
@@ -237,7 +246,7 @@ def test_the_default_sizes_are_as_documented():
         [example.prompt for example in made_examples(300)], vocabulary=method.vocabulary, most_tokens=64
     )
     for tokens in (codec.size, method.vocabulary):
-        network = encoding.Reader(encoding._own(method, tokens), torch.zeros(1, encoding.COUNT), 0.1)
+        network = encoding.Reader(encoding._own(method, tokens), torch.zeros(1, encoding.COUNT), 0.1)  # type: ignore[attr-defined]
         assert 1e6 <= encoding.parameters_of(network) <= 5e6
 
 

@@ -91,7 +91,7 @@ def test_auto_takes_the_best_that_needs_no_samples():
     examples = made_examples(120, seed=4)
     methods = {"short": Says(-1.0), "long": Says(1.0), "same": Says(0.0)}
     learn, held = hold_out(examples, 0.2, 0)
-    trials = try_methods(methods, learn, held, Setting(0, Deadline(100.0)))
+    trials = try_methods(methods, learn, held, Setting(0, Deadline(100.0)))  # type: ignore[arg-type]
     figures = {
         name: measure(method.predict([e.prompt for e in held]), held)["recall20"] for name, method in methods.items()
     }
@@ -102,7 +102,7 @@ def test_auto_takes_the_best_that_needs_no_samples():
 def test_of_equal_ones_the_simplest_is_taken():
     flat = [Example(f"{at}", (5, 5)) for at in range(20)]
     learn, held = hold_out(flat, 0.2, 0)
-    trials = try_methods({"first": Says(0.0), "second": Says(0.0)}, learn, held, Setting(0, Deadline(100.0)))
+    trials = try_methods({"first": Says(0.0), "second": Says(0.0)}, learn, held, Setting(0, Deadline(100.0)))  # type: ignore[dict-item]
     assert trials.best().name == "first"
 
 
@@ -120,12 +120,12 @@ def test_auto_keeps_its_budget_and_says_what_was_left_out():
     given = []
     examples = made_examples(30)
     setting = Setting(0, Deadline(100.0, lambda: now[0]))
-    trials = try_methods({"a": Slow(), "quick": Says(), "b": Slow(), "c": Slow()}, examples, examples, setting)
+    trials = try_methods({"a": Slow(), "quick": Says(), "b": Slow(), "c": Slow()}, examples, examples, setting)  # type: ignore[dict-item]
     assert [trial.name for trial in trials.tried] == ["a", "quick", "b", "c"]
     assert now[0] <= 100
     assert given[0] == pytest.approx(0.85 * 100 / 3)
     now[0] = 101
-    trials = try_methods({"a": Says(), "b": Says()}, examples, examples, setting)
+    trials = try_methods({"a": Says(), "b": Says()}, examples, examples, setting)  # type: ignore[dict-item]
     assert [trial.name for trial in trials.tried] == ["a"]
     assert trials.left_out == {"b": "no time was left of the budget"}
 
@@ -152,7 +152,7 @@ def test_a_method_that_lacks_its_model_is_left_out_and_named():
     examples = made_examples(30)
     from tailrace.ranker.learned.hidden import Hidden
 
-    trials = try_methods({"hidden": Hidden(), "says": Says()}, examples, examples, Setting(0, Deadline(100.0)))
+    trials = try_methods({"hidden": Hidden(), "says": Says()}, examples, examples, Setting(0, Deadline(100.0)))  # type: ignore[dict-item]
     assert "found no policy" in trials.left_out["hidden"]
     with pytest.raises(RankerOptionError, match="found no policy, expected the directory"):
         LengthRanker.train(examples, "hidden")
@@ -193,7 +193,7 @@ def test_an_update_that_finds_fewer_is_not_kept():
             return Worsens(-self.score)
 
     examples = [Example("a" * size, (size,)) for size in range(1, 60)]
-    ranker = LengthRanker.train(examples, Worsens())
+    ranker = LengthRanker.train(examples, Worsens())  # type: ignore[arg-type]
     update = ranker.update(examples)
     assert update.recall_after == update.recall_before == 1.0
     assert ranker.version == 1
@@ -298,7 +298,7 @@ def test_what_cannot_be_compared_or_predicted_is_one_line():
     ranker = LengthRanker.train(made_examples(20), "random")
     for prompts in ("a text", [b"bytes"], [None]):
         with pytest.raises(ExampleError, match="expected a list of texts"):
-            ranker.predict(prompts)
+            ranker.predict(prompts)  # type: ignore[arg-type]
     with pytest.raises(ExampleError, match="found no examples"):
         ranker.update([])
 
@@ -348,7 +348,7 @@ def test_measuring_ends_in_time_with_a_random_part():
             return super().predict(prompts)
 
     examples = [Example("a" * size, (size,)) for size in range(1, 2001)]
-    figures = measured(Slow(), examples, Deadline(900.0, lambda: now[0]))
+    figures = measured(Slow(), examples, Deadline(900.0, lambda: now[0]))  # type: ignore[arg-type]
     assert now[0] == 3 * 256
     assert figures["recall20"] == 1.0
-    assert measured(Slow(), examples[:1], Deadline(1e-6, lambda: now[0]))["recall20"] == 1.0
+    assert measured(Slow(), examples[:1], Deadline(1e-6, lambda: now[0]))["recall20"] == 1.0  # type: ignore[arg-type]

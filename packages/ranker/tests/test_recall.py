@@ -47,9 +47,9 @@ def test_constant_scores_give_k_of_n_and_the_lengths_themselves_give_all(lengths
 
 @given(st.lists(st.tuples(st.floats(-9, 9), st.integers(1, 9)), min_size=1, max_size=60), st.randoms(), SHARES)
 def test_the_order_of_the_rows_and_the_scale_of_the_scores_say_nothing(rows, random, share):
-    before = recall(*zip(*rows, strict=True), share)
+    before = recall(*zip(*rows, strict=True), share)  # type: ignore[arg-type, call-arg]
     random.shuffle(rows)
-    assert recall(*zip(*rows, strict=True), share) == pytest.approx(before)
+    assert recall(*zip(*rows, strict=True), share) == pytest.approx(before)  # type: ignore[arg-type, call-arg]
     scores, lengths = zip(*rows, strict=True)
     assert recall([math.atan(score) if abs(score) > 1e-6 else score for score in scores], lengths, share) >= 0
 

@@ -100,7 +100,7 @@ def test_everything_at_once(tmp_path, seed):
             assert {version for versions in seen for version in versions} <= served
             status = service.status()
             assert status["samples"] == {"running": 0, "unread": 0, "left": 0}
-            assert [one["running"] for one in status["replicas"]] == [0] * options["replicas"]
+            assert [one["running"] for one in status["replicas"]] == [0] * options["replicas"]  # type: ignore[operator]
             assert len(service._book) == 0
             async for sample in service.generate([(1, 2)] * 8):
                 assert set(sample.versions) == {service.version}
