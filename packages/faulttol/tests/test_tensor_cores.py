@@ -8,9 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tailrace.faulttol.tensor_cores import UnreadableError, open_tensor_cores, own_devices
-from tailrace.faulttol.tensor_cores.dcgm import Dcgm, shares
-from tailrace.faulttol.tensor_cores.nvml import Nvml
+from tailrace.faulttol.tensor_cores import Dcgm, Nvml, UnreadableError, open_tensor_cores, own_devices, shares
 
 PRINTED = """#Entity   TENSO
 ID

@@ -19,7 +19,7 @@ from tailrace.pipeline.testing.small_run import (
     make_spec,
     policy,
 )
-from tailrace.trainer.weights_digest import weights_sha256
+from tailrace.trainer.weights_file import weights_sha256
 
 TRAINING = {
     "in parts": policy("training", "dynamic-batch", parts=GROUPS),

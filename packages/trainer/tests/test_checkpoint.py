@@ -15,7 +15,7 @@ from tailrace.trainer import (
     CheckpointError,
     CheckpointTimeoutError,
     TrainerConfig,
-    checkpoint_writer,
+    checkpoint,
     checkpoints,
     load_weights_file,
 )
@@ -121,7 +121,7 @@ def test_two_checkpoints_may_be_under_way_and_a_third_waits_for_the_first(model_
         assert gates[manifest["version"]].wait(60)
         complete(partial, directory, manifest)
 
-    monkeypatch.setattr(checkpoint_writer, "complete", gated)
+    monkeypatch.setattr(checkpoint, "complete", gated)
     expected, saves = {}, {}
     with TrainerWorker(model_path, CONFIG) as worker:
         for version in (1, 2):
@@ -150,7 +150,7 @@ def test_two_checkpoints_may_be_under_way_and_a_third_waits_for_the_first(model_
 
 def test_a_checkpoint_that_never_becomes_durable_is_told_at_the_deadline(model_path, tmp_path, monkeypatch):
     gate = threading.Event()
-    monkeypatch.setattr(checkpoint_writer, "complete", lambda *_: gate.wait(60))
+    monkeypatch.setattr(checkpoint, "complete", lambda *_: gate.wait(60))
     with TrainerWorker(model_path, dataclasses.replace(CONFIG, timeout_s=0.2)) as worker:
         for version in (1, 2):
             worker.save(tmp_path / f"v{version}", version)

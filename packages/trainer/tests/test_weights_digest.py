@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from tailrace.trainer import CheckpointError
-from tailrace.trainer.weights_digest import weights_sha256
+from tailrace.trainer.weights_file import weights_sha256
 
 
 @pytest.fixture

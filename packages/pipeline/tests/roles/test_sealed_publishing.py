@@ -6,7 +6,7 @@ import pytest
 
 from tailrace.contracts import Checkpoint, Durable, Publish, Published, Reveal, Step, Stepped
 from tailrace.paramserver import Publisher, PublishTimeout, RelayReader, VersionSuperseded, relay_status
-from tailrace.trainer import checkpoint_writer
+from tailrace.trainer import checkpoint
 from tailrace.trainer.checkpoint_files import complete
 
 
@@ -82,7 +82,7 @@ def test_a_reveal_overtakes_versions_for_which_relays_have_no_room(run, spawn, u
         until(lambda: gates[manifest["version"]], "the gate")
         complete(partial, directory, manifest)
 
-    monkeypatch.setattr(checkpoint_writer, "complete", slow)
+    monkeypatch.setattr(checkpoint, "complete", slow)
     relay = spawn()
 
     def is_out(version):

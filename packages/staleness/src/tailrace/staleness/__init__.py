@@ -16,7 +16,7 @@ from tailrace.staleness.errors import (
     UnknownEntryError,
     VersionError,
 )
-from tailrace.staleness.groups import GroupTracker
+from tailrace.staleness.group_tracker import GroupTracker
 from tailrace.staleness.in_flight_cap import InFlightCap
 from tailrace.staleness.inherent import Inherent
 from tailrace.staleness.lockstep import OneStep, OnPolicy

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from tailrace.paramserver.layout import Layout, from_fsdp2
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.errors import NonFiniteGradientError, TrainerConfigError
-from tailrace.trainer.muon import MuonWithAdamW
+from tailrace.trainer.optimizer import MuonWithAdamW, adamw, clip_gradients
 from tailrace.trainer.policy import PREFIX, Policy
 
 SMALL_MODEL_PARAMETERS = 50_000_000
@@ -106,12 +106,9 @@ class ShardedPolicy:
 
     def reset_optimizer(self) -> None:
         """Forget the moments and start the learning-rate schedule again."""
-        self.optimizer: Any = torch.optim.AdamW(
-            list(self.shards.values()),
-            lr=self.config.lr,
-            betas=self.config.betas,
-            weight_decay=self.config.weight_decay,
-            fused=True,
+        config = self.config
+        self.optimizer: Any = adamw(
+            self.shards.values(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
         self.steps = 0
 
@@ -169,18 +166,13 @@ class ShardedPolicy:
             shard.grad = parameter.grad.detach().to_local()
             gradients.append(shard.grad)
             parameter.grad = None
-        squares = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
-        dist.all_reduce(squares)  # over all ranks, so that rounding cannot let cells drift apart
-        norm = float((squares / self.cells).sqrt())
+        norm = clip_gradients(gradients, self.config.grad_clip_norm, copies=self.cells)
         if not norm < float("inf"):
             self.optimizer.zero_grad()
             raise NonFiniteGradientError(
                 f"found a gradient of norm {norm} at optimizer step {self.steps}, expected a finite one; the weights are "
                 "unchanged: lower lr or grad_clip_norm, or look at the batch's log-probabilities"
             )
-        limit = self.config.grad_clip_norm
-        if 0 < limit < norm:
-            torch._foreach_mul_(gradients, limit / norm)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         self.optimizer.step()

@@ -25,8 +25,7 @@ from torch import Tensor
 from tailrace.contracts import Experience
 from tailrace.paramserver.layout import Layout
 from tailrace.trainer.batch import check_mini_batches, grpo_samples, supervised_samples
-from tailrace.trainer.checkpoint import restore
-from tailrace.trainer.checkpoint_writer import CheckpointWriter, export_model
+from tailrace.trainer.checkpoint import CheckpointWriter, export_model, restore
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.demonstrations import TokenExample
 from tailrace.trainer.errors import BatchError, TrainerConfigError

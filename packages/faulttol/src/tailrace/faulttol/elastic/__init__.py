@@ -3,10 +3,8 @@
 Needs the extra ``ray``; nothing of it is imported before the first actor starts.
 """
 
-from tailrace.faulttol.elastic.actors import NamedActors, actor_name
-from tailrace.faulttol.elastic.caller import NamedCaller
-from tailrace.faulttol.elastic.death import cause_of_death
-from tailrace.faulttol.elastic.group import ElasticGroup, Hooks, Liveness, Worker
+from tailrace.faulttol.elastic.actors import NamedActors, NamedCaller, actor_name
+from tailrace.faulttol.elastic.group import ElasticGroup, Hooks, Liveness, Worker, cause_of_death
 from tailrace.faulttol.elastic.keeper import Change, Does, GroupKeeper
 
 __all__ = [

@@ -4,12 +4,11 @@ Entry-point group ``tailrace.machine_check``.
 """
 
 from tailrace.faulttol.machine_checks.arithmetic import Arithmetic
-from tailrace.faulttol.machine_checks.check import Finding, MachineCheck, UnfitError
+from tailrace.faulttol.machine_checks.check import GROUP, Finding, MachineCheck, UnfitError, check_machine
 from tailrace.faulttol.machine_checks.disk import Disk
 from tailrace.faulttol.machine_checks.gpu_memory import GpuMemory
 from tailrace.faulttol.machine_checks.loopback import Loopback
 from tailrace.faulttol.machine_checks.memory import Memory
-from tailrace.faulttol.machine_checks.runner import GROUP, check_machine
 
 __all__ = [
     "GROUP",

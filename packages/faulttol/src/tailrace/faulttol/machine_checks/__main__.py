@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tailrace.contracts import plugins
 from tailrace.faulttol.errors import FaulttolError
-from tailrace.faulttol.machine_checks.check import MachineCheck, UnfitError
-from tailrace.faulttol.machine_checks.runner import GROUP
+from tailrace.faulttol.machine_checks.check import GROUP, MachineCheck, UnfitError
 
 if len(sys.argv) != 3:
     raise FaulttolError(f"found {len(sys.argv) - 1} arguments, expected a directory and the name of a check")

@@ -1,11 +1,17 @@
-"""What a check of a machine is, and what it says."""
+"""What a check of a machine is. Each runs in a process of its own, with a deadline: a broken disk hangs whoever asks it."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from tailrace.contracts import plugins
 from tailrace.faulttol.errors import FaulttolError
 
 
@@ -49,3 +55,44 @@ class Finding:
     fit: bool
     found: str
     seconds: float
+
+
+GROUP = "tailrace.machine_check"
+_PROGRAM = "tailrace.faulttol.machine_checks"  # __main__.py
+
+
+def check_machine(directory: Path, names: Sequence[str], *, timeout_s: float = 60.0) -> Iterator[Finding]:
+    """Check this machine, one check after the other.
+
+    Args:
+        directory: a directory on the disk that the run uses.
+        names: the checks, by the names of their plugins.
+        timeout_s: deadline for each check in seconds. One that misses it has found the machine unfit.
+
+    Raises:
+        PluginError: no plugin has one of the names.
+    """
+    for name in names:
+        plugins.reference(GROUP, name)
+    for name in names:
+        began_s = time.monotonic()
+        fit, found = _run(directory, name, timeout_s)
+        yield Finding(name, fit, found, time.monotonic() - began_s)
+
+
+def _run(directory: Path, name: str, timeout_s: float) -> tuple[bool, str]:
+    command = [sys.executable, "-m", _PROGRAM, str(directory), name]
+    process = subprocess.Popen(  # noqa: S603 - this interpreter, and the name of a plugin
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        said, errors = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()  # it is not waited for: a process that hangs in the kernel does not end
+        return False, f"did not end within {timeout_s:.0f} s, expected it to"
+    try:
+        answer = json.loads(said)
+        return bool(answer["fit"]), str(answer["found"])
+    except (ValueError, KeyError, TypeError):
+        last = (errors.strip().splitlines() or ["no message"])[-1]
+        return False, f"ended with {process.returncode} ({last}), expected an answer"

@@ -28,7 +28,7 @@ from tailrace.pipeline.executor.deployment import TRAINER
 from tailrace.pipeline.run.build import CPU_ENVIRONMENT, trainer_config
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.eventlog import Instant, read_log
-from tailrace.trainer.weights_digest import weights_sha256
+from tailrace.trainer.weights_file import weights_sha256
 
 Operation = c.Accumulate | c.Step
 _POLL_S = 0.5

@@ -36,7 +36,7 @@ from tailrace.pipeline.testing.small_run import (
     policy,
 )
 from tailrace.reward import VerifierSettings
-from tailrace.trainer.weights_digest import weights_sha256
+from tailrace.trainer.weights_file import weights_sha256
 
 _POOLS = (RolloutPool("hybrid", 1, replica_batch=16, hybrid=True), RolloutPool("standalone", 1, replica_batch=16))
 _LOST = {

@@ -14,7 +14,7 @@ from typing import Any
 
 from tailrace.staleness.buffers import Entry
 from tailrace.staleness.errors import RedundantError
-from tailrace.staleness.groups import GroupTracker
+from tailrace.staleness.group_tracker import GroupTracker
 from tailrace.staleness.manager import StalenessManager
 from tailrace.staleness.testing.reference import ReferenceManager
 

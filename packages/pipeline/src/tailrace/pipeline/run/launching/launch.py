@@ -49,7 +49,7 @@ from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare
 from tailrace.pipeline.run.prompts.stop_tokens import stops_in_words
 from tailrace.pipeline.run.scripted_faults import build_faults, further_faults
 from tailrace.trainer import checkpoints
-from tailrace.trainer.weights_digest import weights_sha256
+from tailrace.trainer.weights_file import weights_sha256
 
 Listener = Callable[[RunStatus], None]
 Report = Callable[[RunDirectory], object]

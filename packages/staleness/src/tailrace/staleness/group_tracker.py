@@ -1,4 +1,8 @@
-"""Groups on staleness buffers: one entry per group, occupied when enough of its members are complete (StaleFlow, 4.3)."""
+"""Groups on staleness buffers: one entry per group, occupied when enough of its members are complete (StaleFlow, 4.3).
+
+For who drives a `StalenessManager` with members of his own. A run of Tailrace has its groups and their surplus samples in the
+controller's ledger, and its manager's keys are whole groups.
+"""
 
 from __future__ import annotations
 

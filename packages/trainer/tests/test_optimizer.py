@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tailrace.trainer.muon import Muon, MuonWithAdamW, orthogonalised
+from tailrace.trainer.optimizer import Muon, MuonWithAdamW, orthogonalised
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (128, 64), (64, 192)])
