@@ -43,7 +43,9 @@ def test_runs_become_lines_with_median_and_spread(history, monkeypatch, tmp_path
     [line] = history.read()["decision_cycle"]
     assert (line.figure, line.unit) == ("p99 of a cycle, 4 x 1,024", "ms")
     assert (line.value, line.spread, line.runs) == (2.0, (1.0, 3.0), 3)
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--commit", "0badcafe", "--load", "0.25"])
     history.main()  # lines are only added
+    assert [(one.commit, one.load) for one in history.read()["decision_cycle"]][1] == ("0badcafe", 0.25)
     assert len(history.read()["decision_cycle"]) == 2
     assert "| p99 of a cycle, 4 x 1,024 | 2 ms | 1 to 3 | 3 |" in (tmp_path / "page.md").read_text()
 

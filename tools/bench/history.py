@@ -1,7 +1,7 @@
 """Figures of benchmarks, kept commit by commit in docs/benchmarks/*.jsonl, and the page that shows them.
 
     uv run python tools/bench/history.py BENCH [--repeats N] [--options ...]   run tools/bench/BENCH.py and append its figures
-    uv run python tools/bench/history.py BENCH --from FILE ...                 append figures of JSON that it wrote at this one
+    uv run python tools/bench/history.py BENCH --from FILE ...                 append figures of JSON that it wrote before
     uv run python tools/bench/history.py --draw                                draw docs/benchmarks.md anew
 
 A line is one figure: commit, day, machine, load (processes that were running before it began, by the kernel's minute average),
@@ -72,6 +72,12 @@ def _trajstore(outcome: Any) -> Figures:
     return {f"deltas, durability {row['durability']}": ([row["store_deltas_per_s"]], "/s") for row in outcome["rows"]}
 
 
+def _rollpacker(outcome: Any) -> Figures:
+    rivals = {"synchronous": outcome["speedup_over_synchronous"], **outcome["speedup_over_rlhfuse"]}
+    speedups = {f"speedup over {name}": ([value], "x") for name, value in rivals.items() if value is not None}
+    return speedups | {f"step of {name}": ([value], "s") for name, value in outcome["step_s"].items()}
+
+
 BENCHES: dict[str, Callable[[Any], Figures]] = {
     "decision_cycle": _decision_cycle,
     "simulator_speed": _simulator_speed,
@@ -80,6 +86,7 @@ BENCHES: dict[str, Callable[[Any], Figures]] = {
     "repack": _repack,
     "dispatch_plan": _dispatch_plan,
     "trajstore": _trajstore,
+    "rollpacker": _rollpacker,
 }
 """What is kept of each benchmark's JSON."""
 
@@ -118,13 +125,13 @@ def commit() -> str:
     return git("rev-parse", "--short=8", "HEAD") + ("+" if changed else "")
 
 
-def lines_of(bench: str, outcomes: Sequence[Any], load: float) -> list[Line]:
+def lines_of(bench: str, outcomes: Sequence[Any], load: float, at: str) -> list[Line]:
     """A line for each figure of some runs' JSON."""
     found: dict[str, tuple[list[float], str]] = {}
     for outcome in outcomes:
         for name, (values, unit) in BENCHES[bench](outcome).items():
             found.setdefault(name, ([], unit))[0].extend(values)
-    at, day, here = commit(), datetime.datetime.now(datetime.UTC).date().isoformat(), machine()
+    day, here = datetime.datetime.now(datetime.UTC).date().isoformat(), machine()
     lines = []
     for name, (values, unit) in found.items():
         spread = (min(values), max(values))
@@ -195,15 +202,18 @@ def main() -> None:
     parser.add_argument(
         "--options", nargs=argparse.REMAINDER, default=[], help="of the benchmark; the last argument here"
     )
+    parser.add_argument("--commit", help="what FILE was measured at, if that is not this commit")
+    parser.add_argument("--load", type=float, help="what else ran when FILE was measured")
     parser.add_argument("--draw", action="store_true")
     options = parser.parse_args()
     if options.bench:
-        load = os.getloadavg()[0]
+        load = os.getloadavg()[0] if options.load is None else options.load
+        at = options.commit or commit()
         outcomes = [json.loads(file.read_text()) for file in options.files or ()]
         outcomes = outcomes or run(options.bench, options.repeats, options.options)
         STORE.mkdir(exist_ok=True)
         with (STORE / f"{options.bench}.jsonl").open("a") as file:
-            for line in lines_of(options.bench, outcomes, load):
+            for line in lines_of(options.bench, outcomes, load, at):
                 file.write(json.dumps(asdict(line)) + "\n")
     elif not options.draw:
         parser.error("found neither a benchmark nor --draw")
