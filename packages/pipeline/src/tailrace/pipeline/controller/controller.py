@@ -33,7 +33,7 @@ from tailrace.pipeline.controller.recovery.detection import Detection
 from tailrace.pipeline.controller.recovery.failed_groups import FailedGroups
 from tailrace.pipeline.controller.recovery.failures import Failures
 from tailrace.pipeline.controller.recovery.fall_back import FallBack
-from tailrace.pipeline.controller.recovery.losses import lost, survived
+from tailrace.pipeline.controller.recovery.losses import survived
 from tailrace.pipeline.controller.recovery.task_restart import TaskRestart
 from tailrace.pipeline.controller.refill import Refill
 from tailrace.pipeline.controller.responses import Responses
@@ -286,24 +286,11 @@ class Controller:
         return type(event) is c.Resumed and not (self.finished and event.steps is None)
 
     def _on_resumed(self, event: c.Resumed) -> None:
-        """Restart after the driver died: every process is new. Running trajectories wait for the store's report."""
+        """Go on after the driver died: every process is new."""
         self.owned.failure, self.finished, self.recovering = None, False, True
         if self.costs is not None:
             self.costs.times.before.clear()
-        self.trainer.goes_on_to(event.steps)
-        for member in self.members.states.values():
-            lost(self.owned, member)
-        self.members.restarted()
-        self.provisioning.restarted()
-        missing = 0 if event.replicas is None else self.provisioning.keep(event.replicas)
-        if not self.trainer.found(event.checkpoints):
-            self.owned.fail(
-                "the run has no checkpoint to continue from: expected one of "
-                f"{self.trainer.fallbacks}, found {sorted(event.checkpoints) or 'none'}; start a new run"
-            )
-            return
-        self.failures.restart_all(self.trainer.fallbacks[-1])
-        self.provisioning.start(missing)
+        self.task_restart.resume(event)
 
     # ---- decisions ------------------------------------------------------------------------------------------------
 
