@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Self
@@ -173,3 +174,52 @@ class Costed:
     def with_costs(self, k1: float, k2: float, k3: float, k4: float) -> Self:
         """The same policy with coefficients that were fitted in the run."""
         return dataclasses.replace(self, k1=k1, k2=k2, k3=k3, k4=k4)
+
+
+def nonnegative_least_squares(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float] | None:
+    """The coefficients of at least 0 with the least squared error; None if no column determines one.
+
+    Every set of columns is tried on the sums of their products, so a handful of columns costs little for any number of rows.
+    """
+    size = len(rows[0]) if rows else 0
+    columns = [[row[column] for row in rows] for column in range(size)]
+    scales = [math.sqrt(sum(map(operator.mul, column, column))) or 1.0 for column in columns]
+    products = [
+        [sum(map(operator.mul, one, other)) / (scales[i] * scales[j]) for j, other in enumerate(columns[: i + 1])]
+        for i, one in enumerate(columns)
+    ]
+    right = [sum(map(operator.mul, one, targets)) / scale for one, scale in zip(columns, scales, strict=True)]
+    best, most = None, 0.0
+    for count in range(size, 0, -1):
+        for chosen in itertools.combinations(range(size), count):
+            found = _solve(products, right, chosen)
+            if found is None or min(found) < 0:
+                continue
+            explained = sum([value * right[column] for value, column in zip(found, chosen, strict=True)])
+            if explained > most * (1 + 1e-12):
+                best, most = dict(zip(chosen, found, strict=True)), explained
+        if best is not None and count == size:
+            break  # nothing bounds it
+    return None if best is None else [best.get(column, 0.0) / scales[column] for column in range(size)]
+
+
+def _solve(products: Sequence[Sequence[float]], right: Sequence[float], chosen: Sequence[int]) -> list[float] | None:
+    """The solution of the normal equations of some columns, from the lower triangle of their products; None if dependent."""
+    lower: list[list[float]] = []  # Cholesky's factor
+    halfway: list[float] = []
+    for at, column in enumerate(chosen):
+        row: list[float] = []
+        for place, other in enumerate(lower):
+            row.append((products[column][chosen[place]] - sum(map(operator.mul, row, other))) / other[place])
+        left = products[column][column] - sum(map(operator.mul, row, row))
+        if left < 1e-11:
+            return None
+        row.append(math.sqrt(left))
+        lower.append(row)
+        halfway.append((right[column] - sum(map(operator.mul, row, halfway))) / row[at])
+    solution = halfway[:]
+    for at in reversed(range(len(chosen))):
+        solution[at] = (
+            halfway[at] - sum([lower[below][at] * solution[below] for below in range(at + 1, len(chosen))])
+        ) / lower[at][at]
+    return solution

@@ -217,7 +217,8 @@ class RunView:
         """The costs of a decoding step that the run fits itself, for policies that plan with them; None if it fits none.
 
         `source` is ``"fitted"``, or ``"assumed"`` while policies plan with what they assume: no fit is good enough yet. Beside
-        it k1 to k4 in seconds, the `samples` of the last fit and its median relative `error`, if there is one.
+        it k1 to k4 in seconds, the `samples` of the last fit, its median relative `error` on medians of like steps that were
+        left out of it, and the `scatter` of single ones, if there is one.
         """
         costs = self._parts.costs
         if costs is None:
@@ -226,7 +227,8 @@ class RunView:
         if fit is None:
             return {"source": "assumed", "samples": costs.seen}
         source = "fitted" if fit.usable else "assumed"
-        return {"source": source, **asdict(fit.model), "samples": fit.samples, "error": round(fit.error, 4)}
+        errors = {"error": round(fit.error, 4), "scatter": round(fit.scatter, 4)}
+        return {"source": source, **asdict(fit.model), "samples": fit.samples, **errors}
 
     @property
     def moves(self) -> int:
