@@ -62,14 +62,15 @@ def fit_relative(samples: Sequence[Sample]) -> ThroughputModel | None:
     tried = counts if len(counts) <= _SPLITS else [counts[at * len(counts) // _SPLITS] for at in range(1, _SPLITS)]
     splits = dict.fromkeys([counts[-1], counts[0] - 1, *tried])  # none turns compute-bound, all are, those above are
     typical_s = median([took for _, _, took in samples])
-    estimates, model = [typical_s] * len(samples), None
+    estimates = [typical_s] * len(samples)
+    model: ThroughputModel | None = None
     for _ in range(_ROUNDS):
         weights = [
             1 / (estimate * math.sqrt(max(abs(took / estimate - 1), _SMALL)))
             for (_, _, took), estimate in zip(samples, estimates, strict=True)
         ]
-        turn = [] if model is None or model.roofline_batch is None else [model.roofline_batch]
-        found = [_weighted(samples, weights, split) for split in (*splits, *turn)]
+        turn = None if model is None else model.roofline_batch
+        found = [_weighted(samples, weights, split) for split in (splits if turn is None else (*splits, turn))]
         model = min([each for each in found if each is not None], default=(0.0, None), key=lambda each: each[0])[1]
         if model is None:
             return None

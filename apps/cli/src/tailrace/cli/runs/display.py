@@ -204,8 +204,8 @@ def _figures(status: RunStatus) -> Table:
     if status.failed_groups:
         pairs.append(("failed", f"{status.failed_groups} groups"))
     if (costs := status.cost_model) is not None:
-        found = f"{costs['samples']} steps" + (f", error {costs['error']:.0%}" if "error" in costs else "")
-        pairs.append(("cost model", f"{costs['source']}, {found}"))
+        error = f", error {costs['error']:.0%}" if "error" in costs else ""
+        pairs.append(("cost model", f"{costs['source']}{error}, {costs['samples']} steps"))
     if status.delayed_groups:
         pairs.append(("delayed", f"{status.delayed_groups} groups dropped"))
     pairs += _turns(status)

@@ -289,7 +289,8 @@ class ExecutorContract(RealRuns):
         faults = ["raise:replica:r1@step0:prefill", "replica:r0@step1:decode", "replica:r1@step1:pull"]
         faults.append("stall:replica:r0@step2:decode")
         detection = policy("detection", "role-aware", replica_s=1.0)
-        self.run(tmp_path, model, spec=make_spec(steps=2 * STEPS, detection=detection), faults=faults)
+        spec = make_spec(steps=4 * STEPS, detection=detection)  # the run is not to end before a replica is back
+        self.run(tmp_path, model, spec=spec, faults=faults)
         assert {event.fault for event in events_of(tmp_path, c.Struck)} == set(faults)
         assert sorted(self.downs(tmp_path)) == [(REPLICA, "broke"), (REPLICA, "died"), (REPLICA, "died")]
         restarts = [(restart.role, restart.reason.why) for restart in commands_of(tmp_path, c.Restart)]
