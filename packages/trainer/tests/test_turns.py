@@ -188,7 +188,7 @@ def test_the_supervised_loss_is_the_mean_over_what_is_learned(model_path):
                 total -= table[len(prompt) - 1 + place, token].item()
                 count += 1
     with TrainerWorker(model_path, CPU) as worker:
-        metrics = worker.sft_step(sequences, lr=0.01)
+        metrics = worker.sft_step(sequences, lr=0.01)  # type: ignore[arg-type]
         assert (metrics["loss"], metrics["tokens"]) == (pytest.approx(total / count, abs=1e-9), count)
         with pytest.raises(BatchError, match="found 1 flags for a response of 2 tokens"):
             worker.sft_step([((1,), (2, 3), (True,))], lr=0.01)

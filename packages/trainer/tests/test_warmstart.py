@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from tailrace.trainer.warmstart_processes import run_ranks
 
 EXAMPLES = [(f"{a} + {b} = ", f"<answer>{a + b}</answer>") for a in range(10) for b in range(10)]
 CONFIG = WarmStartConfig(steps=6, batch=8, lr=0.01, warmup_steps=2, processes=2, device="cpu")
-TINY = {
+TINY: dict[str, Any] = {
     "demonstrations": [DemonstrationStage(4, EXAMPLES[:50]), DemonstrationStage(6, EXAMPLES[50:])],
     "config": CONFIG,
     "model": SmallModel(hidden=16, layers=1, head_dim=8, mlp=32),

@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -208,7 +209,7 @@ def test_bad_settings_are_refused(model_path, tmp_path):
     with pytest.raises(TrainerConfigError, match="clip_low"):
         TrainerConfig(clip_low=1.5)
     with pytest.raises(TrainerConfigError, match="normalisation"):
-        TrainerConfig(normalisation="mean")
+        TrainerConfig(normalisation="mean")  # type: ignore[arg-type]
     with pytest.raises(TrainerConfigError, match="advantages = 'batch'"):
         TrainerConfig(advantages="batch", divide_by_std=False)
     assert TrainerConfig(threads=None).threads is None
@@ -251,7 +252,7 @@ def segments(**changes):
     return (Segment(**{"version": 0, "tokens": (1, 2), "logprobs": (-1.0, -1.0), **changes}),)
 
 
-SPOILT = {
+SPOILT: dict[str, Any] = {
     "the reward None": {"reward": None},
     "the reward nan": {"reward": float("nan")},
     "the reward '1'": {"reward": "1"},
@@ -316,7 +317,7 @@ def test_what_is_no_list_of_mini_batches_is_said(model_path, of, found):
         with pytest.raises(BatchError, match=f"found {found}"):
             worker.step(of(good))
         assert worker.steps == 0
-        assert worker.step(iter([iter(good)]))["trajectories"] == 4
+        assert worker.step(iter([iter(good)]))["trajectories"] == 4  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("call", ["accumulate", "apply"])
@@ -328,7 +329,7 @@ def test_what_is_no_list_of_experiences_is_said(model_path, call, of):
     with TrainerWorker(model_path, CPU) as worker:
         with pytest.raises(BatchError, match=r"found .* expected"):
             getattr(worker, call)(of(good))
-        worker.accumulate(iter(good))
+        worker.accumulate(iter(good))  # type: ignore[arg-type]
         assert worker.apply()["trajectories"] == 4
 
 

@@ -10,7 +10,7 @@ a reward (0 for a response that used up its budget, which the outcome says), or 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from types import TracebackType
 from typing import Self
 
@@ -67,7 +67,7 @@ class RewardScheduler:
                     if isinstance(backend, JudgeBackend):
                         await backend.start()
 
-    async def score(self, items: Iterable[ScoreItem]) -> AsyncIterator[Outcome]:
+    async def score(self, items: Iterable[ScoreItem]) -> AsyncGenerator[Outcome, None]:
         """The outcomes of some items, each as soon as it is known. Items of a full pool wait, those of others do not.
 
         Leaving the iteration cancels what has no outcome yet. An item that `cancel` names has no outcome.

@@ -24,7 +24,6 @@ from tailrace.cli.errors import DEBUG, complain, lines_of, one_line, show_source
 from tailrace.cli.exit_status import FAILED, INTERRUPTED
 from tailrace.cli.errors import DEBUG, complain, lines_of, one_line, show_source
 from tailrace.cli.runs.controller_process import LAUNCH, LOG, RESUME, ControllerOrder
-from tailrace.cli.runs.stopping import INTERRUPTED
 from tailrace.contracts import TailraceError
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import (

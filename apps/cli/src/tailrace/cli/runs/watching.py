@@ -28,7 +28,7 @@ from tailrace.cli.runs.controller_process import ATTACH, LOG, ControllerOrder, C
 from tailrace.cli.runs.display import RunLines, Screen, display
 from tailrace.cli.runs.outcome import show_outcome
 from tailrace.cli.runs.status import read_status
-from tailrace.cli.runs.stopping import INTERRUPTED, Stopping
+from tailrace.cli.runs.stopping import Stopping
 from tailrace.contracts import shown
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.hosts.ray_cluster import CLAIM, RayCluster
