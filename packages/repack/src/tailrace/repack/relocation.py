@@ -107,7 +107,8 @@ class BestFit:
             return self.roofline_batch
         if self.k2 is None or self.k3 is None or self.k4 is None or not self.k3:
             return ASSUMED_BATCH
-        return max(1, math.floor((self.k2 + NEGLIGIBLE * (self.k2 + self.k4)) / self.k3))
+        alone = max(self.k2, self.k3)  # of a step of one trajectory, beside the overhead
+        return max(1, math.floor((alone + NEGLIGIBLE * (alone + self.k4)) / self.k3))
 
     def with_costs(self, k1: float, k2: float, k3: float, k4: float) -> Self:
         """The same policy with coefficients that were fitted in the run."""
