@@ -17,7 +17,7 @@ CASES = {
     "paramserver[torch]: a lease": (
         ["torch"],
         """
-        from tailrace.paramserver.flat import flat_torch
+        from tailrace.paramserver.dlpack import flat_torch
         flat_torch(memoryview(bytes(8)))
         """,
     ),

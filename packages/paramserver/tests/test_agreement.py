@@ -7,8 +7,7 @@ import pytest
 
 from tailrace.paramserver import ProtocolError, Publisher, RelayReader, set_chain
 from tailrace.paramserver.clients.mapped import MappedSegments
-from tailrace.paramserver.codec.errors import CodecUnknown
-from tailrace.paramserver.errors import TransportUnavailable
+from tailrace.paramserver.errors import CodecUnknown, TransportUnavailable
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.manifest import checksum
 from tailrace.paramserver.wire.capabilities import WORTH_BYTES

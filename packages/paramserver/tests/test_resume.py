@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.paramserver import ProtocolError, Publisher, RelayReader, SlotBusy, VersionRetired
-from tailrace.paramserver.wire.ranges import from_ranges, to_ranges
+from tailrace.paramserver.wire.agreement import from_ranges, to_ranges
 
 CHUNK = 4096
 COUNT = 8

@@ -18,7 +18,7 @@ from tailrace.paramserver import (
     VersionNotYet,
     VersionRetired,
 )
-from tailrace.paramserver.wire.ranges import from_ranges
+from tailrace.paramserver.wire.agreement import from_ranges
 
 CHUNK = 4096
 COUNT = 16

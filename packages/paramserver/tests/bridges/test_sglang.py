@@ -17,14 +17,14 @@ pytest.importorskip("torch")
 import torch
 
 from tailrace.paramserver import PortInUse, Publisher, RelayReader, VersionNotYet
-from tailrace.paramserver.bridges.errors import (
+from tailrace.paramserver.bridges.sglang import SGLangServer
+from tailrace.paramserver.errors import (
     BridgeStateInvalid,
     EngineRefused,
     EngineTimeout,
     EngineUnreachable,
     WeightsMismatch,
 )
-from tailrace.paramserver.bridges.sglang import SGLangServer
 
 API_KEY = "key-of-the-test"
 

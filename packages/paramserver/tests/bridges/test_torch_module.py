@@ -15,8 +15,8 @@ import torch
 
 from tailrace.paramserver import ManifestInvalid, Publisher, RelayReader, VersionNotYet
 from tailrace.paramserver.bridges import torch_module
-from tailrace.paramserver.bridges.errors import WeightsMismatch
 from tailrace.paramserver.bridges.torch_module import load_module, publish_module
+from tailrace.paramserver.errors import WeightsMismatch
 
 WAIT_S = 20
 TIMEOUT_S = 240  # of processes that import torch, on a machine that is busy

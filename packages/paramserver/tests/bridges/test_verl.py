@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 import torch
 
 from tailrace.paramserver import LeaseExpired, VersionNotYet
-from tailrace.paramserver.bridges.errors import BridgeStateInvalid
 from tailrace.paramserver.bridges.verl_engine import RelayCheckpointEngine
+from tailrace.paramserver.errors import BridgeStateInvalid
 
 #: Parameters of `verl.checkpoint_engine.base.CheckpointEngine` (and of `CheckpointEngineWithCache.get_weights`) in the
 #: wheel of this release, which `test_the_recorded_signatures_are_those_of_the_installed_verl` compares where it can.

@@ -10,9 +10,9 @@ pytest.importorskip("transformers")
 import torch
 
 from tailrace.paramserver import AuthenticationFailed, Publisher, VersionNotYet, new_token
-from tailrace.paramserver.bridges.errors import BridgeStateInvalid, WeightsMismatch
 from tailrace.paramserver.bridges.torch_module import publish_module
 from tailrace.paramserver.bridges.vllm import BACKEND, register
+from tailrace.paramserver.errors import BridgeStateInvalid, WeightsMismatch
 
 TOLERANCE = 1e-4
 VOCABULARY = 149

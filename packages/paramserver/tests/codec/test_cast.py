@@ -12,7 +12,7 @@ from tailrace.paramserver import ManifestInvalid, Publisher, RawTensor, RelayRea
 from tailrace.paramserver.clients.staging import StagingBuffer
 from tailrace.paramserver.codec import cast as cast_module
 from tailrace.paramserver.codec.cast import Cast, matrices, restore
-from tailrace.paramserver.codec.errors import CastImpossible
+from tailrace.paramserver.errors import CastImpossible
 
 
 def e4m3_value(code):

@@ -7,8 +7,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tailrace.paramserver import ParamServerError
-from tailrace.paramserver.codec.choose import PROBE_PAUSE, CodecChooser, choose
-from tailrace.paramserver.codec.speed import CodecSpeed, LinkSpeed, ObservationInvalid
+from tailrace.paramserver.codec.choose import (
+    PROBE_PAUSE,
+    CodecChooser,
+    CodecSpeed,
+    LinkSpeed,
+    ObservationInvalid,
+    choose,
+)
 
 CHUNK = 32 * 2**20
 speeds = st.floats(1e6, 1e11)

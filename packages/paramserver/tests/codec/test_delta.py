@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.paramserver import ParamServerError, ProtocolError
-from tailrace.paramserver.codec import delta as delta_module
-from tailrace.paramserver.codec import delta_payload
+from tailrace.paramserver.codec import delta
 from tailrace.paramserver.codec.delta import DeltaCodec
-from tailrace.paramserver.codec.errors import CodecUnavailable, PayloadMalformed
+from tailrace.paramserver.errors import CodecUnavailable, PayloadMalformed
 
 ALWAYS = DeltaCodec(worth=10.0)  # encodes whatever it costs
 GUARD = b"\xa5" * 64
@@ -31,7 +30,7 @@ def reference_decode(payload, base):
     magic, size, wide_count = struct.unpack_from("<4sII", payload)
     assert magic == b"TRd1"
     words = size // 2
-    per_page = delta_payload.PAGE_WORDS
+    per_page = delta.PAGE_WORDS
     pages = (words + per_page - 1) // per_page
     counts = struct.unpack_from(f"<{pages}I", payload, 12)
     at, places = 12 + 4 * pages, []
@@ -86,8 +85,8 @@ densities = st.sampled_from([0.0, 0.001, 0.01, 0.05, 0.12, 0.3, 0.9, 1.0])
 def test_exact_for_any_base_and_chunk(words, seed, size, density, far):
     base, new = differing(seed, size, density, far)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delta_payload, "PAGE_WORDS", words)
-        patch.setattr(delta_module, "PAGE_WORDS", words)
+        patch.setattr(delta, "PAGE_WORDS", words)
+        patch.setattr(delta, "PAGE_WORDS", words)
         payload = ALWAYS.encode(memoryview(base), memoryview(new))
         if payload is None:  # ten times the size of a chunk of a few bytes is less than a header
             assert size < 8
@@ -111,7 +110,7 @@ def test_exact_for_arbitrary_bytes(pair):
 def test_exact_over_many_pages(density):
     """Pages of full size, with the last one partial, against numpy."""
     generator = np.random.default_rng(7)
-    words = 3 * delta_payload.PAGE_WORDS + 77
+    words = 3 * delta.PAGE_WORDS + 77
     base = generator.integers(0, 2**16, words, dtype=np.uint16)
     moves = np.where(
         generator.random(words) < 0.01, generator.integers(0, 2**16, words), generator.choice([1, -1], words)
@@ -201,8 +200,8 @@ def corrupted(payload, seed):
 def test_a_damaged_payload_is_refused_or_decodes_to_something_without_harm(words, seed, size, density, far):
     base, new = differing(seed, size, density, far)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delta_payload, "PAGE_WORDS", words)
-        patch.setattr(delta_module, "PAGE_WORDS", words)
+        patch.setattr(delta, "PAGE_WORDS", words)
+        patch.setattr(delta, "PAGE_WORDS", words)
         damaged = corrupted(ALWAYS.encode(memoryview(base), memoryview(new)), seed)
         memory = bytearray(GUARD + b"\x5a" * size + GUARD)
         into = memoryview(memory)[len(GUARD) : len(GUARD) + size]
@@ -293,7 +292,7 @@ def test_a_read_only_base_at_an_odd_address_will_do():
 
 def test_without_numpy_it_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "numpy", None)
-    monkeypatch.setattr(delta_module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(delta.importlib.util, "find_spec", lambda name: None)
     assert "pip install 'tailrace-paramserver[delta]'" in DeltaCodec().unavailable()
     with pytest.raises(CodecUnavailable, match=r"pip install 'tailrace-paramserver\[delta\]'") as caught:
         DeltaCodec().encode(memoryview(b""), memoryview(b""))

@@ -5,8 +5,7 @@ import pytest
 
 from tailrace.paramserver import ParamServerError, ProtocolError
 from tailrace.paramserver.codec import registry
-from tailrace.paramserver.codec.errors import CodecUnavailable, CodecUnknown, PayloadMalformed
-from tailrace.paramserver.errors import from_wire, to_wire
+from tailrace.paramserver.errors import CodecUnavailable, CodecUnknown, PayloadMalformed, from_wire, to_wire
 
 
 def test_delta_is_there():

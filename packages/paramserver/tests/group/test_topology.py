@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.paramserver.group.election import NOTHING, elect
-from tailrace.paramserver.group.topology import plan
+from tailrace.paramserver.group.topology import NOTHING, elect, plan
 
 
 def changed_edges(before, after):

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.paramserver.layout import LayoutInvalid
-from tailrace.paramserver.layout.fsdp2 import from_fsdp2
-from tailrace.paramserver.layout.mesh_splits import Cut, held_intervals, local_boxes
+from tailrace.paramserver.layout.fsdp2 import Cut, from_fsdp2, held_intervals, local_boxes
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():

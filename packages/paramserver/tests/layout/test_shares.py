@@ -18,7 +18,7 @@ from tailrace.paramserver import (
 )
 from tailrace.paramserver.clients.staged import StagedState
 from tailrace.paramserver.layout import GlobalTensor, Layout, from_vllm, qwen_tensors
-from tailrace.paramserver.layout.mesh_splits import chunk
+from tailrace.paramserver.layout.fsdp2 import chunk
 from tailrace.paramserver.manifest import byte_size
 
 from .small_models import TIED

@@ -6,7 +6,7 @@ import pytest
 
 from tailrace.paramserver import Publisher, RelayReader, set_chain
 from tailrace.paramserver.manifest import checksum
-from tailrace.paramserver.wire.background_hash import PIECE_BYTES, WORTH_BYTES, BackgroundHash
+from tailrace.paramserver.wire.receiving import PIECE_BYTES, WORTH_BYTES, BackgroundHash
 
 
 @pytest.fixture

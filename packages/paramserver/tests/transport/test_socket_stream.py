@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tailrace.paramserver.machine.sockets import SocketStream
+from tailrace.paramserver.machine.host import SocketStream
 
 
 @pytest.fixture

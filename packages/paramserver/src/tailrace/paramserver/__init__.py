@@ -4,7 +4,7 @@ Layouts and reshard plans are in `tailrace.paramserver.layout`, casts in `tailra
 frameworks in `tailrace.paramserver.bridges`.
 """
 
-from tailrace.paramserver.chunk_size import CHUNK_BYTES, broadcast_chunk_bytes
+from tailrace.paramserver.chunk_size import CHUNK_BYTES, broadcast_chunk_bytes, chain_broadcast_time_s, optimal_chunks
 from tailrace.paramserver.clients.lease_view import WeightLease
 from tailrace.paramserver.clients.needs import Needs
 from tailrace.paramserver.clients.publisher import Publisher
@@ -30,7 +30,6 @@ from tailrace.paramserver.errors import (
     VersionRetired,
     VersionSuperseded,
 )
-from tailrace.paramserver.group.broadcast_time import chain_broadcast_time_s, optimal_chunks
 from tailrace.paramserver.group.chain import RelayStatus, relay_status, set_chain
 from tailrace.paramserver.group.member import MemberStatus, RelayState
 from tailrace.paramserver.group.relay_group import RelayGroup

@@ -1,4 +1,4 @@
-"""DLPack: arrays of other libraries in, `RawTensor`s out, without a copy.
+"""Arrays of other libraries in, `RawTensor`s out, without a copy, by DLPack; and flat torch views of a buffer.
 
 Version memory is read-only, and only DLPack 1.0 can say so: its capsules carry a read-only flag. So a read-only tensor
 is exported to consumers that ask for version 1.0 or later, as numpy 2.3 and torch 2.13 do, and to others only as a copy.
@@ -9,10 +9,25 @@ when the memory is shared, as it does for the tensors of a lease.
 from __future__ import annotations
 
 import ctypes
+import warnings
 from typing import Any
 
+from tailrace.contracts import extra
 from tailrace.paramserver.errors import ManifestInvalid, ParamServerError
-from tailrace.paramserver.flat import flat_torch
+
+
+def flat_torch(view: memoryview) -> Any:
+    """A buffer as a uint8 torch tensor that shares its memory."""
+    with extra("tailrace-paramserver", "torch"):
+        import torch
+
+    if not view.nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    with warnings.catch_warnings():
+        # It is not writable on purpose: these are weights that other processes read too.
+        warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
+        return torch.frombuffer(view, dtype=torch.uint8)
+
 
 CPU = (1, 0)  # kDLCPU and its only device
 _HOST = {1: "CPU", 3: "CUDA pinned host", 11: "ROCm pinned host"}

@@ -1,9 +1,10 @@
 """Every error of this package. Errors with a wire name cross a connection by name and message; nothing else does."""
 
-# ruff: noqa: N818  the names say what happened; all of them are errors
 from __future__ import annotations
 
 from tailrace.contracts import TailraceError
+
+# ruff: noqa: N818  the names say what happened; all of them are errors
 
 
 class ParamServerError(TailraceError):
@@ -112,3 +113,51 @@ def to_wire(error: ParamServerError) -> dict[str, str]:
 def from_wire(data: dict[str, object]) -> ParamServerError:
     """The error that `to_wire` described; an unknown name becomes a `ProtocolError`."""
     return _WIRE.get(str(data.get("error")), ProtocolError)(str(data.get("message", "no message")))
+
+
+class BridgeError(ParamServerError):
+    """Root of the errors of the bridges."""
+
+
+class WeightsMismatch(BridgeError, ValueError):
+    """A version and a model do not fit: a tensor is missing, unknown, or of another shape or dtype."""
+
+
+class EngineUnreachable(BridgeError, ConnectionError):
+    """An engine does not answer, or the connection to it broke."""
+
+
+class EngineTimeout(BridgeError, TimeoutError):
+    """An engine did not do its part before the deadline."""
+
+
+class EngineRefused(BridgeError, RuntimeError):
+    """An engine answered that it did not do what it was asked."""
+
+
+class BridgeStateInvalid(BridgeError, RuntimeError):
+    """A call came out of turn, or with settings that cannot work."""
+
+
+class PayloadMalformed(ProtocolError):
+    """An encoded chunk is damaged, or is not for this chunk."""
+
+
+class CodecUnknown(ProtocolError, LookupError):
+    """A peer, or the caller, named a codec that does not exist."""
+
+
+class CodecUnavailable(ParamServerError, ImportError):
+    """A codec exists, but a library that it needs is not installed."""
+
+
+class CastImpossible(ManifestInvalid):
+    """A tensor cannot be cast, or a cast tensor cannot be restored."""
+
+
+class LayoutInvalid(ParamServerError, ValueError):
+    """A layout does not describe its model: a tensor is not covered, boxes overlap or stick out, a dtype or shape differs."""
+
+
+class LayoutMismatch(ParamServerError, ValueError):
+    """Two layouts, or a layout and the memory that it describes, do not fit together."""

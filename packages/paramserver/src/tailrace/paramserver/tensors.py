@@ -12,8 +12,8 @@ from typing import Any
 from tailrace.contracts import extra
 from tailrace.paramserver import dlpack
 from tailrace.paramserver.copying import copy
+from tailrace.paramserver.dlpack import flat_torch
 from tailrace.paramserver.errors import ManifestInvalid
-from tailrace.paramserver.flat import flat_torch
 from tailrace.paramserver.manifest import DTYPES, TensorSpec, byte_size
 
 _FORMATS = {"?": "bool", "B": "uint8", "b": "int8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32"}

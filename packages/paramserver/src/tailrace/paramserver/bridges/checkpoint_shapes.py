@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import BinaryIO
 
-from tailrace.paramserver.bridges.errors import WeightsMismatch
 from tailrace.paramserver.clients.lease_view import WeightLease
+from tailrace.paramserver.errors import WeightsMismatch
 
 _HEADER_CEILING_BYTES = 100 << 20
 _OUTPUT_LAYER = "lm_head.weight"  # the embedding itself in a model with tied embeddings

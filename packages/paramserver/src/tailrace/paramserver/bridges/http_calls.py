@@ -11,7 +11,7 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
-from tailrace.paramserver.bridges.errors import BridgeStateInvalid, EngineRefused, EngineTimeout, EngineUnreachable
+from tailrace.paramserver.errors import BridgeStateInvalid, EngineRefused, EngineTimeout, EngineUnreachable
 
 _CEILING_BYTES = 64 << 20
 _SHOWN = 300  # characters of a server's message

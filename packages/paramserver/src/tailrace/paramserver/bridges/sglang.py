@@ -23,25 +23,85 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from tailrace.paramserver.bridges.background import has_failed, started
-from tailrace.paramserver.bridges.buckets import buckets_of, check_names, named
-from tailrace.paramserver.bridges.errors import (
-    BridgeError,
-    BridgeStateInvalid,
-    EngineRefused,
-    EngineTimeout,
-)
 from tailrace.paramserver.bridges.http_calls import HttpCalls
 from tailrace.paramserver.bridges.newest import lease_version
 from tailrace.paramserver.bridges.sglang_group import SourceGroup, listen
 from tailrace.paramserver.clients.lease_view import WeightLease
 from tailrace.paramserver.clients.reader import RelayReader
-from tailrace.paramserver.errors import ParamServerError
+from tailrace.paramserver.errors import (
+    BridgeError,
+    BridgeStateInvalid,
+    EngineRefused,
+    EngineTimeout,
+    ParamServerError,
+    WeightsMismatch,
+)
+from tailrace.paramserver.layout.sharding import GlobalTensor
 from tailrace.paramserver.machine.host import HOST
+
+_T = TypeVar("_T")
+
+
+def started(run: Callable[[], _T], name: str) -> Future[_T]:
+    """Run on a thread of its own, which has a deadline but is not waited for."""
+    future: Future[_T] = Future()
+
+    def fill() -> None:
+        try:
+            future.set_result(run())
+        except BaseException as error:  # it is raised where the result is asked for
+            future.set_exception(error)
+
+    HOST.spawn(fill, name)
+    return future
+
+
+def has_failed(future: Future[Any]) -> bool:
+    """Whether it ended with an error."""
+    return future.done() and future.exception() is not None
+
+
+def named(weights: WeightLease) -> Iterator[tuple[str, GlobalTensor]]:
+    """Every name and its tensor, those of a tied one too: servers skip the names that they have tied themselves."""
+    specs = weights.tensors
+    for name, stored in [(name, name) for name in weights] + list(weights.tied.items()):
+        if specs[stored].nbytes:
+            yield name, specs[stored]
+
+
+def buckets_of(
+    tensors: Iterable[tuple[str, GlobalTensor]], bucket_bytes: int
+) -> Iterator[list[tuple[str, GlobalTensor]]]:
+    """The tensors in order, in buckets of at most so many bytes; a larger tensor has one for itself."""
+    bucket, size = list[tuple[str, GlobalTensor]](), 0
+    for name, spec in tensors:
+        if bucket and size + spec.nbytes > bucket_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, spec))
+        size += spec.nbytes
+    if bucket:
+        yield bucket
+
+
+def check_names(weights: WeightLease, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Compare a version with names and shapes that it must have.
+
+    Raises:
+        WeightsMismatch: one is missing or of another shape.
+    """
+    found = {name: spec.shape for name, spec in named(weights)}
+    for name, shape in expected.items():
+        if found.get(name) != tuple(shape):
+            raise WeightsMismatch(
+                f"{name!r}: found {list(found[name]) if name in found else 'nothing'} in version {weights.version}, "
+                f"expected {list(shape)}"
+            )
+
 
 _log = logging.getLogger(__name__)
 _BUCKET_BYTES = 256 << 20

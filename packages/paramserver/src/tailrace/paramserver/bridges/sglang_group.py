@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tailrace.contracts import extra
-from tailrace.paramserver.bridges.errors import BridgeStateInvalid, EngineTimeout, EngineUnreachable
-from tailrace.paramserver.errors import PortInUse
+from tailrace.paramserver.errors import BridgeStateInvalid, EngineTimeout, EngineUnreachable, PortInUse
 from tailrace.paramserver.machine.host import HOST
 
 _POLL_S = 0.001

@@ -26,10 +26,10 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from tailrace.paramserver.bridges.checkpoint_shapes import check_complete, checkpoint_shapes, engine_names
-from tailrace.paramserver.bridges.errors import BridgeStateInvalid, WeightsMismatch
 from tailrace.paramserver.clients.lease_view import WeightLease
 from tailrace.paramserver.clients.needs import Needs
 from tailrace.paramserver.clients.reader import RelayReader
+from tailrace.paramserver.errors import BridgeStateInvalid, WeightsMismatch
 from tailrace.paramserver.layout import GlobalTensor, Layout, LayoutInvalid, from_vllm
 from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE
 

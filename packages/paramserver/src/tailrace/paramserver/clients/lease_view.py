@@ -8,9 +8,9 @@ from typing import Any
 
 from tailrace.paramserver.clients.copy_into import copy_tensors
 from tailrace.paramserver.clients.needs import Selection
+from tailrace.paramserver.dlpack import flat_torch
 from tailrace.paramserver.errors import ChunkDamaged, LeaseExpired, ManifestInvalid
-from tailrace.paramserver.flat import flat_torch
-from tailrace.paramserver.layout.shards import GlobalTensor
+from tailrace.paramserver.layout.sharding import GlobalTensor
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.manifest import Manifest, checksum
 from tailrace.paramserver.tensors import RawTensor, as_torch

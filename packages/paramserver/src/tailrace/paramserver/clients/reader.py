@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tailrace.paramserver.clients.addresses import Where
-from tailrace.paramserver.clients.connection import Connection
+from tailrace.paramserver.clients.connection import Connection, Where
 from tailrace.paramserver.clients.lease_view import WeightLease
 from tailrace.paramserver.clients.mapped import MappedSegments
 from tailrace.paramserver.clients.needs import Needs, Selection

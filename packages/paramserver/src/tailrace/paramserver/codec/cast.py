@@ -18,10 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tailrace.contracts import Weights, named_tensors
-from tailrace.paramserver.codec.errors import CastImpossible
-from tailrace.paramserver.dlpack import speaks_dlpack, torch_view
-from tailrace.paramserver.errors import ManifestInvalid
-from tailrace.paramserver.flat import flat_torch
+from tailrace.paramserver.dlpack import flat_torch, speaks_dlpack, torch_view
+from tailrace.paramserver.errors import CastImpossible, ManifestInvalid
 from tailrace.paramserver.manifest import byte_size
 from tailrace.paramserver.tensors import TensorSource, source
 

@@ -1,4 +1,6 @@
-"""The group's connection to one relay, for one life of it: heartbeats up, orders down.
+"""What a group says to relays and publishers, each on a thread of its own, so that a slow one holds up nobody else.
+
+`RelayWatch` is the connection to one relay, for one life of it: heartbeats up, orders down.
 
     consumes     `SetNext` orders (of several, the newest), `evict`, `stop`
     waits for    the relay's answers (deadline: `patience_s`), the time of the next heartbeat
@@ -6,16 +8,41 @@
 
 After `evict` it knocks until the relay answers again, tells the group so, and ends: the relay's next life has a link of
 its own.
+
+`Fetches` tells relays to pull what they lack from other relays.
+
+    consumes     `Fetch` commands
+    waits for    the relay's answer, which comes when it has the version (deadline: `timeout_s`)
+    unblocked by `close`
+
+`Announcer` tells publishers their master.
+
+    consumes     `Retarget` commands, in order
+    waits for    the callback of each
+    unblocked by `put`, `close`
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tailrace.paramserver.errors import AuthenticationFailed, ParamServerError, ProtocolError
-from tailrace.paramserver.group.messages import Event, Heard, Join, Lost, Report, SetNext, Watch
-from tailrace.paramserver.machine.protocol import HostInterface
+from tailrace.paramserver.group.messages import (
+    Event,
+    Fetch,
+    Fetched,
+    Heard,
+    Join,
+    Lost,
+    Report,
+    Retarget,
+    SetNext,
+    Watch,
+)
+from tailrace.paramserver.machine.protocol import HostInterface, Thread
 from tailrace.paramserver.wire.authentication import connect
 from tailrace.paramserver.wire.channel import Channel
 
@@ -217,3 +244,141 @@ def read_report(channel: Channel, timeout_s: float) -> Report:
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"{channel.peer} sent a status without or with a wrong {error}") from error
+
+
+_log = logging.getLogger(__name__)
+_GRACE_S = 1.0  # for the relay's own deadline to come first
+
+
+class Fetches:
+    """The fetches that are under way.
+
+    Args:
+        post: takes the `Fetched`.
+        token: shared secret.
+        timeout_s: deadline in seconds for one fetch.
+        patience_s: how long a relay may take to accept a connection.
+        machine: the machine that it runs on.
+    """
+
+    def __init__(
+        self,
+        post: Callable[[Fetched], None],
+        *,
+        token: str,
+        timeout_s: float,
+        patience_s: float,
+        machine: HostInterface,
+    ) -> None:
+        self._post, self._token, self._timeout_s, self._patience_s = post, token, timeout_s, patience_s
+        self._machine, self._lock = machine, machine.lock()
+        self._channels: set[Channel] = set()
+        self._threads: list[Thread] = []
+        self._closed = False
+
+    def start(self, command: Fetch, address: str) -> None:
+        """Tell the relay at this address, and return."""
+        _log.info("relay %s lacks version %d, fetches from %s", command.name, command.version, command.source)
+        with self._lock:
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            run = functools.partial(self._run, command, address)
+            self._threads.append(self._machine.spawn(run, f"fetch for {command.name}"))
+
+    def close(self) -> None:
+        """End all threads. Relays may finish fetches that they have begun."""
+        with self._lock:
+            self._closed = True
+            for channel in self._channels:
+                channel.shutdown()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end after `close`, for each so long at most."""
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def _run(self, command: Fetch, address: str) -> None:
+        error: str | None = None
+        try:
+            self._ask(command, address)
+        except ParamServerError as failure:
+            error = str(failure)
+            _log.warning("relay %s cannot fetch from %s: %s", command.name, command.source, error)
+        self._post(Fetched(command.name, command.life, command.version, command.source, error))
+
+    def _ask(self, command: Fetch, address: str) -> None:
+        channel, _ = connect(
+            self._machine, address, token=self._token, timeout_s=self._patience_s, stall_s=self._patience_s
+        )
+        try:
+            with self._lock:
+                if self._closed:
+                    return
+                self._channels.add(channel)
+            channel.request(
+                {"op": "fetch", "version": command.version, "source": command.address, "timeout_s": self._timeout_s},
+                self._timeout_s + _GRACE_S,
+            )
+        finally:
+            with self._lock:
+                self._channels.discard(channel)
+            channel.close()
+
+
+OnMaster = Callable[[str], None]
+
+
+class Announcer:
+    """Calls each root's callback with its masters. It begins at once.
+
+    Args:
+        callbacks: one for each root, None where nobody is to be told.
+        machine: the machine that it runs on.
+    """
+
+    def __init__(self, callbacks: Sequence[OnMaster | None], machine: HostInterface) -> None:
+        self._callbacks = list(callbacks)
+        self._changed = machine.condition()
+        self._commands: list[Retarget] = []
+        self._closed = False
+        self._thread = machine.spawn(self._run, "group announcer")
+
+    @property
+    def roots(self) -> int:
+        """How many there are."""
+        return len(self._callbacks)
+
+    def follow(self, callback: OnMaster, root: int) -> None:
+        """Call this for a root from now on."""
+        with self._changed:
+            self._callbacks[root] = callback
+
+    def put(self, command: Retarget) -> None:
+        """Announce a master."""
+        with self._changed:
+            self._commands.append(command)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End. `join` waits for the callback that runs."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end after `close`."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._commands and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                command = self._commands.pop(0)
+                callback = self._callbacks[command.root]
+            try:
+                if callback is not None:
+                    callback(command.address)
+            except Exception:  # a user's callback must not end the group's care for the relays
+                _log.exception("on_master failed for root %d and the relay %s", command.root, command.address)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tailrace.paramserver.group.election import Progress
 from tailrace.paramserver.group.messages import Report
+from tailrace.paramserver.group.topology import Progress
 
 _ALL = 2**62  # more chunks than any version has
 

@@ -7,15 +7,12 @@
 Pure: no threads, clocks, sockets or randomness, and the standard library only, until torch tensors are handed in.
 """
 
+from tailrace.paramserver.errors import LayoutInvalid, LayoutMismatch
 from tailrace.paramserver.layout.boxes import Box
-from tailrace.paramserver.layout.errors import LayoutInvalid, LayoutMismatch
-from tailrace.paramserver.layout.execute import copy, pack, unpack
 from tailrace.paramserver.layout.fsdp2 import from_fsdp2
-from tailrace.paramserver.layout.links import LinkCosts
 from tailrace.paramserver.layout.megatron import from_megatron
-from tailrace.paramserver.layout.message import Message, SliceCopy, SlicePlace, message
-from tailrace.paramserver.layout.plan import ReshardPlan, Transfer, reshard_plan
-from tailrace.paramserver.layout.plan_cache import Planner
+from tailrace.paramserver.layout.message import Message, SliceCopy, SlicePlace, copy, message, pack, unpack
+from tailrace.paramserver.layout.plan import LinkCosts, Planner, ReshardPlan, Transfer, reshard_plan
 from tailrace.paramserver.layout.qwen import qwen_tensors
 from tailrace.paramserver.layout.rules import Position, Rule, by_rules
 from tailrace.paramserver.layout.sharding import GlobalTensor, Layout, LocalBuffer, Piece, Shard

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tailrace.paramserver.layout.errors import LayoutInvalid
+from tailrace.paramserver.errors import LayoutInvalid
 from tailrace.paramserver.layout.model_config import DecoderShape, is_tied, model_shape, positive, rank_names
 from tailrace.paramserver.layout.rules import Position, Rule, Stages, by_rules
 from tailrace.paramserver.layout.sharding import GlobalTensor, Layout

@@ -1,17 +1,22 @@
-"""What one rank sends to another: the slices of a plan, and where their bytes lie at both ends and in between."""
+"""What one rank sends to another: the slices of a plan, and where their bytes lie at both ends and in between.
+
+`pack`, `unpack` and `copy` move the bytes. Their buffers are those of the rank's `Shard`, by name: anything with a
+C-contiguous buffer (bytearray, shared memory, numpy array) or contiguous torch tensors on any device. Elements in no piece
+of the target are left as they are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from tailrace.paramserver.errors import LayoutMismatch
 from tailrace.paramserver.layout.boxes import contains, extent
-from tailrace.paramserver.layout.errors import LayoutMismatch
 from tailrace.paramserver.layout.plan import ReshardPlan
 from tailrace.paramserver.layout.sharding import Layout
 from tailrace.paramserver.layout.slices import Slice
-from tailrace.paramserver.layout.strided import dense_strides
+from tailrace.paramserver.layout.strided import copy_box, dense_strides, flat
 from tailrace.paramserver.manifest import DTYPES, byte_size
 
 
@@ -97,3 +102,51 @@ def _place(layout: Layout, rank: str, piece: Slice, itemsize: int, sizes: dict[s
             offset = sum(index * stride for index, stride in zip(start, strides, strict=True))
             return SlicePlace(buffer.name, offset, strides[leading:])
     raise LayoutMismatch(f"{piece.tensor!r}: rank {rank!r} does not hold {piece.box} in one piece")
+
+
+def pack(message: Message, buffers: Mapping[str, Any], out: Any) -> None:
+    """Write a message into `out`, `message.nbytes` long, from the sender's buffers.
+
+    Raises:
+        LayoutMismatch: a buffer is missing, or its size is not the layout's; nothing was written.
+    """
+    source = _flat(message.source_bytes, buffers, message.sender, writable=False)
+    packed = flat(out, "message", message.nbytes, writable=True)
+    for move in message.moves:
+        dense = dense_strides(move.extent, move.itemsize)
+        place = move.source
+        copy_box(source[place.buffer], place.offset, place.strides, packed, move.at, dense, move.extent, move.itemsize)
+
+
+def unpack(message: Message, data: Any, buffers: Mapping[str, Any]) -> None:
+    """Write what `pack` made into the receiver's buffers.
+
+    Raises:
+        LayoutMismatch: the data or a buffer is missing, or its size is not the layout's; nothing was written.
+    """
+    packed = flat(data, "message", message.nbytes, writable=False)
+    target = _flat(message.target_bytes, buffers, message.receiver, writable=True)
+    for move in message.moves:
+        dense = dense_strides(move.extent, move.itemsize)
+        place = move.target
+        copy_box(packed, move.at, dense, target[place.buffer], place.offset, place.strides, move.extent, move.itemsize)
+
+
+def copy(message: Message, sources: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
+    """Move a message in one step between memories that are both at hand: within a rank, or through shared memory.
+
+    Raises:
+        LayoutMismatch: a buffer is missing, or its size is not the layout's; nothing was written.
+    """
+    source = _flat(message.source_bytes, sources, message.sender, writable=False)
+    target = _flat(message.target_bytes, targets, message.receiver, writable=True)
+    for move in message.moves:
+        (a, a_at, a_strides), (b, b_at, b_strides) = move.source, move.target
+        copy_box(source[a], a_at, a_strides, target[b], b_at, b_strides, move.extent, move.itemsize)
+
+
+def _flat(sizes: Mapping[str, int], buffers: Mapping[str, Any], rank: str, *, writable: bool) -> dict[str, Any]:
+    missing = sizes.keys() - buffers.keys()
+    if missing:
+        raise LayoutMismatch(f"rank {rank!r}: found no buffer {min(missing)!r}, expected those of its layout")
+    return {name: flat(buffers[name], name, nbytes, writable=writable) for name, nbytes in sizes.items()}

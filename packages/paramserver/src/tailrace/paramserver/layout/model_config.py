@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from tailrace.paramserver.layout.errors import LayoutInvalid
+from tailrace.paramserver.errors import LayoutInvalid
 from tailrace.paramserver.layout.sharding import GlobalTensor
 
 

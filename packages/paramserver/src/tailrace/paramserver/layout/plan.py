@@ -1,17 +1,120 @@
-"""The reshard plan between two layouts: which rank sends which slice to which rank."""
+"""The reshard plan between two layouts: which rank sends which slice to which rank (StaleFlow, Appendix A.2).
+
+`greedy` is the paper's load-balancing rule, `first_holder` the plain rule that it is compared with; to both, ranks are
+numbers in order of their names.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from tailrace.paramserver.layout.greedy import Cost, Demand, by_scarcity, first_holder, greedy
-from tailrace.paramserver.layout.links import LinkCosts
 from tailrace.paramserver.layout.sharding import Layout
 from tailrace.paramserver.layout.slices import Slice, common_slices
+
+Rank = str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCosts:
+    """Seconds to move a slice: bytes / bandwidth(sender, receiver) + a constant latency (StaleFlow, Figure 22).
+
+    Both can be measured before training. Only differences between senders change a plan, so one bandwidth for all is
+    right where all links are alike.
+
+    Args:
+        bandwidth: bytes per second between two ranks that `between` does not name.
+        latency_s: constant seconds per slice.
+        between: bytes per second for (sender, receiver).
+
+    Raises:
+        ValueError: a bandwidth is not above 0, or the latency is below 0.
+    """
+
+    bandwidth: float = 12.5e9
+    latency_s: float = 10e-6
+    between: Mapping[tuple[Rank, Rank], float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for pair, value in (("other links", self.bandwidth), *self.between.items()):
+            if not 0 < value < float("inf"):
+                raise ValueError(f"bandwidth of {pair}: found {value}, expected bytes per second above 0")
+        if not 0 <= self.latency_s < float("inf"):
+            raise ValueError(f"latency_s: found {self.latency_s}, expected seconds from 0")
+
+    def bytes_per_s(self, sender: Rank, receiver: Rank) -> float:
+        """Bandwidth from a sender to a receiver."""
+        return self.between.get((sender, receiver), self.bandwidth)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for two estimates that give the same plans."""
+        return (self.bandwidth, self.latency_s, tuple(sorted(self.between.items())))
+
+
+class Demand(NamedTuple):
+    """A slice to assign: its size, the ranks that hold it and the ranks that need it, both ascending."""
+
+    nbytes: int
+    holders: tuple[int, ...]
+    receivers: tuple[int, ...]
+
+
+class SenderAssignment(NamedTuple):
+    """The sender of every (demand, receiver), in the order of the demands, and each rank's accumulated seconds."""
+
+    senders: array[int]
+    load_s: list[float]
+
+
+Cost = Callable[[int, int, int], float]  # (sender, receiver, bytes) -> seconds
+
+
+def by_scarcity(demands: Sequence[Demand]) -> list[int]:
+    """The positions of the demands in the order in which they are assigned.
+
+    The paper does not name one. Slices with the fewest holders come first, because they leave no choice and those with
+    a choice can go around them; then the largest, because the small ones even out what they leave. Ties keep their order.
+    """
+    return sorted(range(len(demands)), key=lambda index: (len(demands[index].holders), -demands[index].nbytes))
+
+
+def greedy(demands: Sequence[Demand], ranks: int, cost: Cost) -> SenderAssignment:
+    """For every receiver of every slice, the holder with the smallest accumulated seconds so far.
+
+    The estimate of the slice itself is added after the choice: "selects the candidate sender with the smallest current
+    accumulated latency". Of equals the first wins. A receiver that holds the slice copies it, at no cost.
+    """
+    load = [0.0] * ranks
+    senders = array("l")
+    for nbytes, holders, receivers in demands:
+        held = set(holders)
+        for receiver in receivers:
+            if receiver in held:
+                senders.append(receiver)
+                continue
+            sender = min(holders, key=load.__getitem__)
+            load[sender] += cost(sender, receiver, nbytes)
+            senders.append(sender)
+    return SenderAssignment(senders, load)
+
+
+def first_holder(demands: Sequence[Demand], ranks: int, cost: Cost) -> SenderAssignment:
+    """The plain rule: the first rank that holds a slice sends it to all who need it and do not hold it."""
+    load = [0.0] * ranks
+    senders = array("l")
+    for nbytes, holders, receivers in demands:
+        held = set(holders)
+        for receiver in receivers:
+            sender = receiver if receiver in held else holders[0]
+            if sender != receiver:
+                load[sender] += cost(sender, receiver, nbytes)
+            senders.append(sender)
+    return SenderAssignment(senders, load)
 
 
 class Transfer(NamedTuple):
@@ -149,3 +252,43 @@ def _cost(links: LinkCosts, ranks: tuple[str, ...]) -> Cost:
         return nbytes / known[pair] + links.latency_s
 
     return cost
+
+
+class Planner:
+    """Makes reshard plans and keeps them, by the content of the two layouts. For one thread.
+
+    Args:
+        links: estimates of the links.
+        capacity: how many plans to keep; the one unused for longest goes first.
+    """
+
+    def __init__(self, links: LinkCosts | None = None, *, capacity: int = 16) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity: found {capacity}, expected at least 1")
+        self._links = links or LinkCosts()
+        self._capacity = capacity
+        self._kept: OrderedDict[tuple[object, ...], ReshardPlan] = OrderedDict()
+        #: How many plans were made.
+        self.made = 0
+
+    def plan(self, source: Layout, target: Layout) -> ReshardPlan:
+        """The plan between two layouts: the one that was made before, if there is one.
+
+        Raises:
+            LayoutMismatch, LayoutInvalid: see `reshard_plan`.
+        """
+        key = (source.digest, target.digest)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        plan = self._kept[key] = reshard_plan(source, target, self._links)
+        self.made += 1
+        if len(self._kept) > self._capacity:
+            self._kept.popitem(last=False)
+        return plan
+
+    def profiled(self, links: LinkCosts) -> None:
+        """Take new estimates of the links. Plans are made anew if they differ from the old ones."""
+        if links.key != self._links.key:
+            self._kept.clear()
+        self._links = links

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tailrace.paramserver.layout.errors import LayoutInvalid
+from tailrace.paramserver.errors import LayoutInvalid
 from tailrace.paramserver.layout.model_config import model_shape, size
 from tailrace.paramserver.layout.sharding import GlobalTensor
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from tailrace.paramserver.layout.errors import LayoutInvalid
+from tailrace.paramserver.errors import LayoutInvalid
 from tailrace.paramserver.layout.sharding import GlobalTensor, Layout, LocalBuffer, Piece, Shard
 from tailrace.paramserver.layout.splits import Seat, SplitRule
 

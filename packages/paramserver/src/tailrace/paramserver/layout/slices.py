@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tailrace.paramserver.errors import LayoutInvalid, LayoutMismatch
 from tailrace.paramserver.layout.boxes import Box, Grid, volume
-from tailrace.paramserver.layout.errors import LayoutInvalid, LayoutMismatch
-from tailrace.paramserver.layout.sharding import Layout
-from tailrace.paramserver.layout.validation import MAX_CELLS
+from tailrace.paramserver.layout.sharding import MAX_CELLS, Layout
 from tailrace.paramserver.manifest import DTYPES
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+from tailrace.paramserver.errors import LayoutInvalid
 from tailrace.paramserver.layout.boxes import Box, extent, whole
-from tailrace.paramserver.layout.errors import LayoutInvalid
 from tailrace.paramserver.layout.sharding import GlobalTensor
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from tailrace.paramserver.flat import flat_torch
-from tailrace.paramserver.layout.errors import LayoutMismatch
+from tailrace.paramserver.dlpack import flat_torch
+from tailrace.paramserver.errors import LayoutMismatch
 
 _INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tailrace.paramserver.machine.protocol import HostInterface
-from tailrace.paramserver.relays.hops import Hops
+from tailrace.paramserver.relays.forward import Hops
 from tailrace.paramserver.relays.slots import SlotTable
 from tailrace.paramserver.wire.capabilities import Means
 from tailrace.paramserver.wire.counts import TrafficCounts

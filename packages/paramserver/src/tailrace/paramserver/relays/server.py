@@ -20,8 +20,7 @@ from tailrace.paramserver.errors import ParamServerError, PeerClosed, ProtocolEr
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.machine.protocol import HostInterface, Thread
 from tailrace.paramserver.relays.context import RelayContext
-from tailrace.paramserver.relays.forward import Forwarder
-from tailrace.paramserver.relays.hops import Hops
+from tailrace.paramserver.relays.forward import Forwarder, Hops
 from tailrace.paramserver.relays.session import Session
 from tailrace.paramserver.relays.shelf import PARTIAL_S, TAKEOVER_S
 from tailrace.paramserver.relays.slots import SlotTable

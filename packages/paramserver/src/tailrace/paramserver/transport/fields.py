@@ -1,14 +1,16 @@
-"""Checks of a peer's values: descriptors, and ranges of exported memory."""
+"""An export's descriptor, each field checked as it is read, and the ranges of exported memory that a peer may name."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from typing import Any
 
 from tailrace.paramserver.errors import ProtocolError, TransportUnavailable
 from tailrace.paramserver.transport.device import DeviceMemory
-from tailrace.paramserver.transport.listener import SECRET_BYTES
+from tailrace.paramserver.transport.listener import SECRET_BYTES, Door, knock
 from tailrace.paramserver.transport.protocol import Exportable
+from tailrace.paramserver.wire.address import format_address
 
 _MAX_BYTES = 2**48
 
@@ -91,3 +93,21 @@ def check_host_memory(transport: str, memory: Exportable) -> None:
         raise TransportUnavailable(
             f"{memory.name!r}: found memory of a device, which {transport} cannot export; use ucx or nixl"
         )
+
+
+def described(transport: str, listener: socket.socket, door: Door, nbytes: int) -> dict[str, Any]:
+    """The descriptor of an export of `nbytes` bytes behind a door on a port."""
+    host, port = listener.getsockname()[:2]
+    return {"transport": transport, "host": host, "port": port, "nbytes": nbytes, "secret": door.secret}
+
+
+def enter(transport: str, descriptor: Mapping[str, Any], timeout_s: float) -> tuple[socket.socket, int, str]:
+    """Go to the door that a descriptor names: the connection, the export's size in bytes, and the door's address.
+
+    Raises:
+        ParamServerError: the descriptor is malformed, or nobody lets us in.
+    """
+    fields = Fields(transport, descriptor)
+    host, port, nbytes, secret = fields.text("host"), fields.port(), fields.nbytes(), fields.secret()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return knock(family, (host, port), secret, timeout_s), nbytes, format_address(host, port)

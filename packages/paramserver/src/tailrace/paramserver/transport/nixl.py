@@ -21,6 +21,7 @@ from typing import Any
 from tailrace.paramserver.copying import Address
 from tailrace.paramserver.errors import ProtocolError, RelayUnreachable, TransportUnavailable
 from tailrace.paramserver.transport.device import DeviceMemory
+from tailrace.paramserver.transport.fields import described, enter
 from tailrace.paramserver.transport.listener import (
     Door,
     ended,
@@ -31,7 +32,6 @@ from tailrace.paramserver.transport.listener import (
     receive_blob,
     send_blob,
 )
-from tailrace.paramserver.transport.port import described, enter
 from tailrace.paramserver.transport.protocol import Exportable
 from tailrace.paramserver.transport.reading import await_transfer, check_destination
 

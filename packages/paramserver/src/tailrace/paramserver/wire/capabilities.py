@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from tailrace.paramserver.codec.choose import LinkEncoder
 from tailrace.paramserver.codec.registry import available, codec
 from tailrace.paramserver.errors import ParamServerError, TransportUnavailable
 from tailrace.paramserver.machine.host import ThisHost
@@ -14,7 +15,6 @@ from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.transport.protocol import Exportable, RemoteMemory, Transport
 from tailrace.paramserver.transport.registry import INLINE, load, negotiate, usable
 from tailrace.paramserver.wire.agreement import Offer
-from tailrace.paramserver.wire.encoding import LinkEncoder
 
 _log = logging.getLogger(__name__)
 _OPEN_S = 2.0

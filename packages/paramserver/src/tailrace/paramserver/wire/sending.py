@@ -15,13 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from tailrace.paramserver.codec.choose import LinkEncoder
 from tailrace.paramserver.errors import ProtocolError, RelayTimeout, VersionSuperseded
 from tailrace.paramserver.transport.registry import INLINE
-from tailrace.paramserver.wire.agreement import Offer, OfferAnswer
+from tailrace.paramserver.wire.agreement import Offer, OfferAnswer, from_ranges
 from tailrace.paramserver.wire.channel import Channel
 from tailrace.paramserver.wire.counts import TrafficCounts
-from tailrace.paramserver.wire.encoding import LinkEncoder
-from tailrace.paramserver.wire.ranges import from_ranges
 
 #: How often a chunk may come damaged before the receiver gives the transfer up.
 ROUNDS = 3
