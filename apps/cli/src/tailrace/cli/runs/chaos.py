@@ -20,11 +20,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tailrace.cli.runs.chaos_run import supervise
-from tailrace.cli.runs.chaos_run import WatchedRun, supervise
 from tailrace.cli.errors import CommandError
-from tailrace.cli.runs.preflight import check
 from tailrace.cli.exit_status import FAILED, INTERRUPTED
+from tailrace.cli.runs.chaos_run import WatchedRun, supervise
+from tailrace.cli.runs.preflight import check
 from tailrace.cli.runs.stopping import interrupts
 from tailrace.contracts import expected_one_of
 from tailrace.faulttol import CONTROLLER, Fault, random_faults

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from tailrace.cli.exit_status import FAILED
 from tailrace.cli.app import app
+from tailrace.cli.exit_status import FAILED
 
 
 @app.command("run")

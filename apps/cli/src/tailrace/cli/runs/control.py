@@ -1,4 +1,4 @@
-"""The process of a run's controller: ``python -m tailrace.cli.runs.control``. `tailrace run` starts it, watches it, shows the run.
+"""A run's controller as a process, ``python -m tailrace.cli.runs.control``: `tailrace run` starts it and shows the run.
 
     watcher ──► one line: the order ──► control ──► exit status, last words in controller.log
 
@@ -19,10 +19,8 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
-from tailrace.cli.runs.controller_process import LAUNCH, LOG, RESUME
 from tailrace.cli.errors import DEBUG, complain, lines_of, one_line, show_source
 from tailrace.cli.exit_status import FAILED, INTERRUPTED
-from tailrace.cli.errors import DEBUG, complain, lines_of, one_line, show_source
 from tailrace.cli.runs.controller_process import LAUNCH, LOG, RESUME, ControllerOrder
 from tailrace.contracts import TailraceError
 from tailrace.pipeline.config.loading import validate
@@ -34,10 +32,9 @@ from tailrace.pipeline.errors import (
     RunWriteError,
     SupersededError,
 )
-from tailrace.pipeline.run.launching import launch as runs
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.launching import launch as runs
 from tailrace.report import write_report
-
 
 
 def control(order: ControllerOrder) -> int:

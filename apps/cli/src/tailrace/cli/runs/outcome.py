@@ -11,13 +11,9 @@ from rich.text import Text
 
 from tailrace.cli.runs.display import clock, restarts
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.prompts.reading import treated_rows
-from tailrace.pipeline.run.figures.results import Quantity, Results
-from tailrace.report.figures.held_out import UNKNOWN_ACCURACY, gain, reward_alone, with_error
-from tailrace.pipeline.run.prompts.reading import treated_rows
 from tailrace.pipeline.run.figures.results import MeasuredAnswers, Quantity, Results
-from tailrace.report.figures.held_out import UNKNOWN_ACCURACY, gain, reward_alone
-from tailrace.report.figures.held_out import with_error
+from tailrace.pipeline.run.prompts.reading import treated_rows
+from tailrace.report.figures.held_out import UNKNOWN_ACCURACY, gain, reward_alone, with_error
 from tailrace.report.figures.prompts import PromptFates, failures
 from tailrace.report.words import changes_in_words, percent
 

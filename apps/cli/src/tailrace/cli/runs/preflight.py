@@ -12,8 +12,8 @@ from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import registered
 from tailrace.pipeline.run import build
-from tailrace.pipeline.run.prompts.data_check import check_data
 from tailrace.pipeline.run.pools import replica_gpus
+from tailrace.pipeline.run.prompts.data_check import check_data
 from tailrace.pipeline.run.prompts.reading import FoundPrompts
 from tailrace.pipeline.run.prompts.stop_tokens import stop_tokens
 from tailrace.reward.verifiers import is_reference

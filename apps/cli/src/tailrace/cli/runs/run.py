@@ -13,10 +13,16 @@ from typing import Any
 
 import typer
 
-from tailrace.cli.exit_status import WRONG
-from tailrace.cli.runs.controller_process import ATTACH, LAUNCH, RESUME, ControllerProcess, LeftController
-from tailrace.cli.runs.controller_process import ATTACH, LAUNCH, RESUME, ControllerOrder, ControllerProcess, LeftController
 from tailrace.cli.errors import CommandError
+from tailrace.cli.exit_status import WRONG
+from tailrace.cli.runs.controller_process import (
+    ATTACH,
+    LAUNCH,
+    RESUME,
+    ControllerOrder,
+    ControllerProcess,
+    LeftController,
+)
 from tailrace.cli.runs.preflight import check
 from tailrace.cli.runs.room import check_disk
 from tailrace.cli.runs.watching import unwatched, watch
@@ -24,8 +30,8 @@ from tailrace.contracts import shown
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration, written_fault
-from tailrace.pipeline.run.launching.attaching import check_left
 from tailrace.pipeline.run.directory import RunDirectory, check_new
+from tailrace.pipeline.run.launching.attaching import check_left
 from tailrace.pipeline.run.prompts.reading import sized
 from tailrace.rollout.wheel_tag import correct_wheel_tag
 
@@ -147,8 +153,8 @@ def _resume(options: RunOptions) -> int:
             f"--resume goes on in the run's own directory; found {given}, expected --set or --plain at most"
         )
     from tailrace.pipeline.run.changes import with_changes
-    from tailrace.pipeline.run.launching.going_on import check_resumed, to_go_on
     from tailrace.pipeline.run.figures.metrics import read_metrics
+    from tailrace.pipeline.run.launching.going_on import check_resumed, to_go_on
 
     directory = RunDirectory.open(options.resume)
     left = unwatched(directory)

@@ -18,12 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tailrace.cli.runs.controller_process import ATTACH, LOG, ControllerProcess, LeftController
-from tailrace.cli.runs.outcome import show_outcome
-from tailrace.cli.runs.display import RunLines, Screen, display
-from tailrace.cli.runs.status import read_status
 from tailrace.cli.exit_status import INTERRUPTED, KILLED
-from tailrace.cli.runs.stopping import Stopping
 from tailrace.cli.runs.controller_process import ATTACH, LOG, ControllerOrder, ControllerProcess, LeftController
 from tailrace.cli.runs.display import RunLines, Screen, display
 from tailrace.cli.runs.outcome import show_outcome
