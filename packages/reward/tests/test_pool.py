@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tailrace.reward import ScoreItem, ScorerClosedError, ScoringError, ScoringFailure, ScoringResult
-from tailrace.reward.pool import Job, Pool
+from tailrace.reward.scheduler import Job, Pool
 
 
 class Held:

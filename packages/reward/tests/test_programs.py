@@ -14,9 +14,17 @@ from tailrace.reward.code import program_in, read_tests, run_tests
 from tailrace.reward.errors import SpecificationError
 from tailrace.reward.sandbox import select_sandbox
 from tailrace.reward.tasks import Programs, get_task, split_of
-from tailrace.reward.tasks.hidden_tests import hidden_tests, misreadings
-from tailrace.reward.tasks.program_text import fenced, program
-from tailrace.reward.tasks.specification import Clause, Operation, evaluate, read_specification, specification
+from tailrace.reward.tasks.programs import (
+    Clause,
+    Operation,
+    evaluate,
+    fenced,
+    hidden_tests,
+    misreadings,
+    program,
+    read_specification,
+    specification,
+)
 
 SEEDS = st.integers(0, 2**31)
 TASK = get_task("programs")

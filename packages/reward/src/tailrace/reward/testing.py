@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tailrace.reward.errors import SignatureError, VerdictError
-from tailrace.reward.verifiers.protocol import Verifier, check_signature
-from tailrace.reward.verifiers.verdict import read_verdict
+from tailrace.reward.verifiers.protocol import Verifier, check_signature, read_verdict
 
 # Responses without a proper answer, as models write them.
 ODD_RESPONSES = (

@@ -17,9 +17,8 @@ from typing import Any
 from tailrace.processes import serve
 from tailrace.reward.errors import SignatureError, VerdictError
 from tailrace.reward.turns import TURNS, Turns
-from tailrace.reward.verifiers.protocol import Verifier, check_signature, load_verifier
+from tailrace.reward.verifiers.protocol import Verifier, check_signature, load_verifier, read_verdict
 from tailrace.reward.verifiers.reference import load_reference
-from tailrace.reward.verifiers.verdict import read_verdict
 
 
 def resolve(name: str, local: Mapping[str, str]) -> Verifier:

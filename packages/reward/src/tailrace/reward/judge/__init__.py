@@ -5,8 +5,7 @@
 
 from tailrace.reward.judge.config import JudgeConfig
 from tailrace.reward.judge.items import JudgeItem, Judgement, Unjudged
-from tailrace.reward.judge.judge import Judge
+from tailrace.reward.judge.judge import Judge, JudgeTemplate
 from tailrace.reward.judge.process import JudgeProcess
-from tailrace.reward.judge.template import JudgeTemplate
 
 __all__ = ["Judge", "JudgeConfig", "JudgeItem", "JudgeProcess", "JudgeTemplate", "Judgement", "Unjudged"]

@@ -11,10 +11,8 @@ from __future__ import annotations
 from tailrace.contracts import expected_one_of
 from tailrace.reward.errors import UnknownTaskError
 from tailrace.reward.tasks.chain_sum import ChainSum
-from tailrace.reward.tasks.demonstrations import Demonstration
 from tailrace.reward.tasks.programs import Programs
-from tailrace.reward.tasks.protocol import GeneratedTask
-from tailrace.reward.tasks.rows import Split, TaskRow, split_of, write_jsonl
+from tailrace.reward.tasks.protocol import Demonstration, GeneratedTask, Split, TaskRow, split_of, write_jsonl
 from tailrace.reward.tasks.tool_sums import TOOL_SUMS, ToolSums
 
 _TASKS: dict[str, GeneratedTask] = {

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tailrace.reward.gym import import_reasoning_gym
-from tailrace.reward.tasks.demonstrations import Demonstration, worked
 from tailrace.reward.tasks.drawing import ZipfLengths, checked_probability, take_rows
-from tailrace.reward.tasks.rows import Split, TaskRow
+from tailrace.reward.tasks.protocol import Demonstration, Split, TaskRow, worked
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tailrace.reward.errors import TooFewQuestionsError
-from tailrace.reward.tasks.rows import Split, TaskRow, split_of
+from tailrace.reward.tasks.protocol import Split, TaskRow, split_of
 
 _PATIENCE = 2_000  # draws without a new held-out question after which there are no more
 

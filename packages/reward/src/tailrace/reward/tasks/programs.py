@@ -1,20 +1,201 @@
 """Functions of one integer to be written in Python; the number of clauses and the time to run have long tails.
 
 Hidden tests decide whether a program is right, so it must be run, in a sandbox. The demonstrator's loops sometimes never end.
+
+    Write f(v0) in Python:
+     v1 add 3
+     v2 repeat 5000 times subtract 2
+     v3 halve
+     return v3
+
+Each variable is computed from the one before it. ``halve`` and ``modulo`` round and take remainders as Python does.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
 
-from tailrace.reward.tasks.demonstrations import Demonstration
+from tailrace.reward.errors import SpecificationError
 from tailrace.reward.tasks.drawing import ZipfLengths, checked_probability, take_rows
-from tailrace.reward.tasks.hidden_tests import hidden_tests
-from tailrace.reward.tasks.program_text import fenced, program
-from tailrace.reward.tasks.rows import Split, TaskRow
-from tailrace.reward.tasks.specification import Clause, Operation, read_specification, specification
+from tailrace.reward.tasks.protocol import Demonstration, Split, TaskRow
+
+
+class Operation(StrEnum):
+    """What a clause does to the value, in the words of the text."""
+
+    ADD = "add"
+    SUBTRACT = "subtract"
+    MULTIPLY = "multiply"
+    MODULO = "modulo"
+    HALVE = "halve"
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """One clause of a specification.
+
+    Args:
+        operation: the operation.
+        number: its operand; 2 for `Operation.HALVE`.
+        times: how often it is repeated, in a loop; 0 if the clause asks for no repetition. Only sums are repeated.
+    """
+
+    operation: Operation
+    number: int
+    times: int = 0
+
+    def __str__(self) -> str:
+        """The clause's words."""
+        repeat = f"repeat {self.times} times " if self.times else ""
+        return f"{repeat}{self.operation}{'' if self.operation is Operation.HALVE else f' {self.number}'}"
+
+
+_CLAUSE = re.compile(r" v(\d+) (?:repeat (\d+) times (?=add|subtract))?(?:(add|subtract|multiply|modulo) (\d+)|halve)")
+_FIRST, _LAST = "Write f(v0) in Python:", " return v"
+
+
+def specification(clauses: Sequence[Clause]) -> str:
+    """The text that asks for the clauses. A line break ends it."""
+    lines = [f" v{place} {clause}" for place, clause in enumerate(clauses, 1)]
+    return "\n".join([_FIRST, *lines, f"{_LAST}{len(clauses)}", ""])
+
+
+def read_specification(text: str) -> list[Clause]:
+    """The clauses of a text that `specification` wrote.
+
+    Raises:
+        SpecificationError: the text is another.
+    """
+    clauses = []
+    for line in text.splitlines()[1:-1]:
+        found = _CLAUSE.fullmatch(line)
+        if found is None:
+            raise SpecificationError(f"found the line {line!r:.60}, expected a clause such as ' v1 add 3'")
+        _, times, operation, number = found.groups()
+        clauses.append(Clause(Operation(operation or "halve"), int(number or 2), int(times or 0)))
+    if specification(clauses) != text:
+        raise SpecificationError(f"found {text!r:.60}, expected a specification as the task 'programs' writes it")
+    return clauses
+
+
+def evaluate(clauses: Sequence[Clause], argument: int) -> int:
+    """What the specified function returns. A repetition costs no more time here than a single sum."""
+    value = argument
+    for clause in clauses:
+        number = clause.number * max(1, clause.times)
+        match clause.operation:
+            case Operation.ADD:
+                value += number
+            case Operation.SUBTRACT:
+                value -= number
+            case Operation.MULTIPLY:
+                value *= number
+            case Operation.MODULO:
+                value %= number
+            case Operation.HALVE:
+                value //= number
+    return value
+
+
+_SIGNS = {
+    Operation.ADD: "+",
+    Operation.SUBTRACT: "-",
+    Operation.MULTIPLY: "*",
+    Operation.MODULO: "%",
+    Operation.HALVE: "//",
+}
+
+
+def program(clauses: Sequence[Clause], misread: Collection[int] = (), endless: Collection[int] = ()) -> str:
+    """The source of a function ``f`` that does what the clauses say, but for its mistakes.
+
+    Spaces stand around every name, number and sign, so that a tokenizer needs one token for each, and a level of indentation
+    is one space. A loop counts down to zero.
+
+    Args:
+        clauses: the specification.
+        misread: places, from 0, of subtractions that are written as additions.
+        endless: places of repetitions whose counter goes up, so that their loop never ends.
+    """
+    lines = ["def f(v0):"]
+    for place, clause in enumerate(clauses):
+        before, after = f"v{place}", f"v{place + 1}"
+        sign = "+" if place in misread else _SIGNS[clause.operation]
+        if clause.times:
+            lines += [
+                f" {after} , n = {before} , {clause.times}",
+                " while n:",
+                f"  {after} {sign}= {clause.number}",
+                f"  n {'+' if place in endless else '-'}= 1",
+            ]
+        else:
+            lines.append(f" {after} = {before} {sign} {clause.number}")
+    return "\n".join([*lines, f" return v{len(clauses)}", ""])
+
+
+def fenced(source: str) -> str:
+    """A response with the program in a code fence."""
+    return f"```python\n{source}```"
+
+
+_FEWEST, _MOST = 3, 6
+_ARGUMENTS = range(-99, 100)
+_CANDIDATES = 40  # arguments that are tried for the tests of one function
+_ALL_SUBSETS = 4  # with so many subtractions, every set of misread ones is tried; with more, _SUBSETS of them
+_SUBSETS = 24
+
+
+def hidden_tests(clauses: Sequence[Clause], rng: random.Random) -> list[dict[str, Any]] | None:
+    """Three to six tests as rows have them: ``{"args": [7], "expected": 12}``.
+
+    At least one of them fails for each function that leaves a clause out, that misreads a subtraction as an addition, or that
+    misreads several; and for each that returns the same for all arguments. None where no six tests are found that do so.
+    """
+    arguments = rng.sample(_ARGUMENTS, _CANDIDATES)
+    chosen, spare = arguments[:_FEWEST], iter(arguments[_FEWEST:])
+    expected = {argument: evaluate(clauses, argument) for argument in chosen}
+    wrong = [other for other in _mistakes(clauses, rng) if _passes(other, expected)]
+    while wrong or len(set(expected.values())) == 1:
+        argument = next(spare, None)
+        if argument is None or len(expected) == _MOST:
+            return None
+        value = evaluate(clauses, argument)
+        left = [other for other in wrong if evaluate(other, argument) == value]
+        if len(left) < len(wrong) or value not in expected.values():
+            wrong, expected[argument] = left, value
+    return [{"args": [argument], "expected": value} for argument, value in expected.items()]
+
+
+def _passes(clauses: Sequence[Clause], expected: dict[int, int]) -> bool:
+    return all(evaluate(clauses, argument) == value for argument, value in expected.items())
+
+
+def misreadings(clauses: Sequence[Clause], rng: random.Random) -> Iterator[list[Clause]]:
+    """The specification with one or more of its subtractions misread: every set of them, or many sets of many."""
+    places = [place for place, clause in enumerate(clauses) if clause.operation is Operation.SUBTRACT]
+    if len(places) <= _ALL_SUBSETS:
+        subsets = [set(chosen) for size in range(len(places)) for chosen in itertools.combinations(places, size + 1)]
+    else:
+        drawn = [{place for place in places if rng.random() < 0.5} for _ in range(_SUBSETS)]
+        subsets = [*({place} for place in places), set(places), *filter(None, drawn)]
+    for subset in subsets:
+        yield [
+            replace(clause, operation=Operation.ADD) if place in subset else clause
+            for place, clause in enumerate(clauses)
+        ]
+
+
+def _mistakes(clauses: Sequence[Clause], rng: random.Random) -> Iterator[Sequence[Clause]]:
+    yield from misreadings(clauses, rng)
+    for place in range(len(clauses)):
+        yield [*clauses[:place], *clauses[place + 1 :]]
+
 
 _WEIGHTS = {
     Operation.ADD: 0.45,

@@ -1,12 +1,72 @@
-"""What every generated task offers."""
+"""What every generated task offers: rows, splits by question, and demonstrations with a chosen rate of errors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypedDict
 
-from tailrace.reward.tasks.demonstrations import Demonstration
-from tailrace.reward.tasks.rows import Split, TaskRow
+Split = Literal["train", "heldout"]
+
+_HELDOUT_SHARE = 10  # one question text in ten
+
+
+class TaskRow(TypedDict):
+    """One prompt with the answer, verifier and metadata to score its responses."""
+
+    prompt: str
+    answer: str
+    verifier: str
+    metadata: dict[str, Any]
+
+
+def split_of(question: str) -> Split:
+    """The split of a question, by a hash of its text, so that splits never overlap, whatever their sizes and seeds."""
+    digest = hashlib.blake2b(question.encode(), digest_size=8).digest()
+    return "heldout" if int.from_bytes(digest) % _HELDOUT_SHARE == 0 else "train"
+
+
+def write_jsonl(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write one JSON object per line and replace the file at once. Returns the number of rows."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    count = 0
+    with partial.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            count += 1
+    partial.replace(target)
+    return count
+
+
+Demonstration = tuple[str, str | Sequence[str]]
+"""A prompt and its response: a text, or turns and what an environment answered, one after the other, beginning with a turn."""
+
+
+def worked(expression: str, rng: random.Random, misread: float) -> str:
+    """A response that works the expression out step by step; its only errors are minus signs misread as plus signs.
+
+    ``7 - 2 + 5`` becomes ``<think> 7 - 2 = 5 + 5 = 10</think><answer> 10</answer>``. With its sign misread it becomes
+    ``<think> 7 + 2 = 9 + 5 = 14</think><answer> 14</answer>``; the arithmetic after the misreading is always right.
+
+    Args:
+        expression: one-digit terms with ``+`` and ``-`` between them, separated by spaces.
+        rng: decides which signs are misread.
+        misread: probability of misreading, drawn for each minus sign.
+    """
+    first, *rest = expression.split()
+    total = int(first)
+    steps = [first]
+    for sign, term in zip(rest[::2], rest[1::2], strict=True):
+        read = "+" if sign == "-" and rng.random() < misread else sign
+        total = total + int(term) if read == "+" else total - int(term)
+        steps += [read, term, "=", str(total)]
+    # A space before every number and operator and nowhere else, so that a tokenizer needs only one token for each.
+    return f"<think> {' '.join(steps)}</think><answer> {total}</answer>"
 
 
 class GeneratedTask(Protocol):

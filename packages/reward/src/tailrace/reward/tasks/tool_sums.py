@@ -20,9 +20,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tailrace.reward.tasks.demonstrations import Demonstration
 from tailrace.reward.tasks.drawing import ZipfLengths, checked_probability, take_rows
-from tailrace.reward.tasks.rows import Split, TaskRow
+from tailrace.reward.tasks.protocol import Demonstration, Split, TaskRow
 
 _NUMBERS = range(1, 10)
 _LINES = range(2, 4)  # of a part, without its first value

@@ -5,15 +5,16 @@ from tailrace.reward.verifiers.environment import environment
 from tailrace.reward.verifiers.exact import exact
 from tailrace.reward.verifiers.numeric import numeric
 from tailrace.reward.verifiers.protocol import (
+    Verdict,
     Verifier,
     check_signature,
     cpu_budget_s,
     load_verifier,
+    read_verdict,
     verifier_names,
     with_cpu_budget,
 )
 from tailrace.reward.verifiers.reference import is_reference, load_reference
-from tailrace.reward.verifiers.verdict import Verdict, read_verdict
 
 __all__ = [
     "Verdict",

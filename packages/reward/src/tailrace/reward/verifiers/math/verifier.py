@@ -11,7 +11,7 @@ from tailrace.reward.errors import ScoringError
 from tailrace.reward.extraction import boxed, last_number, solution_answer, tagged, unboxed
 from tailrace.reward.turns import said
 from tailrace.reward.verifiers.math import expressions, words
-from tailrace.reward.verifiers.math.magnitude import flat
+from tailrace.reward.verifiers.math.expressions import flat
 from tailrace.reward.verifiers.math.structure import AnswerShape, builder, chain, is_described, named, region, shape
 from tailrace.reward.verifiers.notation import plain
 from tailrace.reward.verifiers.protocol import with_cpu_budget
