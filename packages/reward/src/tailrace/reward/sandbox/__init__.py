@@ -1,8 +1,9 @@
 """Sandboxes: each runs one untrusted Python program at a time under limits, and says how that ended."""
 
 from tailrace.reward.errors import NoSandboxError
+from tailrace.reward.sandbox.limits import DEFAULT_LIMITS, Limits
 from tailrace.reward.sandbox.probe import Probe
-from tailrace.reward.sandbox.protocol import DEFAULT_LIMITS, Limits, ProgramRun, RunVerdict, Sandbox
+from tailrace.reward.sandbox.protocol import ProgramRun, RunVerdict, Sandbox
 from tailrace.reward.sandbox.select import AUTOMATIC, probe_sandbox, sandbox_names, select_sandbox
 
 __all__ = [

@@ -15,7 +15,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tailrace.reward.errors import NoSandboxError
-from tailrace.reward.sandbox.protocol import DEFAULT_LIMITS, Limits, ProgramRun, RunVerdict
+from tailrace.reward.sandbox.limits import DEFAULT_LIMITS, Limits
+from tailrace.reward.sandbox.protocol import ProgramRun, RunVerdict
 
 NAME = "sandbox-fusion"
 _GRACE_S = 30.0  # for its queue and the network

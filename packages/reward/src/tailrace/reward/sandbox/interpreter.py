@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-
-from tailrace.reward.sandbox.protocol import Limits
-
-_OPEN_FILES = 256
-_MIB = 1 << 20
 
 _SHARED_MEMORY = Path(__file__).with_name("shared_memory.py").read_text(encoding="utf-8")
 # Runs in the sandboxed interpreter, before the program, which then has the whole process. `site` is not imported (it would
@@ -93,17 +87,3 @@ def command(program: Path, modules: Mapping[str, str]) -> list[str]:
     """
     boot = _BOOT.replace("MODULES", repr(dict(modules)))
     return [str(executable()), *("-I", "-S", "-B", "-X", "utf8", "-c", boot), str(program)]
-
-
-def resource_limits(limits: Limits) -> Sequence[tuple[int, int]]:
-    """Limits that the kernel enforces on each process: backstops, since the whole tree is watched besides."""
-    return (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, int(limits.cpu_s) + 2),
-        # Address space is not memory: the watcher ends a program at its memory limit, this bounds a single jump past it.
-        (resource.RLIMIT_AS, (2 * limits.memory_mib + 512) * _MIB),
-        (resource.RLIMIT_FSIZE, limits.scratch_mib * _MIB),
-        (resource.RLIMIT_NOFILE, _OPEN_FILES),
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_MSGQUEUE, 0),
-    )

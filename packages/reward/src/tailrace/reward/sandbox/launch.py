@@ -7,29 +7,18 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from tailrace.processes import die_with_parent
-from tailrace.reward.sandbox import interpreter
+from tailrace.reward.sandbox.limits import Ended, Limits, kernel_limits
 from tailrace.reward.sandbox.process_group import ProcessGroup
-from tailrace.reward.sandbox.protocol import Limits
 
 _FIRST_FREE_FD = 3
 
 
 class SandboxFailureError(Exception):
     """The sandbox failed, not the program."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a program ended by itself. ``cpu_s`` is of all its processes, ``peak_bytes`` of the largest one."""
-
-    exit_code: int
-    cpu_s: float
-    peak_bytes: int
 
 
 class Launcher(Protocol):
@@ -94,7 +83,7 @@ def start_group(
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             die_with_parent(supervisor)
             os.umask(0o077)
-            for kind, value in interpreter.resource_limits(limits):
+            for kind, value in kernel_limits(limits):
                 resource.setrlimit(kind, (value, value))
             confine()
             os.execve(command[0], list(command), {})  # noqa: S606 (no shell is wanted)

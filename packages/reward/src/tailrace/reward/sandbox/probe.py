@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tailrace.reward.errors import NoSandboxError
-from tailrace.reward.sandbox.protocol import Limits, RunVerdict, Sandbox
+from tailrace.reward.sandbox.limits import Limits
+from tailrace.reward.sandbox.protocol import RunVerdict, Sandbox
 
 _LIMITS = Limits(cpu_s=5, wall_s=20)
 _NOT_OURS = ("PWD", "LC_CTYPE", "PATH", "HOME", "LANG")  # what a shell or an image may set by itself

@@ -2,50 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one program may use, counted over its whole process tree.
-
-    Args:
-        cpu_s: CPU seconds.
-        wall_s: seconds from its start to its end.
-        memory_mib: resident memory in MiB.
-        processes: processes at a time; each may have 8 threads on average.
-        output_kib: KiB of stdout and of stderr, each.
-        scratch_mib: MiB of files in its scratch directory; directories more than 64 deep in each other count as more than any.
-        idle_s: seconds in which none of its processes works; None: as long as the wall limit lets it.
-
-    Raises:
-        ValueError: a limit is not above zero, or not finite.
-    """
-
-    cpu_s: float = 10.0
-    wall_s: float = 30.0
-    memory_mib: int = 256
-    processes: int = 16
-    output_kib: int = 64
-    scratch_mib: int = 16
-    idle_s: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if name == "idle_s" and value is None:
-                continue
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"found {name}={value!r}, expected a finite number above 0")
-        for name in ("memory_mib", "processes", "output_kib", "scratch_mib"):
-            if type(getattr(self, name)) is not int:
-                raise ValueError(f"found {name}={getattr(self, name)!r}, expected a whole number")
-
-
-DEFAULT_LIMITS = Limits()
+from tailrace.reward.sandbox.limits import DEFAULT_LIMITS, Limits
 
 
 class RunVerdict(StrEnum):

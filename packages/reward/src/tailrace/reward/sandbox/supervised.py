@@ -19,7 +19,8 @@ from typing import Any
 
 from tailrace.processes.asynchronous import AsyncChild
 from tailrace.reward.errors import NoSandboxError
-from tailrace.reward.sandbox.protocol import DEFAULT_LIMITS, Limits, ProgramRun, RunVerdict
+from tailrace.reward.sandbox.limits import DEFAULT_LIMITS, Limits
+from tailrace.reward.sandbox.protocol import ProgramRun, RunVerdict
 from tailrace.reward.sandbox.scratch import remove
 from tailrace.reward.sandbox.supervisor import request
 

@@ -19,17 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.processes import private_streams
-from tailrace.reward.sandbox.launch import Ended, Launcher, SandboxFailureError
+from tailrace.reward.sandbox.launch import Launcher, SandboxFailureError
+from tailrace.reward.sandbox.limits import Limits, over_at_end, over_while_running
 from tailrace.reward.sandbox.process_group import ProcessGroup, Usage, become_subreaper
-from tailrace.reward.sandbox.protocol import Limits
 from tailrace.reward.sandbox.scratch import empty, remove
 
 _POLL_S = 0.02
 _WORK_S = 0.02  # less CPU time than this is waiting; the kernel tells it in hundredths of a second
 _KILL_S = 10.0
 _READ_BYTES = 1 << 16
-_MIB = 1 << 20
-_THREADS_PER_PROCESS = 8
 _KILLED = 128 + 9
 _CANCELLED = "cancelled"
 
@@ -142,7 +140,7 @@ class Supervisor:
             end = self._launcher.ended(group)
         except SandboxFailureError as error:
             return _failure(str(error)) | used, *outputs
-        over = _over_at_end(end, truncated, scratch_bytes, limits)
+        over = over_at_end(end, truncated, scratch_bytes, limits)
         if over is None and end.exit_code == _KILLED and _oom_kills() != oom_kills:
             return _failure("the machine ran out of memory") | used, *outputs
         verdict = "over-budget" if over else "ok" if end.exit_code == 0 else "error"
@@ -206,16 +204,13 @@ class Supervisor:
 
     def _look(self, group: ProcessGroup, limits: Limits, scratch: Path) -> tuple[str, Usage]:
         used = group.usage(self._launcher.helpers(group))
-        memory = limits.memory_mib * _MIB
-        if used.cpu_s > limits.cpu_s:
-            return "cpu", used
-        if used.processes > limits.processes or used.threads > limits.processes * _THREADS_PER_PROCESS:
-            return "processes", used
-        if used.memory_bytes > memory and group.shared_memory_bytes() > memory:
-            return "memory", used
-        if self._launcher.scratch_bytes(scratch, group) > limits.scratch_mib * _MIB:
-            return "scratch", used
-        return "", used
+        limit = over_while_running(
+            used,
+            limits,
+            shared_bytes=group.shared_memory_bytes,
+            scratch_bytes=lambda: self._launcher.scratch_bytes(scratch, group),
+        )
+        return limit, used
 
     def _listen(self) -> None:
         part = os.read(self._control, _READ_BYTES)
@@ -256,17 +251,6 @@ def _failure(reason: str) -> dict[str, Any]:
         "verdict": "infrastructure", "limit": None, "exit_code": None, "cpu_s": 0.0, "wall_s": 0.0,
         "truncated": False, "reason": reason,
     }  # fmt: skip
-
-
-def _over_at_end(ended: Ended, truncated: bool, scratch_bytes: int, limits: Limits) -> str | None:
-    """The limit that a program was over when it ended between two looks."""
-    if truncated:
-        return "output"
-    if ended.cpu_s > limits.cpu_s:
-        return "cpu"
-    if ended.peak_bytes > limits.memory_mib * _MIB:
-        return "memory"
-    return "scratch" if scratch_bytes > limits.scratch_mib * _MIB else None
 
 
 def _send(selector: selectors.BaseSelector, fd: int, sending: memoryview) -> memoryview:

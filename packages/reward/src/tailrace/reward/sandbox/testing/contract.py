@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tailrace.reward.sandbox.protocol import Limits, ProgramRun, RunVerdict, Sandbox
+from tailrace.reward.sandbox.limits import Limits
+from tailrace.reward.sandbox.protocol import ProgramRun, RunVerdict, Sandbox
 
 _LIMITS = Limits(cpu_s=5, wall_s=20, memory_mib=256)
 _TIGHT = Limits(cpu_s=0.5, wall_s=1.5, memory_mib=64, processes=8, output_kib=16, scratch_mib=2)

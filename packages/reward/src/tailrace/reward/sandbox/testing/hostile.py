@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from tailrace.reward.sandbox.protocol import Limits, RunVerdict, Sandbox
+from tailrace.reward.sandbox.limits import Limits
+from tailrace.reward.sandbox.protocol import RunVerdict, Sandbox
 from tailrace.reward.sandbox.seccomp import DENIED_CALLS
 from tailrace.reward.sandbox.testing.bait import Bait
 
