@@ -5,10 +5,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tailrace.contracts import Experience, Segment, plugins
+from tailrace.contracts import Experience, PluginError, Segment, plugins
 from tailrace.trainer import BatchError, ModelError, NonFiniteGradientError, TrainerConfig, TrainerConfigError
+from tailrace.trainer.backend import build_backend
 from tailrace.trainer.small import build_model
-from tailrace.trainer.testing import make_experiences, reference_loss
+from tailrace.trainer.testing import BackendContract, make_experiences, reference_loss
 from tailrace.trainer.worker import TrainerWorker
 
 VOCAB = 31
@@ -225,6 +226,20 @@ def test_bad_settings_are_refused(model_path, tmp_path):
 
 def test_the_backend_is_registered():
     assert plugins.load("tailrace.backend", "fsdp2") is TrainerWorker
+
+
+class TestFsdp2(BackendContract):
+    def build(self, model_path, config):
+        return TrainerWorker(model_path, config)
+
+
+def test_a_backend_that_lacks_a_part_is_named_with_it(model_path, monkeypatch):
+    class Half:
+        on_phase = step = staticmethod(lambda *_: None)
+
+    monkeypatch.setattr(plugins, "load", lambda *_: lambda *_, **__: Half())
+    with pytest.raises(PluginError, match=r"^backend 'half' lacks device, expected what .*TrainingBackend has$"):
+        build_backend("half", model_path, CPU, rank=0, world_size=1, rendezvous=None)
 
 
 @pytest.mark.parametrize("mini_batches", [1, 3])

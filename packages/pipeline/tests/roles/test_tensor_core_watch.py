@@ -26,7 +26,7 @@ def test_a_trainer_that_computes_is_seen_to_and_one_that_stands_still_is_not(
     from tailrace.trainer.small import build_model
     from tailrace.trainer.worker import TrainerWorker
 
-    monkeypatch.delattr(TrainerWorker, "watch_micro_batches")
+    monkeypatch.setattr(TrainerWorker, "watch_micro_batches", lambda self, ended: False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(trainer, "TensorCoreWatch", functools.partial(TensorCoreWatch, every_s=0.5))
     model = build_model(tmp_path / "model", vocab_size=64, hidden=2_048, layers=8, mlp=8_192)

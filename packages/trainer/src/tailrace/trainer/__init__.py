@@ -27,6 +27,7 @@ from tailrace.trainer.errors import (
 )
 
 if TYPE_CHECKING:
+    from tailrace.trainer.backend import TrainingBackend
     from tailrace.trainer.weights_file import load_weights_file
     from tailrace.trainer.worker import TrainerWorker
 
@@ -43,6 +44,7 @@ __all__ = [
     "TrainerConfigError",
     "TrainerError",
     "TrainerWorker",
+    "TrainingBackend",
     "WarmStartCancelledError",
     "WarmStartError",
     "WarmStartTimeoutError",
@@ -52,7 +54,11 @@ __all__ = [
     "token_weights",
 ]
 
-_LAZY = {"TrainerWorker": "tailrace.trainer.worker", "load_weights_file": "tailrace.trainer.weights_file"}
+_LAZY = {
+    "TrainerWorker": "tailrace.trainer.worker",
+    "TrainingBackend": "tailrace.trainer.backend",
+    "load_weights_file": "tailrace.trainer.weights_file",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,14 +1,141 @@
-"""For tests of a backend: random experiences and a slow, simple reference of the loss."""
+"""For tests of a backend: its contract, random experiences, and a slow, simple reference of the loss.
+
+class TestMyBackend(BackendContract):
+    def build(self, model_path, config):
+        return MyBackend(model_path, config, rank=0, world_size=1, rendezvous=None)
+"""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import Experience, Segment
+from tailrace.trainer.backend import TrainingBackend
 from tailrace.trainer.config import TrainerConfig
+from tailrace.trainer.errors import BatchError, CheckpointError
+
+_VOCABULARY = 31
+_CONFIG = TrainerConfig(lr=0.01, device="cpu", threads=1, grad_clip_norm=0.0)
+
+
+class BackendContract:
+    """Tests of what every `TrainingBackend` must do, as a pytest suite, on a tiny random model in a world of one.
+
+    Attributes:
+        tolerance: largest difference of weights and losses between two ways to compute the same.
+    """
+
+    tolerance = 1e-4
+
+    def build(self, model_path: Path, config: TrainerConfig) -> TrainingBackend:
+        """The backend under test: rank 0 of 1."""
+        raise TypeError(f"{type(self).__name__} must override build({model_path=}, {config=})")
+
+    def test_the_loss_is_that_of_the_reference(self, tmp_path: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        model, batch = _model(tmp_path), _batch(1)
+        expected = reference_loss(AutoModelForCausalLM.from_pretrained(model), batch, _CONFIG).item()
+        with closing(self.build(model, _CONFIG)) as backend:
+            found = backend.step([batch])
+        assert abs(found["loss"] - expected) <= self.tolerance
+        assert found["trajectories"] == len(batch)
+
+    def test_gradients_that_were_added_make_the_step_of_the_whole_batch(self, tmp_path: Path) -> None:
+        model, batch = _model(tmp_path), _batch(2)
+        with closing(self.build(model, _CONFIG)) as backend:
+            backend.step([batch])
+            expected = _weights(backend)
+        with closing(self.build(model, _CONFIG)) as backend:
+            before = _weights(backend)
+            backend.accumulate([each for each in batch if each.group == 0])
+            assert _differ(before, _weights(backend)) == 0
+            backend.apply([each for each in batch if each.group != 0])
+            assert _differ(expected, _weights(backend)) <= self.tolerance
+            assert _differ(before, expected) > 0
+
+    def test_a_checkpoint_brings_back_weights_and_optimizer_bit_for_bit(self, tmp_path: Path) -> None:
+        from tailrace.trainer import load_weights_file
+
+        directory = tmp_path / "7"
+        with closing(self.build(_model(tmp_path), _CONFIG)) as backend:
+            backend.step([_batch(3)])
+            saved, at = backend.save(directory, 7), _weights(backend)
+            backend.step([_batch(4)])
+            after = _weights(backend)
+            saved.result(60)
+            assert _differ(dict(load_weights_file(directory)), at) == 0
+            assert backend.load(directory) == 7
+            assert _differ(_weights(backend), at) == 0
+            backend.step([_batch(4)])
+            assert _differ(_weights(backend), after) == 0
+
+    def test_a_missing_checkpoint_is_named(self, tmp_path: Path) -> None:
+        import pytest
+
+        with closing(self.build(_model(tmp_path), _CONFIG)) as backend, pytest.raises(CheckpointError, match="none"):
+            backend.load(tmp_path / "none")
+
+    def test_a_batch_that_cannot_be_trained_on_changes_nothing(self, tmp_path: Path) -> None:
+        import pytest
+
+        batch = _batch(5)
+        with closing(self.build(_model(tmp_path), _CONFIG)) as backend:
+            before = _weights(backend)
+            with pytest.raises(BatchError):
+                backend.step([[*batch[:-1], replace(batch[-1], reward=math.nan)]])
+            assert _differ(_weights(backend), before) == 0
+
+    def test_the_layout_is_that_of_weights_and_shards(self, tmp_path: Path) -> None:
+        with closing(self.build(_model(tmp_path), _CONFIG)) as backend:
+            layout, weights = backend.layout(), _weights(backend)
+            assert {each.name: tuple(each.shape) for each in layout.tensors} == {
+                name: tuple(tensor.shape) for name, tensor in weights.items()
+            }
+            shards = {name: tuple(tensor.shape) for name, tensor in backend.shards()}
+            assert shards == {each.name: tuple(each.shape) for each in layout.shards["rank0"].buffers}
+
+    def test_phases_and_micro_batches_are_told(self, tmp_path: Path) -> None:
+        phases: list[str] = []
+        expected: list[int] = []
+        config = replace(_CONFIG, micro_batch_tokens=64)
+        with closing(self.build(_model(tmp_path), config)) as backend:
+            backend.on_phase = phases.append
+            watched = backend.watch_micro_batches(lambda: expected.append(backend.expected_micro_batches))
+            backend.step([_batch(6)])
+        assert phases[0] == "forward"
+        assert phases[-1] == "optimizer"
+        assert set(phases) == {"forward", "backward", "optimizer"}
+        assert bool(expected) == watched
+
+
+def _model(directory: Path) -> Path:
+    from tailrace.trainer.small import build_model
+
+    sizes = {"hidden": 16, "layers": 2, "head_dim": 8, "mlp": 32, "max_positions": 64}
+    return build_model(directory / "model", vocab_size=_VOCABULARY, **sizes)
+
+
+def _batch(seed: int) -> list[Experience]:
+    """Three groups, the rewards of each of which differ."""
+    made = make_experiences(3, 4, vocab_size=_VOCABULARY, seed=seed)
+    return [replace(each, reward=float(place % 2)) for place, each in enumerate(made)]
+
+
+def _weights(backend: TrainingBackend) -> dict[str, Any]:
+    return {name: tensor.clone() for name, tensor in backend.weights()}
+
+
+def _differ(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """The largest difference between two sets of tensors, which must have the same names."""
+    assert one.keys() == other.keys()
+    return max(float((one[name].float() - other[name].float()).abs().max()) for name in one)
 
 
 def make_experiences(

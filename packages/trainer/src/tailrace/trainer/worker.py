@@ -92,9 +92,10 @@ class TrainerWorker:
         self._model_path = Path(model_path)
         self._checkpoints = CheckpointWriter(self._model_path, self._state, rank, world_size, config.timeout_s)
 
-    def watch_micro_batches(self, ended: Callable[[], None]) -> None:
-        """Have a function called at the end of each micro-batch from now on, on the thread that computes it."""
+    def watch_micro_batches(self, ended: Callable[[], None]) -> bool:
+        """Have a function called at the end of each micro-batch from now on, on the thread that computes it. Returns True."""
         self._gradients.ended = ended
+        return True
 
     @property
     def expected_micro_batches(self) -> int:

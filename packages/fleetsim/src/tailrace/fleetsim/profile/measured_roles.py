@@ -49,9 +49,8 @@ class MeasuredTrainer(TrainerRole):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._samples = TrainerSamples()
-        self._samples.device = str(getattr(self._backend, "device", "cpu")).partition(":")[0]
-        self._timed = _TimedBackend(self._backend, self._samples)
-        self._backend = self._timed
+        self._samples.device = str(self._backend.device).partition(":")[0]
+        self._last: list[Experience] = []
 
     def carry_out(self, command: Command) -> None:
         began = ClockReading.now()
@@ -60,6 +59,19 @@ class MeasuredTrainer(TrainerRole):
         if type(command) in spans:
             spans[type(command)].append(WorkSpan(began, ClockReading.now()))
 
+    def update(self, mini_batches: Sequence[Sequence[Experience]]) -> dict[str, float]:
+        """Make an optimizer step on each mini-batch, and note how long they took."""
+        self._last = [experience for batch in mini_batches for experience in batch]
+        lengths = [len(experience.prompt) + len(experience.tokens) for experience in self._last]
+        began = ClockReading.now()
+        metrics = super().update(mini_batches)
+        ended = ClockReading.now()
+        squares = sum(length * length for length in lengths)
+        self._samples.updates.append(
+            TrainingUpdate(began, ended, sum(lengths), squares, len(lengths), len(mini_batches))
+        )
+        return metrics
+
     def measure_sizes(self, groups: Sequence[int], repeats: int) -> None:
         """Measure updates on the first groups of the last batch. This spoils the model, so call it last.
 
@@ -67,41 +79,18 @@ class MeasuredTrainer(TrainerRole):
             groups: numbers of groups to update on.
             repeats: updates for each number.
         """
-        batch = self._timed.last
+        batch = self._last
         names = list(dict.fromkeys(experience.group for experience in batch))
         self._samples.updates, kept = [], self._samples.updates
         for _ in range(repeats):
             for count in groups:
                 chosen = set(names[:count])
-                self._timed.step([[experience for experience in batch if experience.group in chosen]])
+                self.update([[experience for experience in batch if experience.group in chosen]])
         self._samples.sizes, self._samples.updates = self._samples.updates, kept
 
     def samples(self) -> TrainerSamples:
         """The measurements."""
         return self._samples
-
-
-class _TimedBackend:
-    """A backend's worker whose steps are measured."""
-
-    def __init__(self, worker: Any, samples: TrainerSamples) -> None:
-        self._worker, self._samples = worker, samples
-        self.last: list[Experience] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._worker, name)
-
-    def step(self, mini_batches: Sequence[Sequence[Experience]]) -> dict[str, float]:
-        self.last = [experience for batch in mini_batches for experience in batch]
-        lengths = [len(experience.prompt) + len(experience.tokens) for experience in self.last]
-        began = ClockReading.now()
-        metrics: dict[str, float] = self._worker.step(mini_batches)
-        ended = ClockReading.now()
-        squares = sum(length * length for length in lengths)
-        self._samples.updates.append(
-            TrainingUpdate(began, ended, sum(lengths), squares, len(lengths), len(mini_batches))
-        )
-        return metrics
 
 
 class MeasuredEngine:

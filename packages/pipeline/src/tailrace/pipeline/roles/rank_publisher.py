@@ -22,9 +22,9 @@ from tailrace.paramserver import (
     shares,
 )
 from tailrace.paramserver.codec.cast import matrices
-from tailrace.paramserver.layout import Layout
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.roles.transfer import WeightTransfer
+from tailrace.trainer.backend import TrainingBackend
 
 _VERSIONS_OF_ONE_LIFE = 2**40
 _log = logging.getLogger(__name__)
@@ -126,16 +126,16 @@ class Shards:
     """This rank's part of the trainer's publications.
 
     Args:
-        backend: the trainer backend; its `layout` and `shards` are used, see `tailrace.trainer.TrainerWorker`.
+        backend: the trainer backend; its `layout` and `shards` are used.
         transfer: the transport and codec.
         rank: this process's rank.
         incarnation: counts the trainer's starts. With it, ranks agree on the order of publications without messages.
     """
 
-    def __init__(self, backend: Any, transfer: WeightTransfer, rank: int, incarnation: int) -> None:
+    def __init__(self, backend: TrainingBackend, transfer: WeightTransfer, rank: int, incarnation: int) -> None:
         self._backend, self._rank = backend, f"rank{rank}"
         self._bf16 = transfer.codec == "bf16"
-        layout: Layout = backend.layout()
+        layout = backend.layout()
         self.layout = layout.in_dtypes(lambda tensor: self._dtype(tensor.name, tensor.dtype, tensor.shape))
         self.share: Share = shares(self.layout)[self._rank]
         self._stamp = incarnation * _VERSIONS_OF_ONE_LIFE

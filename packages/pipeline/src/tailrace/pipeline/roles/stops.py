@@ -10,18 +10,9 @@ The thread that waits goes on after `patience_s`, so that a driver that dies mea
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
 from tailrace.faulttol import FaultKind, InjectedError
 from tailrace.pipeline.errors import RoleError
-
-
-@runtime_checkable
-class ShowsPhases(Protocol):
-    """What a trainer's backend may also have: it calls `on_phase` as it begins "forward", "backward" and "optimizer"."""
-
-    on_phase: Callable[[str], None]
 
 
 class EndedError(RoleError):

@@ -33,7 +33,6 @@ from tailrace.contracts import (
     Step,
     Stepped,
 )
-from tailrace.contracts.plugins import load
 from tailrace.faulttol.injection import LOAD
 from tailrace.faulttol.tensor_cores import open_tensor_cores, own_devices
 from tailrace.pipeline.errors import RoleError
@@ -42,10 +41,12 @@ from tailrace.pipeline.roles.checkpoint_retention import Saving, on_own_disk
 from tailrace.pipeline.roles.peer_memory import PeerMemory, machine
 from tailrace.pipeline.roles.publishing import Publishing
 from tailrace.pipeline.roles.rank_publisher import Follower, Shards
-from tailrace.pipeline.roles.stops import ShowsPhases, Stops
+from tailrace.pipeline.roles.stops import Stops
 from tailrace.pipeline.roles.trainer_activity import TensorCoreWatch, TrainerActivity
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.roles.worker import RoleWorker
+from tailrace.trainer import TrainerConfig
+from tailrace.trainer.backend import TrainingBackend, build_backend
 from tailrace.trainer.metrics import merge_metrics
 
 _CLOSE_S = 5.0
@@ -79,7 +80,7 @@ class TrainerRole:
         *,
         model: Path,
         backend: str,
-        config: Any,
+        config: TrainerConfig,
         rank: int,
         world_size: int,
         rendezvous: str | None,
@@ -97,16 +98,16 @@ class TrainerRole:
         cells: int = 1,
     ) -> None:
         on_own_disk(checkpoints)
-        build = load("tailrace.backend", backend)
         self._alone = _one_at_a_time.acquire(timeout=_PREDECESSOR_S)
         try:
-            self._backend = build(str(model), config, rank=rank, world_size=world_size, rendezvous=rendezvous)
+            self._backend: TrainingBackend = build_backend(
+                backend, str(model), config, rank=rank, world_size=world_size, rendezvous=rendezvous
+            )
         except BaseException:
             self._let_others()
             raise
         self.stops = Stops()
-        if isinstance(self._backend, ShowsPhases):
-            self._backend.on_phase = self.stops.at
+        self._backend.on_phase = self.stops.at
         self._data, self._data_timeout_s = data, data_timeout_s
         self._held = held
         self._made: int | None = (
@@ -117,18 +118,11 @@ class TrainerRole:
         self._added: list[str] = []  # since the last step, by all cells; their gradients changed no weights yet
         self._cell, self._place = divmod(rank, world_size // cells)
         self._cells = cells
-        watch = getattr(self._backend, "watch_micro_batches", None)
+        watched = self._backend.watch_micro_batches(lambda: self._activity.ended_micro_batch())
         self._activity = TrainerActivity(
-            member,
-            self._tell,
-            watched=watch is not None,
-            expected=lambda: getattr(self._backend, "expected_micro_batches", 0),
+            member, self._tell, watched=watched, expected=lambda: self._backend.expected_micro_batches
         )
-        cores = None
-        if watch is not None:
-            watch(self._activity.ended_micro_batch)
-        else:
-            cores = open_tensor_cores(own_devices())
+        cores = None if watched else open_tensor_cores(own_devices())
         self._tensor_cores = None if cores is None else TensorCoreWatch(cores, self._activity)
         self._worker = RoleWorker(f"trainer-{rank}", self._run)
         self._saving = Saving(
@@ -252,6 +246,10 @@ class TrainerRole:
             case _:
                 raise RoleError(f"the trainer got {type(command).__name__} {command.seq}, which is not its own")
 
+    def update(self, mini_batches: Sequence[Sequence[Experience]]) -> dict[str, float]:
+        """Make an optimizer step on each mini-batch. Returns metrics. It may be overridden, so that it is measured."""
+        return self._backend.step(mini_batches)
+
     def _run(self, command: Command) -> None:
         self._activity.begins(command)
         self.carry_out(command)
@@ -292,7 +290,7 @@ class TrainerRole:
 
     def _step_on(self, version: int, mini_batches: Sequence[Sequence[str]]) -> dict[str, float]:
         """Make an optimizer step on each mini-batch."""
-        return self._train(version, mini_batches, self._backend.step)
+        return self._train(version, mini_batches, self.update)
 
     def _apply(self, version: int, rest: Sequence[Sequence[str]]) -> dict[str, float]:
         """Make one optimizer step of the gradients that cells have added and of what is left. Returns the batch's metrics."""
@@ -310,7 +308,7 @@ class TrainerRole:
         self,
         version: int,
         mini_batches: Sequence[Sequence[str]],
-        train: Callable[[list[list[Experience]]], dict[str, float]],
+        train: Callable[[Sequence[Sequence[Experience]]], dict[str, float]],
     ) -> dict[str, float]:
         """Fetch trajectories and have them trained on.
 

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from tailrace import contracts as c
-from tailrace.contracts.plugins import load
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.executor.deployment import TRAINER
 from tailrace.pipeline.run.build import CPU_ENVIRONMENT, trainer_config
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.eventlog import Instant, read_log
+from tailrace.trainer.backend import TrainingBackend, build_backend
 from tailrace.trainer.weights_file import weights_sha256
 
 Operation = c.Accumulate | c.Step
@@ -181,8 +181,9 @@ def _rank(job: Retraining, rank: int, out: Path, done: Any) -> None:
     """Carry out one rank's part of every update, as the trainer role does."""
     try:
         rendezvous = f"file://{out}/rendezvous" if job.ranks > 1 else None
-        build = load("tailrace.backend", job.backend)
-        backend = build(str(job.model), job.config, rank=rank, world_size=job.ranks, rendezvous=rendezvous)
+        backend = build_backend(
+            job.backend, str(job.model), job.config, rank=rank, world_size=job.ranks, rendezvous=rendezvous
+        )
         cell = rank // (job.ranks // job.cells)
         for number, update in enumerate(job.updates, 1):
             _update(backend, update, job.experiences, cell)
@@ -195,7 +196,7 @@ def _rank(job: Retraining, rank: int, out: Path, done: Any) -> None:
         raise
 
 
-def _update(backend: Any, update: VersionUpdate, experiences: dict[str, c.Experience], cell: int) -> None:
+def _update(backend: TrainingBackend, update: VersionUpdate, experiences: dict[str, c.Experience], cell: int) -> None:
     added = False
     for operation in update.operations:
         if isinstance(operation, c.Accumulate):

@@ -1,0 +1,126 @@
+"""The door of a trainer's backends: what each rank of one offers to the trainer role. FSDP2 (`TrainerWorker`) is behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from tailrace.contracts import Experience, PluginError, plugins
+from tailrace.paramserver.layout import Layout
+from tailrace.trainer.config import TrainerConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from tailrace.trainer.worker import TrainerWorker
+
+GROUP = "tailrace.backend"
+
+
+class TrainingBackend(Protocol):
+    """One rank of a backend, group ``tailrace.backend``. The entry point names what builds it (`BuildsBackend`).
+
+    Methods marked *collective* are called on every rank, in the same order; `accumulate` on every rank of a cell. Losses,
+    advantages and metrics are those of `TrainerWorker`, whose docstrings give metrics and errors.
+    `tailrace.trainer.testing.BackendContract` tries all of it.
+    """
+
+    on_phase: Callable[[str], None]
+    """Called as "forward" and "backward" of a micro-batch, and the "optimizer" step, begin. The role sets it."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        ...
+
+    def watch_micro_batches(self, ended: Callable[[], None]) -> bool:
+        """Have a function called at the end of each micro-batch from now on, on the thread that computes it.
+
+        Returns:
+            Whether the backend does so. Of one that does not, tensor cores that work are the sign of life.
+        """
+        ...
+
+    @property
+    def expected_micro_batches(self) -> int:
+        """About how many micro-batches the call under way has, on this rank; 0 if that is not known."""
+        ...
+
+    def step(self, mini_batches: Sequence[Sequence[Experience]]) -> dict[str, float]:
+        """Do one optimizer step for each mini-batch. Returns metrics, the same on every rank but for seconds. Collective.
+
+        Raises:
+            BatchError: the batch cannot be trained on. Nothing was changed.
+        """
+        ...
+
+    def accumulate(self, experiences: Sequence[Experience]) -> dict[str, float]:
+        """Add the gradients of complete groups to this cell's, without an optimizer step. Collective in the cell."""
+        ...
+
+    def apply(self, rest: Sequence[Experience] = ()) -> dict[str, float]:
+        """Add the gradients of what is left of the batch, and do one optimizer step on all of it. Collective."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Full tensors under Hugging Face names, tied parameters once, in the dtype of the forward pass. Collective."""
+        ...
+
+    def layout(self) -> Layout:
+        """Which rank (``rank0``, ``rank1``, ...) holds which part of which parameter. The same on every rank."""
+        ...
+
+    def shards(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """This rank's part of every parameter, as `layout` describes it. One at a time."""
+        ...
+
+    def save(self, directory: str | Path, version: int) -> Future[Path]:
+        """Write a checkpoint of the whole state. Returns once the state is copied. Collective.
+
+        When the first rank's future is done, the directory is complete and durable; before that it does not exist.
+        """
+        ...
+
+    def load(self, directory: str | Path) -> int:
+        """Restore weights, optimizer and schedule from a checkpoint. Returns its version. Collective.
+
+        Raises:
+            CheckpointError: the checkpoint is missing, damaged, or of another model.
+        """
+        ...
+
+    def close(self) -> None:
+        """Wait for the checkpoint under way and leave the process group."""
+        ...
+
+
+class BuildsBackend(Protocol):
+    """What an entry point of the group names: a class, or a function that makes one rank."""
+
+    def __call__(
+        self, model_path: str | Path, config: TrainerConfig, *, rank: int, world_size: int, rendezvous: str | None
+    ) -> TrainingBackend:
+        """Make a rank; see `TrainerWorker` for the arguments."""
+        ...
+
+
+if TYPE_CHECKING:
+    _fsdp2: BuildsBackend = TrainerWorker  # checked here
+
+
+def build_backend(
+    name: str, model_path: str | Path, config: TrainerConfig, *, rank: int, world_size: int, rendezvous: str | None
+) -> TrainingBackend:
+    """One rank of the backend with this name, for the arguments of `TrainerWorker`.
+
+    Raises:
+        PluginError: there is no such backend, or it lacks a part of `TrainingBackend`.
+    """
+    build: BuildsBackend = plugins.load(GROUP, name)
+    backend = build(model_path, config, rank=rank, world_size=world_size, rendezvous=rendezvous)
+    offered = [part for part in vars(TrainingBackend) if not part.startswith("_")]
+    if missing := [part for part in ("on_phase", *offered) if not hasattr(backend, part)]:
+        raise PluginError(f"backend {name!r} lacks {missing[0]}, expected what tailrace.trainer.TrainingBackend has")
+    return backend
