@@ -88,7 +88,7 @@ def run(root: Path, steps: int) -> dict[str, Any]:
     log = EventLog(root / LOG)
     try:
         executor.run(controller, log)
-        executor.data.call("export", root / TRAINED)
+        executor.data.export(root / TRAINED)
     finally:
         log.close()
         executor.close()

@@ -75,7 +75,7 @@ def test_its_kills_and_hangs_lose_nothing_on_real_members(mixes, model, tmp_path
     try:
         with EventLog(tmp_path / "events.jsonl") as log:
             executor.run(controller, log, faults=faults)
-        audit = executor.data.call("audit")
+        audit = executor.data.audit()
     finally:
         executor.close()
 

@@ -1,6 +1,7 @@
 """A host whose members do what a test says, a clock that a test moves, and a controller that a test decides for."""
 
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 
 from tailrace import contracts as c
@@ -163,9 +164,7 @@ class Driven:
     def __init__(self, *, ranks=1, observers=(), faults=()):
         self.host, self.controller, self.log = ScriptedHost(), Deciding(), Log()
         roles = {role: RoleSpec(object) for role in ROLES}
-        deployment = Deployment(
-            "test", "token", roles, trainer_ranks=ranks, deadlines=LIMITS, adopting={"trainer": {"held": "x"}}
-        )
+        deployment = Deployment("test", "token", roles, trainer_ranks=ranks, deadlines=LIMITS, adopting_held=Path("x"))
         self.executor = Executor(self.host, deployment, observers=observers)
         self.executor.run(self.controller, self.log, faults=faults, until=lambda: True)
         self.controller.news()

@@ -1,6 +1,7 @@
 """The executor by itself: what goes where, in which order, what is waited for, and whose word counts."""
 
 import re
+from pathlib import Path
 
 import pytest
 from scripted_host import Driven
@@ -93,7 +94,7 @@ def test_one_that_stayed_up_is_taken_over(run):
     run.settle()
     assert run.controller.news() == [c.Up("trainer", "0", machine="m0", answers=1)]
     assert run.member("trainer") is trainer
-    assert ("adopt", ("x",)) in [call[:2] for call in trainer.calls]
+    assert ("adopt", (Path("x"),)) in [call[:2] for call in trainer.calls]
 
 
 def test_one_that_is_told_to_stop_tidies_up_first(run):

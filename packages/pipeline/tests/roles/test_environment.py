@@ -413,15 +413,15 @@ def test_a_session_whose_answer_came_second_does_not_go_on(make, replica, gather
     """A member that was given up lives on and is first: what it answered stays, and the next turn goes on from there."""
     role = make(name)
     replica.says("a", "4")
-    observe = role._call_data
+    observe = role._data.observe
 
-    async def second(method, *arguments):
-        if method == "observe" and not first:
+    def second(name, serial, *answer):
+        if not first:
             first.append(tuple(tokenizer.encode("= 4 5", add_special_tokens=False).ids))
-            store.observe("a", arguments[1], first[0], None, 0.5, None)
-        return await observe(method, *arguments)
+            store.observe("a", serial, first[0], None, 0.5, None)
+        return observe(name, serial, *answer)
 
-    first, role._call_data = [], second
+    first, role._data.observe = [], second
     (answered,) = ask(role, gather, 1, "a")
     ((talk, *_),) = store.conversations(["a"])
     assert talk.turns[0].observation == first[0]

@@ -12,6 +12,7 @@ from tailrace.fuzz.errors import InvariantError
 from tailrace.fuzz.faults import CaseFault, Moment
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.errors import StaleEpochError
+from tailrace.pipeline.executor.doors import Mail, ask
 from tailrace.pipeline.executor.executor import Executor
 
 REPLACED = "a controller that was replaced is refused"
@@ -101,7 +102,7 @@ def wakes(dead: Executor) -> None:
     for running in list(dead.members.values()):
         if running.up:
             member: Any = running.member  # of the virtual host
-            answer = member.call("events", dead.host.poll_s, running.told, running.logged)
+            answer: Any = ask(member, Mail.events, dead.host.poll_s, running.told, running.logged)
             if member.lives and not (answer.done and isinstance(answer.exception(), StaleEpochError)):
                 raise InvariantError(REPLACED, f"{running.name} answers a controller that another one has replaced")
             running.send()

@@ -66,6 +66,10 @@ class RoleError(PipelineError, RuntimeError):
     """A role could not start, or failed."""
 
 
+class AnswerError(RoleError, TypeError):
+    """A role answered a call with another type than its protocol says."""
+
+
 class StaleEpochError(RoleError):
     """A member refused a controller's call, since a later controller has replaced it."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tailrace.contracts import Checkpoint, Command, Delta, Engine, EngineStats, Experience, Publish, Request, Step
 from tailrace.fleetsim.profile.samples import (
@@ -19,11 +19,37 @@ from tailrace.fleetsim.profile.samples import (
     TrainingUpdate,
     WorkSpan,
 )
+from tailrace.pipeline.executor.deployment import REPLICA, TRAINER
+from tailrace.pipeline.executor.doors import Door
 from tailrace.pipeline.roles.replica import ReplicaRole
 from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.rollout.options import EngineOptions, resolve_device
 
 LOOKS = 200
+
+
+class SamplesReplica(Protocol):
+    """What is asked of a `MeasuredReplica`."""
+
+    def samples(self) -> ReplicaSamples:
+        """The measurements."""
+        ...
+
+
+class SamplesTrainer(Protocol):
+    """What is asked of a `MeasuredTrainer`."""
+
+    def measure_sizes(self, groups: Sequence[int], repeats: int, /) -> None:
+        """Measure updates on the first groups of the last batch."""
+        ...
+
+    def samples(self) -> TrainerSamples:
+        """The measurements."""
+        ...
+
+
+REPLICA_SAMPLES = Door[SamplesReplica](REPLICA, SamplesReplica)
+TRAINER_SAMPLES = Door[SamplesTrainer](TRAINER, SamplesTrainer)
 
 
 class MeasuredReplica(ReplicaRole):
@@ -178,3 +204,8 @@ class MeasuredEngine:
     def close(self) -> None:
         """Pass on."""
         self._engine.close()
+
+
+if TYPE_CHECKING:
+    _replica: type[SamplesReplica] = MeasuredReplica  # mypy checks them here
+    _trainer: type[SamplesTrainer] = MeasuredTrainer

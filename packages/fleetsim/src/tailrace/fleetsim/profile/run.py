@@ -288,15 +288,17 @@ def measured_roles(deployment: Deployment, seed: int) -> Deployment:
 
 
 def _collect(measured: MeasuredRun, executor: Executor) -> None:
+    from tailrace.fleetsim.profile.measured_roles import REPLICA_SAMPLES, TRAINER_SAMPLES
+
     deadlines = measured.config.deadlines
-    trainer = executor.host.caller(TRAINER)
     groups = sorted({max(1, round(share * measured.config.pipeline.prompts_per_step)) for share in SHARES})
-    trainer.call("measure_sizes", groups, REPEATS, timeout_s=deadlines.step_s)
-    measured.trainer = trainer.call("samples", timeout_s=deadlines.score_s)
+    trainer = executor.host.caller(TRAINER)
+    TRAINER_SAMPLES.open(trainer, deadlines.step_s).measure_sizes(groups, REPEATS)
+    measured.trainer = TRAINER_SAMPLES.open(trainer, deadlines.score_s).samples()
     for role, name in executor.members:
         if role == REPLICA:
-            replica = executor.host.caller(REPLICA, name)
-            measured.replicas[name] = replica.call("samples", timeout_s=deadlines.score_s)
+            replica = REPLICA_SAMPLES.open(executor.host.caller(REPLICA, name), deadlines.score_s)
+            measured.replicas[name] = replica.samples()
 
 
 def _prompt_tokens(prompts: Prompts, groups: set[int]) -> dict[int, int]:

@@ -104,7 +104,7 @@ class Deployment:
         holders: ids of relays whose machines hold checkpoints beside the trainer's disk.
         rendezvous: directory where several ranks of the trainer find each other.
         deadlines: the executor's deadlines.
-        adopting: arguments of `adopt`, by role, for members that stay up from an earlier run.
+        adopting_held: a model directory whose weights a trainer that stays up from an earlier run publishes; None: its own.
         tp: devices of a replica's engine for which `roles` says what it needs.
         pools: the replicas of each pool that differ from `roles`, by its name.
         checks: checks of a machine before a member that failed starts on it; None: none.
@@ -118,7 +118,7 @@ class Deployment:
     holders: tuple[str, ...] = ()
     rendezvous: Path | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
-    adopting: dict[str, dict[str, Any]] = field(default_factory=dict)
+    adopting_held: Path | None = None
     tp: int = 1
     pools: Mapping[str, PoolReplicas] = field(default_factory=dict)
     checks: MachineChecks | None = None

@@ -23,11 +23,12 @@ from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.errors import DeadlineError, RunFailedError
 from tailrace.pipeline.executor.deployment import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER, Deployment
+from tailrace.pipeline.executor.doors import DATA_DOOR, Data
 from tailrace.pipeline.executor.injection import Injection
 from tailrace.pipeline.executor.membership import Membership
 from tailrace.pipeline.executor.roster import Key, Roster
 from tailrace.pipeline.executor.running import Running
-from tailrace.pipeline.executor.seam import Caller, Host
+from tailrace.pipeline.executor.seam import Host
 from tailrace.pipeline.executor.waits import Waits
 
 _log = logging.getLogger(__name__)
@@ -131,9 +132,9 @@ class Executor:
         return self.membership.running
 
     @property
-    def data(self) -> Caller:
+    def data(self) -> Data:
         """A caller of the data role, for the driver."""
-        return self.host.caller(DATA)
+        return DATA_DOOR.open(self.host.caller(DATA))
 
     def run(
         self,

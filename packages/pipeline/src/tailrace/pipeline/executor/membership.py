@@ -15,6 +15,7 @@ from tailrace.faulttol import HeartbeatMonitor
 from tailrace.pipeline.errors import DeadlineError, StaleEpochError, SupersededError
 from tailrace.pipeline.executor.answers import Answers
 from tailrace.pipeline.executor.deployment import DATA, REPLICA, TRAINER, Deployment, rank_id
+from tailrace.pipeline.executor.doors import Data, Mail, Role, Trainer, ask
 from tailrace.pipeline.executor.roster import Key, Listed, Roster
 from tailrace.pipeline.executor.running import Running
 from tailrace.pipeline.executor.seam import Answer, Host, KnowsRoom, Member, MemberDeadError, RoleSpec
@@ -65,8 +66,13 @@ class Membership:
         if not ranks:
             self._spawn(command, None, self._time.now())
             return
-        arguments = self.deployment.adopting.get(command.role, {}).values()
-        answer = together([running.member.call("adopt", *arguments) for running in ranks])
+        held = self.deployment.adopting_held
+        answer = together(
+            [
+                ask(running.member, Trainer.adopt, held) if running.role == TRAINER else ask(running.member, Role.adopt)
+                for running in ranks
+            ]
+        )
         self._await(ranks, answer, command.seq, f"{ranks[0]} to be taken over")
 
     def restart(self, command: c.Restart) -> None:
@@ -85,7 +91,7 @@ class Membership:
         for running in self.ranks(command.role, command.id)[:1]:
             ended = partial(self._stopped, running)
             running.up = False  # it gets no more commands, but its events are still taken
-            answer = running.member.call("close")
+            answer = ask(running.member, Role.close)
             limit_s = self._deadlines.close_s
             self._waits.add(f"{running} to stop", self._time.now(), limit_s, answer, ended, ended, running)
 
@@ -171,11 +177,8 @@ class Membership:
 
     def _get_ready(self, ranks: Sequence[Running], seq: int, version: int | None) -> None:
         role = ranks[0].role
-        arguments: tuple[Any, ...] = (version,) if role in (TRAINER, DATA) else ()
         ranks[0].loads = role == TRAINER and version is not None and self.strikes_while_loading(role)
-        ready = together(
-            [running.member.call("ready", *arguments, *((True,) if running.loads else ())) for running in ranks]
-        )
+        ready = together([_ready(running, version) for running in ranks])
         self._await(ranks, ready, seq, f"{ranks[0]} to come up")
 
     def _await(self, ranks: Sequence[Running], answer: Answer, seq: int, what: str) -> None:
@@ -244,7 +247,7 @@ class Membership:
         self._waits.wake(number)
 
     def _poll(self, running: Running) -> None:
-        running.asked = running.member.call("events", self._host.poll_s, running.told, running.logged)
+        running.asked = ask(running.member, Mail.events, self._host.poll_s, running.told, running.logged)
         running.asked.add_done_callback(running.answered)
 
     def _polled(self, running: Running) -> None:
@@ -305,3 +308,12 @@ class Membership:
             self._waits.dismiss(gone.standing)
             gone.member.kill()
         return True
+
+
+def _ready(running: Running, version: int | None) -> Answer:
+    """Ask a member to get ready, with the version if its role begins from one."""
+    if running.loads:
+        return ask(running.member, Trainer.ready, version, True)
+    if running.role == TRAINER:
+        return ask(running.member, Trainer.ready, version)
+    return ask(running.member, Data.ready, version) if running.role == DATA else ask(running.member, Role.ready)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tailrace.contracts import Command
+from tailrace.pipeline.executor.doors import Role, ask
 from tailrace.pipeline.executor.seam import DONE, Answer, Member
 
 Sent = Callable[["Running", Answer, Sequence[Command]], None]
@@ -72,7 +73,7 @@ class Running:
         if self._sending or not self._queue or not self.up:
             return
         commands, self._queue = self._queue, []
-        answer = self.member.call("submit", commands)
+        answer = ask(self.member, Role.submit, commands)
         if answer is not DONE:
             self._sending = True
             self._sent(self, answer, commands)

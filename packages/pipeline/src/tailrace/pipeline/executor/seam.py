@@ -1,6 +1,6 @@
 """The protocols between the executor and its hosts: starting members, calling them, and the clock.
 
-Every role has the same five methods, on every host:
+Every role has the same five methods, on every host (`doors` has them and each role's own as protocols):
 
     ready(...)         returns once the role serves, with fields of its `Up` event
     submit(commands)   takes commands, in order, and returns at once

@@ -20,6 +20,7 @@ from typing import Any
 from tailrace.contracts import Command, Event
 from tailrace.faulttol import FaultKind, InjectedError
 from tailrace.pipeline.executor.correspondence import Correspondence
+from tailrace.pipeline.executor.doors import Role, checked
 
 
 class Mailbox:
@@ -32,7 +33,7 @@ class Mailbox:
 
     def __init__(self, role: Any, took: Mapping[str, float] = MappingProxyType({})) -> None:
         self.role = role
-        self._took = dict(took)
+        self._took, self._name = dict(took), type(role).__name__
         self._called_s, self._serving = time.monotonic(), 0
         self._said = Correspondence()
         self._once: dict[str, Future[Any]] = {}
@@ -98,7 +99,7 @@ class Mailbox:
             self._claim(epoch)
             self._said.acknowledge(logged)
             if told >= self._said.number:
-                self._said.say(self.role.events(timeout_s))
+                self._said.say(checked(self._name, Role.events, self.role.events(timeout_s)))
                 self._claim(epoch)  # what came for one that was replaced meanwhile is kept for the other
             return self._said.after(told)
 
@@ -107,7 +108,7 @@ class Mailbox:
         began_s = time.monotonic()
         fields = self._first("ready", arguments)
         self._took.setdefault("load", time.monotonic() - began_s)
-        return {**fields, "took": dict(self._took)} if isinstance(fields, Mapping) else fields
+        return {**checked(self._name, Role.ready, fields), "took": dict(self._took)}
 
     def _close(self, epoch: int) -> Any:
         del epoch

@@ -20,7 +20,7 @@ from typing import Any
 
 from tailrace.contracts import Checkpoint, Durable, TailraceError
 from tailrace.pipeline.errors import CheckpointUnusableError, DeadlineError
-from tailrace.pipeline.executor.seam import Caller
+from tailrace.pipeline.executor.doors import Data
 from tailrace.pipeline.hosts.ray_machines import own_machine
 from tailrace.pipeline.roles.peer_memory import PeerMemory
 from tailrace.pipeline.roles.worker import RoleWorker
@@ -37,7 +37,6 @@ class Saving:
         data: the data role.
         worker: is told of failures, and says `Durable`.
         save_timeout_s: deadline until a checkpoint is durable.
-        data_timeout_s: how long the data role may be gone before a restarted one must answer.
         peers: the second failure domain; None: the disk is the only one.
         first: whether this is the first rank, which alone copies to and from `peers`.
     """
@@ -45,16 +44,15 @@ class Saving:
     def __init__(
         self,
         root: Path,
-        data: Caller,
+        data: Data,
         worker: RoleWorker,
         *,
         save_timeout_s: float,
-        data_timeout_s: float,
         peers: PeerMemory | None = None,
         first: bool = True,
     ) -> None:
         self._root, self._data, self._worker = root, data, worker
-        self._save_timeout_s, self._data_timeout_s = save_timeout_s, data_timeout_s
+        self._save_timeout_s = save_timeout_s
         self._peers, self._first = peers, first
         self._threads: list[threading.Thread] = []
 
@@ -132,7 +130,7 @@ class Saving:
     def _trim(self, oldest: int) -> None:
         """No checkpoint before this version is kept."""
         try:
-            self._data.call("trim", oldest, timeout_s=self._data_timeout_s)
+            self._data.trim(oldest)
         except Exception as error:
             self._worker.fail(error)
 

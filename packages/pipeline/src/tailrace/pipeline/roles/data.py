@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tailrace.contracts import (
     Abort,
@@ -30,6 +30,7 @@ from tailrace.contracts import (
     TrajectoryRef,
 )
 from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.executor.doors import Data
 from tailrace.pipeline.roles.dropped import Dropped
 from tailrace.pipeline.roles.finished_lengths import FinishedLength, FinishedLengths
 from tailrace.pipeline.roles.prompts import Prompts, item_metadata
@@ -268,3 +269,7 @@ def _ref(trajectory: str, group: int, about: Mapping[str, object]) -> Trajectory
     prompt, purpose, mode = about["prompt"], Purpose(str(about["purpose"])), str(about["mode"])
     assert isinstance(prompt, int)
     return TrajectoryRef(trajectory, group, 0, purpose, mode, prompt=prompt)
+
+
+if TYPE_CHECKING:
+    _: type[Data] = DataRole  # mypy checks it here

@@ -18,12 +18,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tailrace.contracts import Call, CallFailed, Close, Command, Event, FinishReason, SessionOrigin, Turned
 from tailrace.environment import Action, EnvironmentPool, Observation, SessionError, SessionLostError, StepResult
 from tailrace.faulttol import FaultKind, strike
 from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.executor.doors import DATA_DOOR, Environment
 from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.observations import Glue, Observations
 from tailrace.pipeline.roles.prompts import beginning_of, session_row
@@ -77,7 +78,7 @@ class EnvironmentRole:
         start_s: float = 60.0,
         data_timeout_s: float = 180.0,
     ) -> None:
-        self._data, self._data_timeout_s = data, data_timeout_s
+        self._data = DATA_DOOR.open(data, data_timeout_s)
         self._name, self._max_turns, self._max_tokens = environment, max_turns, max_tokens
         self._observations = Observations(tokenizer, stop_token_ids, glue)
         self._pool = EnvironmentPool(
@@ -165,7 +166,7 @@ class EnvironmentRole:
         """Answer the last turn of a trajectory and say so, or why not."""
         event: Turned | CallFailed | None = None
         try:
-            found: list[tuple[Conversation, Prompt, str]] = await self._call_data("conversations", [name])
+            found = await asyncio.to_thread(self._data.conversations, [name])
             for talk, prompt, begun in found:
                 event = await self._turned(talk, prompt, begun, seq)
         except SessionLostError as error:
@@ -193,8 +194,8 @@ class EnvironmentRole:
         session.answered = turn.serial
         tokens, finish = self._fitted(talk, prompt, result)
         state = None if finish else await self._pool.snapshot(session.number)
-        stored: Turn | None = await self._call_data(
-            "observe", talk.trajectory, turn.serial, tokens, finish, result.reward, state
+        stored = await asyncio.to_thread(
+            self._data.observe, talk.trajectory, turn.serial, tokens, finish, result.reward, state
         )
         if stored is None:
             return None
@@ -314,12 +315,6 @@ class EnvironmentRole:
                 return origin
         return SessionOrigin.HELD
 
-    async def _call_data(self, method: str, *arguments: Any) -> Any:
-        def call() -> Any:
-            return self._data.call(method, *arguments, timeout_s=self._data_timeout_s)
-
-        return await asyncio.to_thread(call)
-
 
 class ToolFaults:
     """Makes an environment's calls, and is struck in the middle of one if a fault says so.
@@ -368,3 +363,7 @@ class ToolFaults:
             if self._kind is not None and pid is not None and strike(pid, self._kind):
                 self._kind = None
                 self._changed.notify_all()
+
+
+if TYPE_CHECKING:
+    _: type[Environment] = EnvironmentRole  # mypy checks it here

@@ -20,6 +20,7 @@ from typing import Any
 
 from tailrace.paramserver import ParamServerError, Publisher, RelayReader
 from tailrace.pipeline.errors import DeadlineError, RoleError
+from tailrace.pipeline.executor.doors import RELAY_DOOR
 from tailrace.pipeline.executor.seam import Caller, MemberDeadError
 from tailrace.trainer.checkpoint_files import partial_directory, put_in_place, sync, verify
 
@@ -95,7 +96,7 @@ class PeerMemory:
         """Addresses of the processes that hold checkpoints, but for those of one machine."""
         for relay in self._relays:
             try:
-                address = str(relay.call("memory", but, timeout_s=ask_s))
+                address = RELAY_DOOR.open(relay, ask_s).memory(but)
             except (MemberDeadError, DeadlineError) as error:
                 _log.info("no memory for checkpoints there: %s", error)
                 continue

@@ -28,6 +28,7 @@ from tailrace.paramserver import (
     RelayUnreachable,
 )
 from tailrace.pipeline.errors import DeadlineError
+from tailrace.pipeline.executor.doors import TRAINER_DOOR
 from tailrace.pipeline.executor.seam import Caller, MemberDeadError
 from tailrace.pipeline.roles.rank_publisher import HOPELESS, RankPublisher, Shards, Weights
 from tailrace.pipeline.roles.transfer import WeightTransfer
@@ -62,7 +63,8 @@ class Publishing:
         shards: Shards | None = None,
         followers: Sequence[Caller] = (),
     ) -> None:
-        self._published, self._broke, self._followers = published, broke, followers
+        self._published, self._broke = published, broke
+        self._followers = [TRAINER_DOOR.open(follower, _FOLLOW_S) for follower in followers]
         self._numbers: dict[int, int] = {}  # number of the newest command for each version
         self._relays: dict[str, str] = {}
         self._rank = RankPublisher(token, transfer, shards, self._on_published)
@@ -118,7 +120,7 @@ class Publishing:
         self._rank.retarget(address)
         for follower in self._followers:
             try:
-                follower.call("follow", address, timeout_s=_FOLLOW_S)
+                follower.follow(address)
             except (MemberDeadError, DeadlineError) as error:  # the executor notices too, and ends all ranks
                 _log.info("a rank of the trainer was not told of the relay %s: %s", address, error)
 

@@ -19,10 +19,11 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tailrace.contracts import Activity, Command, Event, Predict, Predicted, PredictionFailed
 from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.executor.doors import DATA_DOOR, Role
 from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.finished_lengths import MOST, FinishedLength
 from tailrace.pipeline.roles.worker import RoleWorker
@@ -67,7 +68,7 @@ class RankerRole:
         seed: int = 0,
         data_timeout_s: float = 180.0,
     ) -> None:
-        self._data, self._data_timeout_s, self._saved = data, data_timeout_s, saved
+        self._data, self._saved = DATA_DOOR.open(data, data_timeout_s), saved
         self._method, self._prompts, self._samples, self._budget_s = method, prompts, samples, budget_s
         self._policy, self._seed = policy, seed
         self._ranker = _newest(saved, policy)
@@ -115,7 +116,7 @@ class RankerRole:
             why = f"found finished responses to {self._known} prompts, expected {self._prompts} to learn from"
             self._worker.put(*(PredictionFailed(prompt, why, command.seq) for prompt in command.prompts))
             return
-        texts = self._data.call("prompt_texts", command.prompts, timeout_s=self._data_timeout_s)
+        texts = self._data.prompt_texts(command.prompts)
         answers = zip(command.prompts, _predict(ranker, texts), strict=True)
         self._worker.put(*(_event(prompt, found, command.seq) for prompt, found in answers))
 
@@ -131,7 +132,7 @@ class RankerRole:
 
     def _look(self) -> None:
         """Take over what has finished since, and learn if it is enough."""
-        fresh = self._data.call("finished_lengths", self._seen, timeout_s=self._data_timeout_s)
+        fresh = self._data.finished_lengths(self._seen)
         if fresh:
             self._seen = fresh[-1].number
             self._new = [*self._new, *fresh][-MOST:]
@@ -221,3 +222,7 @@ def _event(prompt: int, found: Prediction | PredictionError, seq: int) -> Event:
         return PredictionFailed(prompt, f"found a score of {found.score}, expected a finite number", seq)
     # No response has less than one token: what scores lower is as short as can be.
     return Predicted(prompt, found.p50, seq, found.p90, max(1.0, found.score))
+
+
+if TYPE_CHECKING:
+    _: type[Role] = RankerRole  # mypy checks it here

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from tailrace.contracts import Command, Event
 from tailrace.faulttol import FaultKind, strike
@@ -21,6 +22,7 @@ from tailrace.paramserver import (
     RelayUnreachable,
 )
 from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.executor.doors import Relay
 from tailrace.pipeline.roles.peer_memory import KEPT, machine
 from tailrace.pipeline.roles.transfer import WeightTransfer
 
@@ -134,3 +136,7 @@ class RelayRole:
         except (RelayTimeout, RelayUnreachable, ProtocolError):
             return False
         return True
+
+
+if TYPE_CHECKING:
+    _: type[Relay] = RelayRole  # mypy checks it here

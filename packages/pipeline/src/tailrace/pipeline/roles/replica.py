@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tailrace.contracts import (
     Abort,
@@ -23,6 +23,7 @@ from tailrace.contracts import (
 )
 from tailrace.faulttol import FaultKind
 from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.executor.doors import DATA_DOOR, Data, Replica
 from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.prompts import SamplingTable
 from tailrace.pipeline.roles.stops import Stops
@@ -34,16 +35,16 @@ from tailrace.rollout import ReplicaWorker, build_engine
 class _Source:
     """The data role as the worker's source. The owner's name has the incarnation, so that writes of a dead one are refused."""
 
-    def __init__(self, data: Caller, owner: str, timeout_s: float) -> None:
-        self._data, self._owner, self._timeout_s = data, owner, timeout_s
+    def __init__(self, data: Data, owner: str) -> None:
+        self._data, self._owner = data, owner
 
     def begin(self, replica: str, version: int, refs: Sequence[TrajectoryRef], seq: int) -> Sequence[Resume]:
         del replica
-        return list(self._data.call("begin", self._owner, version, list(refs), seq, timeout_s=self._timeout_s))
+        return self._data.begin(self._owner, version, list(refs), seq)
 
     def append(self, replica: str, deltas: Sequence[PartialDelta]) -> Sequence[str]:
         del replica
-        return list(self._data.call("append", self._owner, list(deltas), timeout_s=self._timeout_s))
+        return self._data.append(self._owner, list(deltas))
 
 
 class ReplicaRole:
@@ -92,7 +93,7 @@ class ReplicaRole:
         self._worker = ReplicaWorker(
             replica,
             self._engine,
-            _Source(data, f"{replica}#{incarnation}", data_timeout_s),
+            _Source(DATA_DOOR.open(data, data_timeout_s), f"{replica}#{incarnation}"),
             self._weights,
             sampling=sampling,
             snapshot_s=snapshot_s,
@@ -149,3 +150,7 @@ class ReplicaRole:
             self._worker.close(timeout_s=10.0)
         finally:
             self._weights.close()
+
+
+if TYPE_CHECKING:
+    _: type[Replica] = ReplicaRole  # mypy checks it here

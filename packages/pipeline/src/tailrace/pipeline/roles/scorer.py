@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tailrace.contracts import Abort, Activity, Command, Event, Rechecked, Scored, ScoringFailed
 from tailrace.contracts import Score as ScoreCommand
 from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.executor.doors import DATA_DOOR, Role
 from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.role_loop import RoleLoop
 from tailrace.reward import (
@@ -57,7 +58,7 @@ class ScorerRole:
         judge: JudgeSettings | None = None,
         data_timeout_s: float = 180.0,
     ) -> None:
-        self._data, self._data_timeout_s = data, data_timeout_s
+        self._data = DATA_DOOR.open(data, data_timeout_s)
         self._verifiers = tuple(dict.fromkeys(verifiers))
         self._scheduler = RewardScheduler(math=math, code=code, judge=judge, rechecked=self._rechecked)
         self._loop = RoleLoop("scoring")
@@ -138,7 +139,7 @@ class ScorerRole:
             await self._come.wait()
             self._come.clear()
             while names := self._next():
-                items = await self._call("to_score", names)
+                items = await asyncio.to_thread(self._data.to_score, names)
                 here = {item.trajectory for item in items}
                 self._drop([name for name in names if name not in here])  # the store has dropped it
                 for item in items:
@@ -183,14 +184,11 @@ class ScorerRole:
                 if isinstance(outcome, ScoringResult) and self._under_way.get(outcome.trajectory) == seq
             }
             if rewards:
-                await self._call("set_rewards", rewards)
+                await asyncio.to_thread(self._data.set_rewards, rewards)
             for outcome, seq in outcomes:
                 if self._under_way.get(outcome.trajectory) == seq:  # it was not dropped meanwhile
                     del self._under_way[outcome.trajectory]
                     self._loop.queue.put(_event(outcome, seq))
-
-    async def _call(self, method: str, argument: Any) -> Any:
-        return await asyncio.to_thread(self._data.call, method, argument, timeout_s=self._data_timeout_s)
 
     def _rechecked(self, recheck: Recheck) -> None:
         self._loop.queue.put(Rechecked(recheck.trajectory, recheck.correct))
@@ -207,3 +205,7 @@ def _event(outcome: Outcome, seq: int) -> Event:
         seconds=round(outcome.seconds, 4),
         over_budget=outcome.over_budget,
     )
+
+
+if TYPE_CHECKING:
+    _: type[Role] = ScorerRole  # mypy checks it here

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tailrace.contracts import (
     Accumulate,
@@ -36,6 +36,7 @@ from tailrace.contracts import (
 from tailrace.faulttol.injection import LOAD
 from tailrace.faulttol.tensor_cores import open_tensor_cores, own_devices
 from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.executor.doors import DATA_DOOR, Trainer
 from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.checkpoint_retention import Saving, on_own_disk
 from tailrace.pipeline.roles.peer_memory import PeerMemory, machine
@@ -108,7 +109,7 @@ class TrainerRole:
             raise
         self.stops = Stops()
         self._backend.on_phase = self.stops.at
-        self._data, self._data_timeout_s = data, data_timeout_s
+        self._data = DATA_DOOR.open(data, data_timeout_s)
         self._held = held
         self._made: int | None = (
             None  # version of the last step; a checkpoint's weights may be published as a newer version
@@ -127,10 +128,9 @@ class TrainerRole:
         self._worker = RoleWorker(f"trainer-{rank}", self._run)
         self._saving = Saving(
             checkpoints,
-            data,
+            self._data,
             self._worker,
             save_timeout_s=save_timeout_s,
-            data_timeout_s=data_timeout_s,
             peers=PeerMemory(holders, token, machine()) if holders else None,
             first=rank == 0,
         )
@@ -168,7 +168,7 @@ class TrainerRole:
             self._saving.restore(version, self._backend.load)
         if self._publishing is not None and self._held is None:
             self._saving.undo(version or 0)
-            self._data.call("roll_back", version or 0, timeout_s=self._data_timeout_s)
+            self._data.roll_back(version or 0)
         return {"version": version}
 
     def submit(self, commands: Sequence[Command]) -> None:
@@ -284,7 +284,7 @@ class TrainerRole:
         if self._publishing is not None and not self._worker.closing:
             batch = [added, *(names for names, _ in parts), *mini_batches]
             names = [name for part in batch for name in part]
-            self._data.call("consume", names, version, timeout_s=self._data_timeout_s)
+            self._data.consume(names, version)
         self._made = version
         return merge_metrics([*(part for _, part in parts), metrics])
 
@@ -320,7 +320,7 @@ class TrainerRole:
         started = time.monotonic()
         self.stops.at("fetch")
         names = [name for batch in mini_batches for name in batch]
-        found = self._data.call("experiences", names, timeout_s=self._data_timeout_s) if names else []
+        found = self._data.experiences(names) if names else []
         experiences = {experience.trajectory: experience for experience in found}
         fetched = time.monotonic()
         lags = [version - 1 - e.oldest_version for e in experiences.values() if e.segments]
@@ -376,3 +376,7 @@ class TrainerRole:
 
     def _published(self, version: int, seq: int) -> None:
         self._worker.put(Published(version, answers=seq))
+
+
+if TYPE_CHECKING:
+    _: type[Trainer] = TrainerRole  # mypy checks it here

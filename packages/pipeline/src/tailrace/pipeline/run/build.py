@@ -303,7 +303,7 @@ def holding(deployment: Deployment, held: Path) -> Deployment:
             **deployment.roles,
             TRAINER: dataclasses.replace(trainer, arguments={**trainer.arguments, "held": held}),
         },
-        adopting={TRAINER: {"held": held}},
+        adopting_held=held,
     )
 
 

@@ -290,7 +290,7 @@ def check_run(controller: Controller, executor: Executor, root: Path) -> None:
     assert counts.trained == groups
     assert view.contradictions == 0
     assert view.bound is None or max(view.staleness_at_consumption, default=0) <= view.bound
-    audit = executor.data.call("audit")
+    audit = executor.data.audit()
     assert samples is None or audit["consumed"] == groups * samples.needed
     assert not audit["consumed_twice"]
     assert not audit["inconsistent"]
@@ -315,7 +315,7 @@ def _check_tokens(controller: Controller, executor: Executor, root: Path) -> Non
             return None
 
     weights: dict[int, int | None] = {}
-    executor.data.call("export", root / TRAINED)
+    executor.data.export(root / TRAINED)
     rows = {row["trajectory"]: row for row in map(json.loads, (root / TRAINED).read_text().splitlines())}
     found = trained(read_log(root / LOG), view.made)
     assert rows.keys() == {name for names in found.values() for name in names}

@@ -359,16 +359,16 @@ class _Launch:
         if not executor.members:  # the run had ended before this driver started
             executor.membership.start(c.Start(0, DATA, "0"))
         data = executor.data
-        data.call("export", self.directory.trained)
+        data.export(self.directory.trained)
         return summarise(
             self.config,
             controller.view,
             controls,
-            audit=data.call("audit"),
-            lengths=data.call("trained_lengths"),
+            audit=data.audit(),
+            lengths=data.trained_lengths(),
             wall_s=self.status.status.wall_s,
             training_s=training_s,
-            prompt_characters=prompt_characters(controller.view, lambda prompts: data.call("prompt_texts", prompts)),
+            prompt_characters=prompt_characters(controller.view, data.prompt_texts),
             extra={
                 "changes": self.directory.changes(),
                 "weights_sha256": weights_sha256(self.directory.checkpoints / str(controller.view.version)),

@@ -1,0 +1,139 @@
+import random
+from collections.abc import Mapping
+from types import GenericAlias
+from typing import Any, get_type_hints
+
+import pytest
+
+from tailrace.contracts import Command, Event, Experience, Stepped
+from tailrace.pipeline.errors import AnswerError
+from tailrace.pipeline.executor import doors
+from tailrace.pipeline.executor.doors import DATA_DOOR, RELAY_DOOR, Data, Mail, Relay, Role, Trainer, ask
+from tailrace.pipeline.executor.seam import MemberDeadError
+from tailrace.pipeline.hosts.mailbox import Mailbox
+
+
+class Answers:
+    """A caller, and a member, whose next answer is set."""
+
+    def __init__(self, answer=None):
+        self.answer, self.calls = answer, []
+
+    def call(self, method, *arguments, **deadline):
+        self.calls.append((method, arguments, deadline))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def test_a_call_goes_out_by_its_name_with_the_callers_deadline():
+    caller = Answers()
+    assert DATA_DOOR.open(caller, 7.0).consume(["a"], 3) is None
+    assert caller.calls == [("consume", (["a"], 3), {"timeout_s": 7.0})]
+    assert RELAY_DOOR.open(Answers("address"), 1.0).memory(None) == "address"
+    with pytest.raises(MemberDeadError):
+        DATA_DOOR.open(Answers(MemberDeadError("gone"))).audit()
+
+
+def test_the_executors_call_is_the_protocols_method():
+    member: Any = Answers(4)
+    assert ask(member, Trainer.ready, 5, True) == 4
+    ask(member, Mail.events, 0.5, 2, 1)
+    assert member.calls == [("ready", (5, True), {}), ("events", (0.5, 2, 1), {})]
+
+
+EXPERIENCE = Experience("a", 0, (1,), (), reward=0.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "right", "wrong", "expected"),
+    [
+        ("append", ("r0#1", []), ["a"], [1], "list[str]"),
+        ("append", ("r0#1", []), [], None, "list[str]"),
+        ("experiences", (["a"],), [EXPERIENCE], [EXPERIENCE, "b"], "list[Experience]"),
+        ("experiences", (["a"],), [EXPERIENCE], (EXPERIENCE,), "list[Experience]"),
+        ("observe", ("a", 1, (), None, 0.0, None), None, "turn", "Turn | None"),
+        ("conversations", (["a"],), [], [("a", "b")], "list[tuple[Conversation, Prompt, str]]"),
+        ("audit", (), {"consumed": 3}, {3: "consumed"}, "dict[str, Any]"),
+        ("consume", (["a"], 1), None, 1, "None"),
+    ],
+)
+def test_an_answer_of_another_type_is_named_with_its_call_in_one_line(method, arguments, right, wrong, expected):
+    assert getattr(DATA_DOOR.open(Answers(right)), method)(*arguments) == right
+    with pytest.raises(AnswerError) as found:
+        getattr(DATA_DOOR.open(Answers(wrong)), method)(*arguments)
+    said = str(found.value)
+    assert said.startswith(f"data answered {method} with ")
+    assert said.endswith(f"of type {type(wrong).__name__}, expected {expected}")
+    assert "\n" not in said
+    assert len(said) < 160
+
+
+def test_a_long_answer_is_cut_in_the_error():
+    with pytest.raises(AnswerError) as found:
+        DATA_DOOR.open(Answers([*range(100_000)])).prompt_texts([1])
+    assert len(str(found.value)) < 160
+
+
+class Wrong:
+    def __init__(self, **answers):
+        self.answers = answers
+
+    def ready(self):
+        return self.answers.get("ready", {})
+
+    def events(self, timeout_s):
+        return self.answers.get("events", [])
+
+
+def test_a_role_whose_events_or_fields_are_none_is_named_by_its_mailbox():
+    event = Stepped(1, {}, answers=1)
+    assert Mailbox(Wrong(events=[event])).call("events", (0.0, 0, 0), epoch=1) == (1, [event])
+    with pytest.raises(
+        AnswerError, match=r"^Wrong answered events with None of type NoneType, expected list\[Event\]$"
+    ):
+        Mailbox(Wrong(events=None)).call("events", (0.0, 0, 0), epoch=1)
+    with pytest.raises(
+        AnswerError, match=r"^Wrong answered events with \['up'\] of type list, expected list\[Event\]$"
+    ):
+        Mailbox(Wrong(events=["up"])).call("events", (0.0, 0, 0), epoch=1)
+    with pytest.raises(AnswerError, match=r"^Wrong answered ready with 3 of type int, expected Mapping"):
+        Mailbox(Wrong(ready=3)).call("ready", (), epoch=1)
+
+
+@pytest.mark.parametrize("protocol", [Role, Trainer, Relay, doors.Replica, doors.Environment, Data, Mail])
+def test_every_answer_of_a_protocol_can_be_checked(protocol):
+    for base in protocol.__mro__:
+        for name in [name for name in vars(base) if not name.startswith("_")]:
+            hints = get_type_hints(getattr(protocol, name))
+            assert doors._answers(getattr(protocol, name))(object()) is (hints["return"] in (Any, object))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_nested_value_fits_as_a_slow_reference_says(seed):
+    """The reference knows each value's type from how it was made."""
+    draw = random.Random(seed)
+
+    def made(depth):
+        """A hint, and a value of it or of another."""
+        kind = draw.randrange(6 if depth else 3)
+        if kind < 3:
+            hint, right = ((int, 3), (str, "x"), (None, None))[kind]
+            other = draw.random() < 0.1
+            return hint, 2.5 if other else right, not other
+        parts = [made(depth - 1) for _ in range(2)]
+        (one, first, fits), (two, second, also) = parts
+        if kind == 3:
+            return GenericAlias(list, (one,)), [first, first], fits
+        if kind == 4:
+            return GenericAlias(tuple, (one, two)), (first, second), fits and also
+        return GenericAlias(Mapping, (str, two)), {"k": second}, also
+
+    for _ in range(50):
+        hint, value, fits = made(3)
+        assert doors._fits(hint)(value) is fits, (seed, hint, value)
+
+
+def test_commands_and_events_are_told_apart():
+    assert not doors._fits(list[Command])([Stepped(1, {}, answers=1)])
+    assert doors._fits(list[Event])([Stepped(1, {}, answers=1)])
