@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.cli.main import main
+from tailrace.contracts import EnginePlugin
 
 CONFIG = """
 app = "laminar"
@@ -620,7 +621,11 @@ def test_an_environment_that_cannot_begin_is_named_before_anything_starts(projec
 
 
 def test_an_engine_without_seeds_is_refused_where_noise_is_drawn_again(project, capsys, monkeypatch):
-    monkeypatch.setattr("tailrace.rollout.selection.load", lambda group, name: object())
+    class Seedless(EnginePlugin):
+        def __call__(self, model_path, options):
+            raise AssertionError("no engine is built")
+
+    monkeypatch.setattr("tailrace.rollout.selection.load", lambda group, name: Seedless())
     batching = 'pipeline.batching={name = "tail-batching", redraw = "same-noise"}'
     before = tree(project)
     status = main([*settings(batching, "pipeline.admission=on-policy", "rollout.engine=transformers"), "--dry-run"])

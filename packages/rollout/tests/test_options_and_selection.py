@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tailrace.contracts import FinishReason, Request, Sampling
+from tailrace.contracts import EngineAbilities, EnginePlugin, FinishReason, PluginError, Request, Sampling
 from tailrace.rollout import (
     DeviceMissingError,
     EngineMissingError,
@@ -18,6 +18,8 @@ from tailrace.rollout import (
     OptionError,
     build_engine,
     generate,
+    import_engine,
+    keeps_seeds,
     select_engine,
     selection,
 )
@@ -45,11 +47,32 @@ def test_a_wrong_option_is_named(options, says):
 
 def test_options_as_an_object_are_those_of_a_mapping(monkeypatch):
     given = []
-    monkeypatch.setattr(selection, "load", lambda group, name: lambda path, options: given.append(options))
+
+    class Plugin(EnginePlugin):
+        def __call__(self, path, options):
+            given.append(options)
+
+    monkeypatch.setattr(selection, "load", lambda group, name: Plugin())
     for options in (EngineOptions(), EngineOptions(max_num_seqs=3, eager=False), {"max_num_seqs": 3}):
         build_engine("transformers", "model", options)
     assert given == [{}, {"max_num_seqs": 3, "eager": False}, {"max_num_seqs": 3}]
     assert EngineOptions.read(given[1]) == EngineOptions(max_num_seqs=3, eager=False)
+
+
+def test_a_plugin_of_the_old_form_is_refused_with_the_class_and_the_method(monkeypatch):
+    monkeypatch.setattr(selection, "load", lambda group, name: lambda path, options: None)
+    for ask in (keeps_seeds, import_engine, lambda name: build_engine(name, "model", {})):
+        with pytest.raises(
+            PluginError,
+            match=r"^found a function as plugin 'transformers' .*\.EnginePlugin whose __call__ builds the engine$",
+        ):
+            ask("transformers")
+
+
+def test_abilities_are_those_of_the_plugin():
+    assert EnginePlugin.abilities == EngineAbilities(seeds=False)
+    assert keeps_seeds("transformers")
+    assert import_engine("transformers") is None
 
 
 def test_the_engine_is_vllm_where_it_is_installed_and_transformers_elsewhere(monkeypatch):

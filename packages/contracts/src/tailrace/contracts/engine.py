@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -157,12 +158,32 @@ def _pairs(weights: Iterable[Any], refuse: type[Exception]) -> Iterator[tuple[st
 
 
 class EngineFactory(Protocol):
-    """The type of an entry point in group ``tailrace.engine``.
-
-    A factory may have an attribute `seeds`: whether its engines honour `Sampling.seed`. Without it they count as engines that
-    do not, and a pipeline that draws the same noise twice refuses them.
-    """
+    """Whatever builds engines."""
 
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         """Build an engine for a Hugging Face model directory."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAbilities:
+    """What engines can do that not every engine can. It is asked for before one is built.
+
+    Args:
+        seeds: they honour `Sampling.seed`. A pipeline that draws the same noise twice refuses engines that do not.
+    """
+
+    seeds: bool = False
+
+
+class EnginePlugin(ABC):
+    """What an entry point in group ``tailrace.engine`` names: an instance, which is an `EngineFactory`."""
+
+    abilities = EngineAbilities()
+
+    @abstractmethod
+    def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
+        """Build an engine for a Hugging Face model directory."""
+
+    def import_ahead(self) -> None:  # noqa: B027 - most need nothing
+        """Import what `__call__` needs, so that it takes less time later in this process."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
-from tailrace.contracts import Engine, expected_one_of
+from tailrace.contracts import Engine, EnginePlugin, PluginError, expected_one_of
 from tailrace.contracts.plugins import load, names
 from tailrace.rollout.errors import EngineMissingError
 from tailrace.rollout.options import EngineOptions
@@ -54,33 +53,36 @@ def build_engine(name: str, model_path: str, options: EngineOptions | Mapping[st
         PluginError: the engine's plugin is broken.
     """
     given = options.given if isinstance(options, EngineOptions) else options
-    engine: Engine = load(GROUP, select_engine(name))(str(model_path), given)
-    return engine
+    return _plugin(name)(str(model_path), given)
 
 
 def keeps_seeds(name: str = "auto") -> bool:
-    """Whether the engine of a name honours the seed of a request (`tailrace.contracts.EngineFactory`). Builds nothing.
+    """Whether the engine of a name honours the seed of a request (`tailrace.contracts.EngineAbilities`). Builds nothing.
 
     Raises:
         EngineMissingError: the engine is unknown or not installed.
         PluginError: the engine's plugin is broken.
     """
-    return bool(getattr(load(GROUP, select_engine(name)), "seeds", False))
+    return _plugin(name).abilities.seeds
 
 
 def import_engine(name: str = "auto") -> None:
     """Import what the engine of a name needs, so that `build_engine` takes less time later in this process.
 
-    An engine says what that is by a function ``import_ahead`` beside its factory.
-
     Raises:
         EngineMissingError: the engine is unknown or not installed.
         PluginError: the engine's plugin is broken.
     """
-    factory = load(GROUP, select_engine(name))
-    ahead = getattr(sys.modules.get(factory.__module__), "import_ahead", None)
-    if ahead is not None:
-        ahead()
+    _plugin(name).import_ahead()
+
+
+def _plugin(name: str) -> EnginePlugin:
+    name = select_engine(name)
+    found = load(GROUP, name)
+    if not isinstance(found, EnginePlugin):
+        what = "an instance of a tailrace.contracts.EnginePlugin whose __call__ builds the engine"
+        raise PluginError(f"found a {type(found).__name__} as plugin {name!r} of group {GROUP}, expected {what}")
+    return found
 
 
 def _vllm_version() -> tuple[int, ...]:

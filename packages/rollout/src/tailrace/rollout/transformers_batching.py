@@ -15,7 +15,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tailrace.contracts import Delta, Engine, EngineStats, FinishReason, Request, Weights, named_tensors
+from tailrace.contracts import (
+    Delta,
+    Engine,
+    EngineAbilities,
+    EnginePlugin,
+    EngineStats,
+    FinishReason,
+    Request,
+    Weights,
+    named_tensors,
+)
 from tailrace.rollout.checkpoint import parameter_names
 from tailrace.rollout.errors import (
     EngineBusyError,
@@ -383,10 +393,10 @@ def _kv_blocks(
     return min(usable // block_bytes, max_num_seqs * -(-shape.max_len // block_tokens))
 
 
-class _Build:
+class _Build(EnginePlugin):
     """The engine factory of entry point ``transformers``. Raises the errors of `TransformersEngine` and `EngineOptions`."""
 
-    seeds = True
+    abilities = EngineAbilities(seeds=True)
 
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         return TransformersEngine(model_path, EngineOptions.read(options))

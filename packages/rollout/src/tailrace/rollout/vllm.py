@@ -15,7 +15,18 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import Delta, Engine, EngineStats, FinishReason, Request, Sampling, Weights, named_tensors
+from tailrace.contracts import (
+    Delta,
+    Engine,
+    EngineAbilities,
+    EnginePlugin,
+    EngineStats,
+    FinishReason,
+    Request,
+    Sampling,
+    Weights,
+    named_tensors,
+)
 from tailrace.rollout.checkpoint import parameter_names
 from tailrace.rollout.errors import (
     DeviceMissingError,
@@ -320,21 +331,20 @@ def _finish(id_: str, reason: str) -> FinishReason:
         raise EngineDiedError(f"vLLM ended request {id_!r} with {reason!r}, expected stop or length") from error
 
 
-def import_ahead() -> None:
-    """Import most of vLLM, ahead of `build` in the same process."""
-    with quiet_setup():
-        import vllm.v1.engine.llm_engine
-        import vllm.v1.executor.uniproc_executor
-        import vllm.v1.worker.cpu_worker  # noqa: F401
-
-
-class _Build:
+class _Build(EnginePlugin):
     """The engine factory of entry point ``vllm``. Raises the errors of `VLLMEngine` and `EngineOptions`."""
 
-    seeds = True
+    abilities = EngineAbilities(seeds=True)
 
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         return VLLMEngine(model_path, EngineOptions.read(options))
+
+    def import_ahead(self) -> None:
+        """Import most of vLLM."""
+        with quiet_setup():
+            import vllm.v1.engine.llm_engine
+            import vllm.v1.executor.uniproc_executor
+            import vllm.v1.worker.cpu_worker  # noqa: F401
 
 
 build = _Build()
