@@ -237,10 +237,21 @@ class Controller:
             self.scoring.came_up()
         elif event.role == DATA:
             if self.recovering:
-                self.recovering, self.failures.resumes_at = False, None
-                self.environments.forget()
-                survived(self.owned, event, self.groups.generated)
-            self.discards.again()
+                self._on_recovered(event)
+            else:
+                self.discards.again()
+
+    def _on_recovered(self, event: c.Up) -> None:
+        """Take in what the store holds after the driver's death, and have it drop what begins anew."""
+        resumes_at, self.recovering, self.failures.resumes_at = self.failures.resumes_at, False, None
+        self.environments.forget()
+        anew = survived(self.owned, event, resumes_at, self.groups.generated)
+        self.discards.again()
+        if anew:
+            numbers = {"task_restarts": float(self.failures.troubles.task_restarts)}
+            self.discards.begin_anew(anew, c.Reason(c.Why.TASK_RESTART, f"{event.role} {event.id}", numbers))
+            if self.trainer.up:  # else its fall-back says so
+                self.fall_back.readmit()
 
     def _on_down(self, event: c.Down) -> None:
         if self.costs is not None and event.role == REPLICA:

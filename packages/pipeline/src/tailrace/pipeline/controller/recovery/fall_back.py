@@ -16,10 +16,15 @@ class FallBack:
         self._state, self._rounds, self._batches, self._groups = state, rounds, batches, groups
 
     def to(self, version: int) -> None:
-        """Fall back to the checkpoint of a version. A group that admission gives up with that is dropped."""
+        """Fall back to the checkpoint of a version."""
         state = self._state
         state.ledger.roll_back(version)
         state.trainer.fall_back(version)
+        self.readmit()
+
+    def readmit(self) -> None:
+        """Tell admission which groups have started and which of them are complete. One that it gives up is dropped."""
+        state = self._state
         self._rounds.fell_back()
         for group in state.gate.reset(state.trainer.version, state.ledger.started()):
             self._groups.drop(group, c.GroupEnd.EXPIRED, c.Reason(c.Why.EXPIRED))

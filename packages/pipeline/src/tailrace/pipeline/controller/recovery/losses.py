@@ -6,12 +6,15 @@ who cannot answer any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from tailrace import contracts as c
+from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER, MemberState
 from tailrace.pipeline.controller.state import State
-from tailrace.pipeline.controller.trajectories import Phase
+from tailrace.pipeline.controller.trajectories import GroupPhase, GroupState, Phase, TrajectoryState
+
+_OPEN = (GroupPhase.GENERATING, GroupPhase.BUFFERED)
 
 
 def lost(state: State, member: MemberState) -> None:
@@ -45,17 +48,33 @@ def _replica(state: State, name: str) -> None:
     replica.reset()
 
 
-def survived(state: State, event: c.Up, generated: Callable[[int], None]) -> None:
+def survived(
+    state: State, event: c.Up, resumes_at: int | None, generated: Callable[[int], None]
+) -> list[TrajectoryState]:
     """Take over what the store reports that it holds after the driver's death.
+
+    After a machine's crash it may lack trajectories whose rewards the log has. Their groups begin anew.
 
     Args:
         state: the state, whose environments' sessions are forgotten already.
         event: the data role's.
+        resumes_at: the version to which the store fell back.
         generated: told the group of each complete trajectory, in the order in which the store got them.
+
+    Returns:
+        The trajectories of groups that begin anew. The caller has the store drop what it has of them.
     """
     held, ledger = dict.fromkeys(event.held), state.ledger
+    torn = _torn(ledger, held, resumes_at)
+    if torn:
+        ledger.roll_back(state.trainer.first if resumes_at is None else resumes_at)
+    anew = [trajectory for group in torn for trajectory in ledger.start_over(group, state.trainer.first)]
+    for trajectory in anew:
+        ledger.orphaned(trajectory)
+        held.pop(trajectory.id, None)
+    again = {trajectory.id for trajectory in anew}
     for trajectory in list(ledger.trajectories.values()):
-        if trajectory.phase is Phase.SCORED or trajectory.id in ledger.discarding:
+        if trajectory.phase is Phase.SCORED or trajectory.id in ledger.discarding or trajectory.id in again:
             held.pop(trajectory.id, None)
             continue
         ledger.orphaned(trajectory)
@@ -69,3 +88,15 @@ def survived(state: State, event: c.Up, generated: Callable[[int], None]) -> Non
                 generated(complete.group)
     if state.scoring.up:
         state.scoring.came_up()
+    return anew
+
+
+def _torn(ledger: Ledger, held: Collection[str], resumes_at: int | None) -> list[GroupState]:
+    """The groups of which the store lacks a trajectory with a reward, and that will be trained on or were after a version."""
+    torn: dict[int, GroupState] = {}
+    for trajectory in ledger.trajectories.values():
+        if trajectory.phase is Phase.SCORED and trajectory.purpose is c.Purpose.TRAIN and trajectory.id not in held:
+            group = ledger.groups[trajectory.group]
+            if group.phase in _OPEN or resumes_at is None or group.consumed_for > resumes_at:
+                torn[group.index] = group
+    return list(torn.values())
