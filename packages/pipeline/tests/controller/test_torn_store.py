@@ -59,3 +59,20 @@ def test_a_group_that_a_checkpoint_has_stays_trained(order):
     assert not of(c.Abort, given)
     assert not trained & {ref.trajectory for route in of(c.Route, given) for ref in route.trajectories}
     assert run.view.counts.trained == 6
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_complete_trajectory_that_the_log_does_not_know_as_begun_begins_anew(order):
+    run = Scripted(spec())
+    run.go(c.Tick(), leave=(c.Route,))
+    names = list(run.controller.ledger.trajectories)[:2]
+    run.left.clear()
+    run.go(c.Resumed((0,)), leave=("replica",))  # the store holds nothing: all wait to begin
+    assert all(run.controller.ledger.trajectories[name].version is None for name in names)
+    before = len(run.calls)
+    resumed(run, names, order)
+    given = [command for _, _, commands in run.calls[before:] for command in commands]
+    assert {name for abort in of(c.Abort, given) for name in abort.trajectories} == set(names)
+    assert run.view.failure is None
+    assert run.view.finished
+    assert run.view.counts.trained == 6

@@ -53,7 +53,8 @@ def survived(
 ) -> list[TrajectoryState]:
     """Take over what the store reports that it holds after the driver's death.
 
-    After a machine's crash it may lack trajectories whose rewards the log has. Their groups begin anew.
+    After a machine's crash it may lack trajectories whose rewards the log has: their groups begin anew. It may also have complete
+    what the log does not know as begun: that begins anew.
 
     Args:
         state: the state, whose environments' sessions are forgotten already.
@@ -62,7 +63,7 @@ def survived(
         generated: told the group of each complete trajectory, in the order in which the store got them.
 
     Returns:
-        The trajectories of groups that begin anew. The caller has the store drop what it has of them.
+        The trajectories that begin anew. The caller has the store drop what it has of them.
     """
     held, ledger = dict.fromkeys(event.held), state.ledger
     torn = _torn(ledger, held, resumes_at)
@@ -82,7 +83,9 @@ def survived(
             ledger.restarted(trajectory, *event.partial.get(trajectory.id, (None, 0)))
     for name in held:
         complete = ledger.trajectories.get(name)
-        if complete is not None:
+        if complete is not None and complete.version is None:
+            anew.append(complete)  # the log lost with which version it was begun
+        elif complete is not None:
             ledger.finished(complete, complete.tokens, state.trainer.version)
             if complete.purpose is c.Purpose.TRAIN:
                 generated(complete.group)
