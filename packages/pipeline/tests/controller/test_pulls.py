@@ -66,3 +66,22 @@ def test_what_only_a_version_could_continue_begins_anew_when_that_is_gone():
     assert not set(routed) & set(left)  # the store still holds what they had
     again = run.go(c.Discarded(aborts[0].seq), leave=(c.Route,))
     assert {ref.trajectory for route in of(c.Route, again) for ref in route.trajectories} >= set(left)
+
+
+def test_a_version_that_another_replica_may_yet_get_is_not_gone():
+    three = policy("provisioning", "static", count=3)
+    run = Scripted(spec(provisioning=three, batching=policy("batching", "plain", samples=1), replica_batch=3, steps=20))
+    run.go(c.Tick(), leave=(c.Pull, c.Route))
+    one, other, serving = run.left
+    run.left.clear()
+    given = run.go(*run.answers(serving), leave=(c.Route,))
+    running = [ref.trajectory for route in of(c.Route, given) for ref in route.trajectories]
+    assert len(running) == 3
+    run.go(*(c.Finished(serving.replica, name, 3) for name in running[:2]), leave=(c.Route, c.Pull))
+    assert run.view.published == 1
+    left = {name for name, state in run.controller.ledger.trajectories.items() if state.replica == serving.replica}
+    run.down("replica", serving.replica, leave=("replica", c.Route, c.Pull))
+    failed = c.PullFailed(one.replica, 0, "the relay has a newer one")
+    assert not of(c.Abort, run.go(failed, leave=(c.Route, c.Pull)))
+    again = of(c.Route, run.go(c.Pulled(other.replica, 0), leave=(c.Route, c.Pull)))
+    assert left <= {ref.trajectory for route in again if route.replica == other.replica for ref in route.trajectories}

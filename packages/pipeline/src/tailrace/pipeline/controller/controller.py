@@ -268,6 +268,8 @@ class Controller:
         self.weights.was_saved(event.version)
 
     def _on_accumulated(self, event: c.Accumulated) -> None:
+        if not self.trainer.up:
+            return  # it is lost since, and that with it
         self.trainer.part_ended(event.version, event.cell)
         self.detection.trained()
         self._check_measured(event)
@@ -283,6 +285,8 @@ class Controller:
 
     def _on_stepped(self, event: c.Stepped) -> None:
         trainer = self.trainer
+        if not trainer.up:
+            return  # it is lost since, and the step with it
         trainer.stepped(event.version)
         self._check_measured(event)
         self.failures.stepped(trainer.step - 1)

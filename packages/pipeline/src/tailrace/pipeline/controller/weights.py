@@ -16,6 +16,8 @@ PULL_ATTEMPTS = 4
 PULL_PAUSE_S = 0.5
 """Pause before a failed pull is tried again; it doubles with each further failure, 7.5 s in all."""
 
+_LOST = (c.Health.DOWN, c.Health.STARTING)
+
 
 class Weights:
     """Publishes and saves the trainer's weights, and follows the replicas' pulls.
@@ -56,17 +58,25 @@ class Weights:
                 relay.worked()
 
     def pulled(self, event: c.Pulled) -> None:
-        """Note that a replica serves a version."""
+        """Note that a replica serves a version. One that was lost since has it no more."""
         replica = self._fleet.replicas[event.replica]
+        if replica.member.health in _LOST:
+            return
         replica.version, replica.pulling, replica.failed_pulls = event.version, None, 0
         replica.released = False
 
     def pull_failed(self, event: c.PullFailed) -> None:
-        """Handle a failed pull: the newest version is tried again; an older one is gone, which is no replica's failure."""
+        """Handle a failed pull: the newest version is tried again; an older one is gone, which is no replica's failure.
+
+        It is not gone while another replica serves it or may yet get it.
+        """
         replica = self._fleet.replicas[event.replica]
+        if replica.member.health in _LOST:
+            return
         replica.pulling, replica.version = None, None
         if event.version != self._trainer.published:
-            self._version_gone(event.version)
+            if not any(event.version in (other.version, other.pulling) for other in self._fleet.up()):
+                self._version_gone(event.version)
             return
         replica.failed_pulls += 1
         if replica.failed_pulls > PULL_ATTEMPTS:
