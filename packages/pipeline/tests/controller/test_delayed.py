@@ -93,3 +93,18 @@ def test_a_source_that_gives_the_prompt_up_filters_it():
     assert counts.delayed == 1
     assert counts.deferred == 0
     assert counts.filtered_because == {c.Why.DELAYED: 1}
+
+
+def test_a_part_of_a_batch_is_given_at_once_when_a_dropped_group_makes_room_for_it():
+    run = Slow(5.0, ends_at=99, training=policy("training", "dynamic-batch", parts=2))
+    gate, counts = run.controller.gate, run.controller.ledger.counts
+    trainable = gate.trainable
+    gate.trainable = lambda: trainable() if counts.deferred else []  # until then, other groups have the places
+    run.go(c.Tick())
+    assert run.view.buffered
+    assert not of(c.Accumulate, run.given)
+    slow = next(iter(run.attempts))
+    run.controller.groups.drop(slow, c.GroupEnd.DELAYED, c.Reason(c.Why.DELAYED))
+    given = run.go(c.Tick(), leave=(c.Route,))
+    assert {abort.reason.why for abort in of(c.Abort, given)} == {c.Why.DELAYED_AGAIN}
+    assert of(c.Accumulate, given)

@@ -143,7 +143,14 @@ class Batches:
         allowed = range(self._state.spec.cells) if self.free_cells is None else sorted(self.free_cells)
         cells = [cell for cell in allowed if cell not in trainer.adding]
         counts = self._ledger.counts
-        now = (counts.completed, counts.filtered, counts.failed, trainer.version, len(trainer.accumulated))
+        now = (
+            counts.completed,
+            counts.filtered,
+            counts.failed,
+            counts.deferred,
+            trainer.version,
+            len(trainer.accumulated),
+        )
         if not cells or not self._ledger.buffered or now == self._waits_at:
             return False
         due = self._rounds.due
@@ -173,7 +180,7 @@ class Batches:
         ledger, trainer, counts = self._ledger, self._trainer, self._ledger.counts
         if len(ledger.buffered) < size or not self.may_step:
             return False
-        now = (counts.completed, counts.filtered, counts.failed, trainer.version, trainer.parts)
+        now = (counts.completed, counts.filtered, counts.failed, counts.deferred, trainer.version, trainer.parts)
         if now == self._waits_at:
             return False
         free = self._free()
