@@ -276,3 +276,27 @@ def test_a_data_role_that_dies_while_it_resumes_is_asked_for_the_same_version():
     assert asked == again == [0]
     run.catch_up(leave=(c.Step,))
     assert [command.version for command in of(c.Restart, run.down("data", leave=(c.Step,)))] == [None]
+
+
+def test_detection_is_asked_no_more_of_one_that_was_given_up():
+    class Suspects:
+        look_s = 100.0
+        asked = 0
+
+        def suspects(self, signs):
+            self.asked += 1
+            return [
+                c.Suspected(sign.role, sign.id, c.Reason(c.Why.STILL, numbers={"still_s": 9.0}))
+                for sign in signs
+                if sign.still_s
+            ]
+
+    detection = Suspects()
+    run = Scripted(spec(recovery=isolate(max_restarts=0), detection=detection))
+    run.go(c.Tick(), leave=(c.Route,))
+    run.go(c.Activity("replica", "r0", "generating", still_s=9.0), leave=(c.Route,))
+    assert [state.id for state in run.controller.members.of("replica")] == ["r1"]
+    asked = detection.asked
+    for _ in range(5):
+        run.later(1.0, leave=(c.Route,))
+    assert detection.asked == asked

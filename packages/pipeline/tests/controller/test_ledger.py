@@ -140,10 +140,10 @@ REFUSED = {
         lambda b: b.ledger.scoring_failed(b.first),
         "0.0 is running, expected done",
     ),
-    "what is done was not refused": (
-        Books.finished,
+    "what runs was not given up": (
+        Books.started,
         lambda b: b.ledger.never_scored(b.first, 3),
-        "0.0 is done, expected pending",
+        "0.0 is running, expected pending or done",
     ),
     "a group keeps as many as it needs": (
         Books.started,
@@ -199,11 +199,15 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(name):
     assert dataclasses.asdict(books.ledger) == before
 
 
-def test_a_held_out_problem_that_nobody_can_answer_ends_without_a_reward():
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_held_out_problem_that_nobody_can_answer_or_score_ends_without_a_reward(finished):
     books = Books().started()
     state = evaluation(books)
     books.ledger.routed([state], REPLICA, 3)
-    books.ledger.returned(state.id, None)
+    if finished:
+        books.ledger.finished(state, 10, 3)
+    else:
+        books.ledger.returned(state.id, None)
     books.ledger.never_scored(state, 3)
     assert (state.phase, state.reward) == (Phase.SCORED, None)
 

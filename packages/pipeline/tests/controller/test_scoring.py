@@ -3,6 +3,7 @@
 from scripted import Scripted, of, policy, spec
 
 from tailrace import contracts as c
+from tailrace.pipeline.spec import EvaluationPlan
 
 
 def one_replica(**changes):
@@ -109,3 +110,18 @@ def test_a_reward_that_comes_twice_or_for_nobody_changes_nothing():
     before = run.controller.state()
     assert run.handle(c.Scored("0.0", 0.0), c.Scored("99.0", 1.0)) == []
     assert run.controller.state() == before
+
+
+def test_a_held_out_problem_that_was_given_up_is_not_sent_to_the_next_scorer():
+    run = one_replica(scoring_attempts=1, evaluation=EvaluationPlan(size=3, modes=("sampled",)))
+    run.go(c.Tick(), leave=(c.Score,))
+    fails(run, "e0.sampled.1")
+    run.forget(c.Score)
+    again = run.down("scorer", leave=(c.Score,))
+    sent = {name for score in of(c.Score, again) for name in score.trajectories}
+    assert {"e0.sampled.0", "e0.sampled.2"} <= sent
+    assert "e0.sampled.1" not in sent
+    run.catch_up()
+    first = run.view.evaluations[0]
+    assert (len(first.rewards), first.failed) == (2, 1)
+    assert run.view.finished

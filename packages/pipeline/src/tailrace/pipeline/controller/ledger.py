@@ -388,9 +388,9 @@ class Ledger:
         """End a held-out problem of which there is no response that could be scored.
 
         Raises:
-            ControllerError: it is not pending.
+            ControllerError: it is neither pending nor finished.
         """
-        _expect(state, _PENDING)
+        _expect(state, _PENDING, _DONE)
         self.finished(state, 0, trainer_version)
         state.phase = _SCORED
 

@@ -39,7 +39,7 @@ class FailedGroups:
             self._scoring.next.append(trajectory.id)
             return
         if trajectory.purpose is _EVAL:
-            self._unanswered(trajectory, event)
+            self._never_scored(trajectory, event)
             return
         attempts = {"attempts": self._state.spec.scoring_attempts}
         self._drop(trajectory, c.GroupEnd.UNSCORED, c.Reason(c.Why.NOT_SCORED, numbers=attempts), event.reason)
@@ -96,8 +96,8 @@ class FailedGroups:
         if completed > self.completed:
             self.completed, self.refused_since, self.unanswered_since = completed, 0, 0
 
-    def _never_scored(self, trajectory: TrajectoryState, event: c.Refused | c.CallFailed) -> None:
-        """End a held-out problem of which the store has no response that could be scored."""
+    def _never_scored(self, trajectory: TrajectoryState, event: c.ScoringFailed | c.Refused | c.CallFailed) -> None:
+        """End a held-out problem without a reward."""
         self._ledger.never_scored(trajectory, self._state.trainer.version)
         self._unanswered(trajectory, event)
 

@@ -155,7 +155,7 @@ class Failures:
             self._outbox.send(c.Stop, role=member.role, id=member.id, reason=told)
             row = {"role": member.role, "id": member.id, "machine": failure.stood, "reason": failure.reason}
             self.given_up.append(row)
-            del self._members.states[member.role, member.id]
+            self._members.leaves(member)
         elif action is _ACTIONS.RESTART_TASK or action is _ACTIONS.START_OVER:
             if failure.cause is c.Cause.MACHINE and failure.machine:
                 self._members.give_up(failure.machine)

@@ -53,8 +53,8 @@ def survived(
 ) -> list[TrajectoryState]:
     """Take over what the store reports that it holds after the driver's death.
 
-    After a machine's crash it may lack trajectories whose rewards the log has: their groups begin anew. It may also have complete
-    what the log does not know as begun: that begins anew.
+    After a machine's crash it may lack trajectories whose rewards the log has: their groups begin anew. It may also
+    have complete what the log does not know as begun: that begins anew.
 
     Args:
         state: the state, whose environments' sessions are forgotten already.
