@@ -74,10 +74,14 @@ def test_a_terminal_that_is_gone_keeps_nobody_from_stopping():
         raise OSError(5, "Input/output error")
 
     stopped = threading.Event()
-    with Stopping(say, "", stop=stopped.set) as stopping:
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert stopped.wait(30)
-        assert stopping.told.is_set()
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup pytest` ignores it, and what is ignored stays so
+    try:
+        with Stopping(say, "", stop=stopped.set) as stopping:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stopped.wait(30)
+            assert stopping.told.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_what_was_before_is_restored_and_what_is_ignored_stays_ignored():

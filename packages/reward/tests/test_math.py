@@ -104,6 +104,14 @@ def test_a_number_is_right_in_every_notation_and_its_neighbour_in_none(value, bo
         assert math(said(written), str(value + 1), {}) == 0.0, written
 
 
+@pytest.mark.parametrize("written", [r"x \in (1,2)", r"x\in(1,2)", r"x \in (1, 2)", r"t \in (1,2)"])
+@pytest.mark.parametrize("reference", ["x=1, y=2", "1, 2", "1 and 2"])
+def test_a_name_in_an_interval_is_no_point_and_no_list(written, reference):
+    assert math(said(written), reference, {}) == 0.0
+    assert math(said(reference), written, {}) == 0.0
+    assert math(said(written), "1 < x < 2" if written[0] == "x" else "(1,2)", {}) == 1.0
+
+
 @pytest.mark.deep
 def test_no_answer_is_taken_for_an_unlike_one():
     """Accepted answers of one reference are those of another only where both references accept each other's text."""

@@ -33,7 +33,7 @@ _BUILDER = re.compile(
     rf"^\\\{{\s*(?P<name>{_VARIABLE}|\([^()]*\))\s*(?:\\in\s*(?P<domain>\\mathbb\{{[RZNQC]\}}[^|:]*?))?\s*[|:]\s*(?P<said>.+)\\\}}$"
 )
 _REAL = re.compile(rf"\s*,\s*{_VARIABLE}\s*\\in\s*\\mathbb\{{R\}}\s*$")
-_MEMBER = re.compile(rf"^(?P<name>{_VARIABLE})\s*\\in\s+(?P<set>.+)$")
+_MEMBER = re.compile(rf"^(?P<name>{_VARIABLE})\s*\\in(?![a-zA-Z])\s*(?P<set>.+)$")
 _SIGN = re.compile(r"\\(?:le|ge|ne)(?![a-zA-Z])|[<>=]")
 _FALLING = re.compile(r"(?:>|\\ge(?![a-zA-Z]))[^<>=]+(?:>|\\ge(?![a-zA-Z]))")
 _OF_NUMBERS = re.compile(r"[\[\]]|\\(?:infty|cup|cap)(?![a-zA-Z])")
@@ -88,6 +88,12 @@ def is_described(text: str) -> bool:
         return True
     joined = _OR.search(text) or _AND.search(text)
     return joined is not None and (_SIGN.search(text) or _OF_NUMBERS.search(text)) is not None
+
+
+def is_in_interval(text: str) -> bool:
+    r"""Whether an answer says that one name lies in an interval: ``x \in (1,2)`` is no point, and no list of two numbers."""
+    member = _MEMBER.match(text.strip())
+    return member is not None and shape(member["set"]).kind == "ordered"
 
 
 def region(text: str) -> tuple[str, str] | None:
@@ -153,6 +159,7 @@ def thousands_joined(text: str) -> str:
 
 def named(text: str) -> tuple[str, str]:
     """The name and the rest of ``x = 5``, ``f(x) = 2x`` or ``x \\in S``; without one, an empty name and the text."""
+    text = re.sub(r"\\in(?=[^a-zA-Z\s])", r"\\in ", text)
     for sign in ("=", r"\in "):
         at = _top_level(text, sign)
         if at > 0:

@@ -12,7 +12,16 @@ from tailrace.reward.extraction import boxed, last_number, solution_answer, tagg
 from tailrace.reward.turns import said
 from tailrace.reward.verifiers.math import expressions, words
 from tailrace.reward.verifiers.math.expressions import flat
-from tailrace.reward.verifiers.math.structure import AnswerShape, builder, chain, is_described, named, region, shape
+from tailrace.reward.verifiers.math.structure import (
+    AnswerShape,
+    builder,
+    chain,
+    is_described,
+    is_in_interval,
+    named,
+    region,
+    shape,
+)
 from tailrace.reward.verifiers.notation import plain
 from tailrace.reward.verifiers.protocol import with_cpu_budget
 from tailrace.reward.verifiers.quantities import endless, quantity, rounds_to, value
@@ -108,6 +117,8 @@ def same(reference: str, response: str) -> bool:
     if is_described(reference) or is_described(response):
         return _same_described(reference, response)
     asked, said = shape(reference), shape(response)
+    if (asked.kind == "list" and is_in_interval(response)) or (said.kind == "list" and is_in_interval(reference)):
+        return False
     name, body = named(reference) if asked.kind == "one" else ("", reference)
     given, rest = named(response) if said.kind == "one" else ("", response)
     if name and given and name != given:
