@@ -5,11 +5,13 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from tailrace.contracts import Command, Event, Experience, Stepped
+from tailrace.contracts import Command, Event, Experience, Place, Stepped
 from tailrace.pipeline.errors import AnswerError
 from tailrace.pipeline.executor import doors
+from tailrace.pipeline.executor.deployment import DATA
 from tailrace.pipeline.executor.doors import DATA_DOOR, RELAY_DOOR, Data, Mail, Relay, Role, Trainer, ask
-from tailrace.pipeline.executor.seam import MemberDeadError
+from tailrace.pipeline.executor.seam import MemberDeadError, RoleSpec
+from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.hosts.mailbox import Mailbox
 
 
@@ -85,6 +87,12 @@ class Wrong:
     def events(self, timeout_s):
         return self.answers.get("events", [])
 
+    def prompt_texts(self, prompts):
+        return prompts
+
+    def close(self):
+        pass
+
 
 def test_a_role_whose_events_or_fields_are_none_is_named_by_its_mailbox():
     event = Stepped(1, {}, answers=1)
@@ -137,3 +145,20 @@ def test_a_nested_value_fits_as_a_slow_reference_says(seed):
 def test_commands_and_events_are_told_apart():
     assert not doors._fits(list[Command])([Stepped(1, {}, answers=1)])
     assert doors._fits(list[Event])([Stepped(1, {}, answers=1)])
+
+
+def test_whoever_asks_across_a_host_gets_the_line():
+    host = LocalHost()
+    try:
+        member = host.spawn(DATA, "0", 1, RoleSpec(Wrong, {"events": None}), Place())
+        assert ask(member, Role.ready).result()["took"]
+        with pytest.raises(
+            AnswerError, match=r"^Wrong answered events with None of type NoneType, expected list\[Event\]$"
+        ):
+            ask(member, Mail.events, 0.0, 0, 0).result()
+        with pytest.raises(
+            AnswerError, match=r"^data answered prompt_texts with \[3\] of type list, expected list\[str\]$"
+        ):
+            DATA_DOOR.open(host.caller(DATA), 30.0).prompt_texts([3])
+    finally:
+        host.close()
