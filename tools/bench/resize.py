@@ -36,7 +36,7 @@ LAYERS, KV_HEADS, HEAD_DIM, VOCABULARY = 2, 2, 32, 64
 
 
 @dataclasses.dataclass(frozen=True)
-class ThereAndBack:
+class ThereAndBack(c.ProvisioningPolicy):
     """The sizes of the replicas by version."""
 
     def plan(self, view: c.FleetView) -> Sequence[c.StartReplica | c.StopReplica | c.ResizeReplica]:

@@ -76,7 +76,10 @@ def test_a_template_names_arguments_as_its_protocol_does(axis, protocol):
     }
     assert wanted
     for name, method in wanted.items():
-        assert written[name] == list(inspect.signature(method).parameters), name
+        assert name in written or name not in protocol.__abstractmethods__, name
+        assert written.get(name, list(inspect.signature(method).parameters)) == list(
+            inspect.signature(method).parameters
+        ), name
 
 
 @pytest.mark.skipif(UV is None, reason="needs uv to build and install a package")
@@ -105,7 +108,7 @@ def test_a_new_package_installs_passes_its_tests_and_is_fuzzed(axis, capsys, dee
 
 def test_the_folder_may_be_another_and_nothing_is_overwritten(capsys):
     assert main(["new-plugin", "training", "by-eights", "--dir", "deep/down"]) == 0
-    assert "class ByEights:" in Path("deep/down/src/by_eights/__init__.py").read_text()
+    assert "class ByEights(TrainingPolicy):" in Path("deep/down/src/by_eights/__init__.py").read_text()
     assert 'by-eights = "by_eights:ByEights"' in Path("deep/down/pyproject.toml").read_text()
     for path in Path("deep/down").rglob("*.*"):
         assert not {"THE_AXIS", "THE_OPTION", "my_policy", "MyPolicy"} & set(path.read_text().split())

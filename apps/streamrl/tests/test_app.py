@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.contracts import adds_gradients, plugins
+from tailrace.contracts import plugins
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.run.build import build_spec
@@ -62,10 +62,10 @@ def test_the_synchronous_pipeline_trains_on_policy_with_one_update_of_a_batch():
         "training": "DynamicBatch",
     }
     assert spec.admission.gate(spec.batch_groups).bound == 0
-    assert adds_gradients(spec.training)
+    assert spec.training.early_gradients() is not None
     by_length = spec_of("by-length")
     assert policies(by_length) == policies(spec)
-    assert not adds_gradients(by_length.training)
+    assert by_length.training.early_gradients() is None
     assert len(by_length.training.split(range(by_length.batch_groups))) == 4
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -17,7 +17,7 @@ from tailrace.contracts.testing import (
 
 
 @dataclass
-class Rounds:
+class Rounds(c.BatchingPolicy):
     """Launches more than a round needs, defers what is late, and starts nothing more until the round is over."""
 
     launched_a_round: int = 4
@@ -28,7 +28,7 @@ class Rounds:
 
 
 @dataclass
-class RoundsSource:
+class RoundsSource(c.BatchingSource):
     size: int
     prompts: int = 0
     left: int = 0
@@ -121,9 +121,12 @@ def test_the_batching_suite_finds(policy, words):
 
 
 @dataclass
-class Parts:
-    split: Any
+class Parts(c.TrainingPolicy):
+    parts: Any
     streams: bool = False
+
+    def split(self, groups):
+        return self.parts(groups)
 
 
 def halves(groups):
@@ -163,12 +166,11 @@ def test_the_training_suite_finds(policy, words):
 
 
 @dataclass(frozen=True)
-class Elastic:
+class Elastic(c.ProvisioningPolicy):
     """One replica more for each step, from two to four, and back to two: as many as the version says."""
 
-    start: ClassVar[int] = 2
-    most: ClassVar[int] = 4
-    spans: ClassVar[int | None] = None
+    def growth(self):
+        return c.Growth(2, 4)
 
     def plan(self, view):
         wanted = (2, 3, 4, 3)[view.progress.version % 4]
@@ -182,7 +184,7 @@ def test_replicas_that_come_and_go():
 
 
 def provisioning(plan, **has):
-    return type("Policy", (), {"plan": lambda self, view: plan(view), **has})()
+    return type("Policy", (c.ProvisioningPolicy,), {"plan": lambda self, view: plan(view), **has})()
 
 
 def replicas(view, health=None):
@@ -234,9 +236,10 @@ def test_the_provisioning_suite_finds(plan, words):
     ("has", "words"),
     [
         ({}, "its replicas use . devices after a start with ., expected a policy that says how many they may be"),
-        ({"start": 1, "most": 4, "spans": None}, "it starts . replicas, and says start=1"),
-        ({"start": 2, "most": 3, "spans": None}, "it has 4 replicas, and says most=3"),
-        ({"start": 2, "most": 1, "spans": None}, "it has 2 replicas, and says most=1"),
+        ({"start": 2, "most": 4, "spans": None}, "its replicas use . devices after a start with ."),
+        ({"growth": lambda self: c.Growth(1, 4)}, "it starts . replicas, and says start=1"),
+        ({"growth": lambda self: c.Growth(2, 3)}, "it has 4 replicas, and says most=3"),
+        ({"growth": lambda self: c.Growth(2, 1)}, "it has 2 replicas, and says most=1"),
     ],
 )
 def test_the_provisioning_suite_finds_replicas_that_nobody_was_told_of(has, words):
@@ -252,10 +255,11 @@ def test_the_provisioning_suite_finds_replicas_that_nobody_was_told_of(has, word
     ],
 )
 def test_the_provisioning_suite_finds_a_change_of_what_is_lent(change, words):
-    class Hasty:
+    class Hasty(c.ProvisioningPolicy):
         """Lends one of two replicas within a round, and does not wait for its return."""
 
-        milestones = (0.5,)
+        def round_milestones(self):
+            return (0.5,)
 
         def plan(self, view):
             here = replicas(view)
@@ -300,3 +304,80 @@ def test_reasons_that_do():
         c.Reason(c.Why.STILL, numbers={"still_s": 31.0, "limit_s": 30.0}),
     ):
         check_reason(reason, "here")
+
+
+@dataclass(frozen=True)
+class Named(c.ProvisioningPolicy):
+    """A policy whose properties happen to be called as facts were in the old form, and as fields of today's records are."""
+
+    start: int = 1
+    most: int = 9
+    spans: int = 4
+    milestones: tuple = (0.5,)
+    iterations: int = 7
+    yields_at: float = 0.5
+    lends: bool = True
+    sizes: tuple = (1, 2)
+
+    def plan(self, view):
+        return [] if replicas(view) else [c.StartReplica()]
+
+
+def test_a_policy_says_what_it_does_by_overriding_alone():
+    policy = Named()
+    assert (policy.growth(), policy.round_milestones(), policy.yields_from()) == (None, None, None)
+    assert not policy.watched_iterations()
+    assert not policy.lends_devices()
+    assert not policy.sizes_of_replicas()
+    c.check_policy("provisioning", policy)
+    assert check_provisioning_policy(policy) > 0
+
+
+class Old:
+    """A policy of the form before there were base classes."""
+
+    start, most, spans = 1, 4, None
+
+    def plan(self, view):
+        return ()
+
+
+class Unplanned(c.ProvisioningPolicy):
+    pass
+
+
+class Valued(c.ProvisioningPolicy):
+    growth = 4
+
+    def plan(self, view):
+        return ()
+
+
+class OldGate(c.AdmissionPolicy):
+    def gate(self, batch_groups):
+        return Old()
+
+
+class OldSource(c.BatchingPolicy):
+    def open(self):
+        return Old()
+
+
+@pytest.mark.parametrize(
+    ("axis", "policy", "words"),
+    [
+        ("provisioning", Old, "found Old, .* expected class Old(ProvisioningPolicy) of tailrace.contracts with plan; "),
+        ("provisioning", Old(), "by overriding growth, sizes_of_replicas, watched_iterations, round_milestones, "),
+        ("recovery", Old(), "expected class Old(RecoveryPolicy) of tailrace.contracts with on_down, window_s; "),
+        ("provisioning", Unplanned, "found Unplanned without plan, expected what ProvisioningPolicy asks for"),
+        ("provisioning", Valued, "found Valued.growth, which is no method, expected a method as in ProvisioningPolicy"),
+        ("admission", OldGate(), "expected class Old(AdmissionGate) of tailrace.contracts with bound, complete, "),
+        ("batching", OldSource(), "expected class Old(BatchingSource) of tailrace.contracts with ended, keeps, "),
+    ],
+)
+def test_a_policy_of_the_old_form_is_refused_in_one_line(axis, policy, words):
+    with pytest.raises(c.PluginError) as found:
+        c.check_policy(axis, policy)
+    line = str(found.value)
+    assert "\n" not in line
+    assert all(part in line for part in words.split(" .* ")), line

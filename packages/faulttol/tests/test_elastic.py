@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tailrace.contracts import RecoveryAction
+from tailrace.contracts import RecoveryAction, RecoveryPolicy
 from tailrace.faulttol import GroupError, Isolate, RoleAware
 from tailrace.faulttol.elastic import Change, Does, ElasticGroup, GroupKeeper, Hooks
 from tailrace.faulttol.elastic.group import Liveness
@@ -144,7 +144,7 @@ def test_one_that_keeps_failing_is_evicted_and_another_one_is_created(actors):
 
 
 def test_a_policy_of_ones_own_decides_and_may_give_the_group_up(actors):
-    class Mine:
+    class Mine(RecoveryPolicy):
         window_s = 10.0
 
         def on_down(self, failure):
@@ -160,7 +160,7 @@ def test_a_policy_of_ones_own_decides_and_may_give_the_group_up(actors):
 
 
 def test_a_failure_counts_no_more_after_its_window_if_the_worker_came_up_since(actors):
-    class Mine:
+    class Mine(RecoveryPolicy):
         window_s = 10.0
 
         def on_down(self, failure):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.contracts import Cause, Failure, RecoveryAction
+from tailrace.contracts import Cause, Failure, RecoveryAction, RecoveryPolicy
 from tailrace.contracts.plugins import load, names
 from tailrace.faulttol import ROLES, Isolate, RecoveryError, RestartTask, RoleBased
 from tailrace.faulttol.testing import check_recovery_policy
@@ -46,7 +46,7 @@ def test_contract(policy, seed):
 
 
 @dataclass
-class Broken:
+class Broken(RecoveryPolicy):
     """A policy that keeps the contract but for what a test replaces."""
 
     down: Any = lambda policy, failure: FAIL

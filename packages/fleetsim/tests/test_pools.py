@@ -94,7 +94,7 @@ def test_a_faster_pool_generates_more():
     assert min(finished["r0"], finished["r1"]) > 2 * max(finished["r2"], finished["r3"])
 
 
-class OneMore:
+class OneMore(c.ProvisioningPolicy):
     """All replicas of the start, and one more of the second pool after the first step."""
 
     def plan(self, view):

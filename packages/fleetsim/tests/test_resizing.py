@@ -23,7 +23,7 @@ CONFIG = {
 }
 
 
-class Once:
+class Once(c.ProvisioningPolicy):
     """Four replicas of one device; two of two after the first step, and four again after the seventh."""
 
     def plan(self, view):

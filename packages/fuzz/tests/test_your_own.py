@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from tailrace.contracts import Cause, Failure, RecoveryAction, Tried
+from tailrace.contracts import Cause, Failure, RecoveryAction, RecoveryPolicy, Tried
 from tailrace.fuzz import Case, CaseError, draw_case, fuzz, replay, run_case
 from tailrace.fuzz.policies import draw_policy, ends_run
 from tailrace.pipeline.policies.batching import Redundant
@@ -114,7 +114,7 @@ def test_a_policy_that_takes_no_draw_is_refused():
 
 
 def test_a_recovery_says_whether_it_ends_the_run():
-    class Third:
+    class Third(RecoveryPolicy):
         def on_down(self, failure: Failure):
             assert failure.cause is Cause.DIED
             return RecoveryAction.FAIL if failure.failures > 2 else RecoveryAction.RESTART

@@ -133,7 +133,7 @@ def test_stationary_preemptions_change_the_size_seldom(kinds):
 
 
 @dataclass
-class Phases:
+class Phases(c.ProvisioningPolicy):
     """The policy in a fleet whose rounds come and go."""
 
     policy: AdaptiveTP
@@ -148,7 +148,7 @@ class Phases:
 
 
 def test_it_asks_for_rounds_without_which_it_sees_none():
-    assert isinstance(AdaptiveTP(), c.WatchesRounds)
+    assert AdaptiveTP().round_milestones() == ()
 
 
 def test_it_keeps_the_contract_of_its_axis():

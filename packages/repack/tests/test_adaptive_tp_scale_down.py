@@ -40,10 +40,9 @@ def kinds(actions):
 
 def test_it_says_that_it_watches_rounds_and_lends():
     policy = AdaptiveTPScaleDown(count=DEVICES)
-    assert isinstance(policy, c.LendsDevices)
-    assert policy.lends
-    assert policy.milestones == ScaleDown().milestones
-    assert not isinstance(AdaptiveTP(), c.LendsDevices)
+    assert policy.lends_devices()
+    assert policy.round_milestones() == ScaleDown().round_milestones()
+    assert not AdaptiveTP().lends_devices()
 
 
 def test_it_resizes_as_a_round_begins_and_lends_within_it():
@@ -93,15 +92,14 @@ def test_it_is_one_policy_or_the_other(seed):
 
 
 @dataclass
-class Phases:
+class Phases(c.ProvisioningPolicy):
     """The policy in a fleet in which the kind of the rounds depends on chance."""
 
     policy: AdaptiveTPScaleDown
     seed: int
 
-    @property
-    def milestones(self):
-        return self.policy.milestones
+    def round_milestones(self):
+        return self.policy.round_milestones()
 
     def plan(self, view):
         kind = random.Random(f"{self.seed} {view.progress.version // 6}").choice(["short", "long"])

@@ -126,8 +126,9 @@ def hasty(policy, seen):
     ],
 )
 def test_the_contract_finds_what_breaks_it(plan, message):
-    class Broken:
-        yields_at = 0.5
+    class Broken(c.ProvisioningPolicy):
+        def yields_from(self):
+            return 0.5
 
         def plan(self, seen):
             if not [one for one in seen.of("replica") if one.health is not c.Health.STOPPING]:

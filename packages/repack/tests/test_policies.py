@@ -5,7 +5,20 @@ import random
 
 import pytest
 
-from tailrace.contracts import Cycle, Evict, Move, Placement, Progress, Reason, ReplicaView, Sync, TrajectoryView, Why
+from tailrace.contracts import (
+    Cycle,
+    Evict,
+    Move,
+    Placement,
+    Progress,
+    Reason,
+    RelocationPolicy,
+    ReplicaView,
+    RoutingPolicy,
+    Sync,
+    TrajectoryView,
+    Why,
+)
 from tailrace.contracts.plugins import load, names
 from tailrace.repack import BestFit, Interrupting, LeastLoaded, LoadError, NoRelocation, RoundRobin, WhenDrained
 from tailrace.repack.testing import SlotAdmission, check_relocation_policy, check_routing_policy, check_sync_policy
@@ -70,7 +83,7 @@ def test_routing_contract(policy):
     assert check_routing_policy(policy) > 300
 
 
-class Swap:
+class Swap(RelocationPolicy):
     """Breaks the contract: two replicas exchange their trajectories."""
 
     def due(self, now_s, last_s, stepped):
@@ -81,7 +94,7 @@ class Swap:
         return [Move(busy[0], busy[1]), Move(busy[1], busy[0])] if len(busy) > 1 else []
 
 
-class Overfill:
+class Overfill(RelocationPolicy):
     """Breaks the contract: everything goes to one replica."""
 
     def due(self, now_s, last_s, stepped):
@@ -99,7 +112,7 @@ class Overfill:
         return [Move(view.replica, ready[0].replica) for view in ready[1:]]
 
 
-class Unsaid:
+class Unsaid(RelocationPolicy):
     """Breaks the contract: it evicts, and its reason lacks what comes with it."""
 
     def due(self, now_s, last_s, stepped):
@@ -122,7 +135,7 @@ def test_the_relocation_contract_catches(policy, words):
 
 
 def breaks(rule):
-    class Routing:
+    class Routing(RoutingPolicy):
         def route(self, cycle):
             serving = [view for view in cycle.replicas if view.version is not None and not view.pulling]
             serving.sort(key=lambda view: view.replica)

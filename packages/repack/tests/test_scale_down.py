@@ -36,8 +36,8 @@ def names(actions, kind):
 
 
 def test_the_milestones_are_the_paper_s():
-    assert ScaleDown().milestones == (0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
-    assert ScaleDown(first=0.3, last=0.3).milestones == (0.3,)
+    assert ScaleDown().round_milestones() == (0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
+    assert ScaleDown(first=0.3, last=0.3).round_milestones() == (0.3,)
 
 
 def test_it_lends_half_of_the_cells_whole_and_those_with_the_least_work():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.contracts import TrajectoryView, Why
+from tailrace.contracts import RoutingPolicy, TrajectoryView, Why
 from tailrace.repack import (
     Interrupting,
     LeastLoaded,
@@ -36,7 +36,7 @@ TABLE_4 = (7.28e-8, 1.72e-3, 1.25e-4, 1.07e-2)
 MODELS = (TABLE_4, (4e-7, 2e-3, 1e-4, 1e-3), (0.0, 1e-3, 1e-4, 0.0), (1e-6, 1e-3, 0.0, 1e-3), (5e-8, 0.0, 1e-3, 1e-3))
 
 
-class Plain:
+class Plain(RoutingPolicy):
     """The same routing behind another class: the path that works with any policy."""
 
     def __init__(self, policy):

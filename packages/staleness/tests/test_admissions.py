@@ -239,7 +239,7 @@ def test_the_suite_finds_a_gate_that_breaks_its_word():
         def bound(self):
             return 1
 
-    class Policy:
+    class Policy(AdmissionPolicy):
         def gate(self, batch_groups):
             return Liar("liar", batch_groups, cap=2 * batch_groups)
 
@@ -262,7 +262,7 @@ def test_the_suite_finds_a_view_that_does_not_count():
 
             return View()
 
-    class Policy:
+    class Policy(AdmissionPolicy):
         def gate(self, batch_groups):
             return Forgetful("forgetful", batch_groups, cap=batch_groups)
 
@@ -275,7 +275,7 @@ def test_the_suite_finds_a_gate_that_names_groups_of_later_batches_trainable():
         def trainable(self):
             return [group for group, known in self._ledger.groups.items() if known.complete]
 
-    class Policy:
+    class Policy(AdmissionPolicy):
         def gate(self, batch_groups):
             return Hasty("hasty", 1, batch_groups)
 

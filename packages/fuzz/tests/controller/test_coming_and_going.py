@@ -9,7 +9,7 @@ from tailrace import contracts as c
 
 
 @dataclass(frozen=True)
-class Tides:
+class Tides(c.ProvisioningPolicy):
     """As many replicas as a random number says that depends on the trainer's version."""
 
     seed: int

@@ -17,7 +17,7 @@ DEVICES, CELLS = 4, 4
 
 
 @dataclass(frozen=True)
-class Restless:
+class Restless(c.ProvisioningPolicy):
     """A size of replicas that a random number says, which depends on the trainer's version."""
 
     seed: int

@@ -170,7 +170,7 @@ def test_one_that_fails_too_often_is_evicted_and_others_do_its_work():
 def test_what_a_policy_sees_of_a_failure():
     seen = []
 
-    class Watching:
+    class Watching(c.RecoveryPolicy):
         window_s = 100.0
 
         def on_down(self, failure):

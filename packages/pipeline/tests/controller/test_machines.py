@@ -75,7 +75,7 @@ def test_the_trainer_and_the_store_go_along_too(role):
 
 
 def test_a_member_is_replaced_elsewhere_and_the_machine_stays():
-    class Elsewhere:
+    class Elsewhere(c.RecoveryPolicy):
         window_s = 60.0
 
         def on_down(self, failure):
@@ -91,7 +91,7 @@ def test_a_member_is_replaced_elsewhere_and_the_machine_stays():
 def test_policies_see_machines_and_who_stands_there():
     seen = []
 
-    class Watching:
+    class Watching(c.ProvisioningPolicy):
         count = 2
 
         def plan(self, view):
@@ -108,7 +108,7 @@ def test_policies_see_machines_and_who_stands_there():
     assert {member.health for member in last.members} == {c.Health.UP}
 
 
-class Between:
+class Between(c.ProvisioningPolicy):
     """Replicas between steps: one more after the first step, one less after the second."""
 
     def plan(self, view):
@@ -138,7 +138,7 @@ def test_replicas_come_and_go_while_the_run_goes_on():
 
 
 def test_one_that_is_to_stop_is_emptied_first_and_its_tokens_go_on():
-    class Less:
+    class Less(c.ProvisioningPolicy):
         def plan(self, view):
             working = [member for member in view.of("replica") if member.health is not c.Health.STOPPING]
             if not view.of("replica"):

@@ -82,7 +82,7 @@ def test_a_run_over_sites_ends_with_every_prompt_trained_on():
     assert run.view.counts.trained == 6
 
 
-class Growing:
+class Growing(c.ProvisioningPolicy):
     """One replica, and then one more of each of these pools."""
 
     def __init__(self, *pools):

@@ -12,7 +12,7 @@ TICKS = 6
 
 
 @dataclass(frozen=True)
-class EmptiesAlways:
+class EmptiesAlways(c.RelocationPolicy):
     """Takes everything from every replica, again and again."""
 
     def due(self, now_s, last_s, stepped):
@@ -49,7 +49,7 @@ def test_what_made_no_token_since_it_was_relocated_is_left_alone(tokens):
 
 
 @dataclass(frozen=True)
-class Releases:
+class Releases(c.RelocationPolicy):
     """Empties r0 onto r1 when it is told of an update, or, with `periodic`, from the fifth second on."""
 
     periodic: bool

@@ -12,7 +12,7 @@ from tailrace.repack import AdaptiveTP, to_size
 
 
 @dataclass
-class Sized:
+class Sized(c.ProvisioningPolicy):
     """As many devices as `tp` says now."""
 
     tp: int = 1
@@ -159,7 +159,7 @@ def test_adaptive_tp_sees_the_rounds_of_a_run_and_resizes_as_one_begins():
 
 
 def test_more_replicas_than_a_policy_said_end_the_run_with_a_line(run, policy):
-    policy.start, policy.most, policy.spans = 2, 2, None
+    policy.growth = lambda: c.Growth(2, 2)
     greedy = Scripted(spec(provisioning=policy, steps=12))
     greedy.go(c.Tick(), leave=(c.Route,))
     assert greedy.view.failure is None

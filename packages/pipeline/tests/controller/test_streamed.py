@@ -238,10 +238,8 @@ def test_in_whatever_order_everything_comes(seed):
 
 def test_the_policy():
     assert Streamed(3).streams
-    assert Streamed(3).groups_at_once == 3
-    assert isinstance(Streamed(), c.AddsGradients)
+    assert Streamed(3).early_gradients() == c.EarlyGradients(3)
     assert Streamed().split(range(5)) == [range(5)]
-    assert c.adds_gradients(Streamed())
-    assert not c.adds_gradients(policy("training", "full-batch"))
+    assert policy("training", "full-batch").early_gradients() is None
     with pytest.raises(PolicyError, match="groups=0"):
         Streamed(0)

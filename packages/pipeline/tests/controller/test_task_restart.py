@@ -138,7 +138,7 @@ def test_restart_task_begins_the_step_over_and_trains_on_every_prompt_once():
 
 @pytest.mark.parametrize("name", ["role-based", "restart-task"])
 def test_a_replica_that_is_about_to_stop_leaves_with_the_restart(name):
-    class Fewer:
+    class Fewer(c.ProvisioningPolicy):
         count = 2
 
         def plan(self, view):

@@ -251,7 +251,7 @@ def test_an_answer_to_what_was_dropped_changes_nothing():
 
 
 @dataclasses.dataclass(frozen=True)
-class EmptyFirst:
+class EmptyFirst(c.RelocationPolicy):
     """Moves everything of r0 to r1 once."""
 
     def due(self, now_s, last_s, stepped):

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from tailrace.contracts import Purpose, TrajectoryRef
+from tailrace.contracts import BatchingPolicy, Purpose, TrajectoryRef
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.roles.prompts import DecodingMode, SamplingTable
@@ -46,9 +46,11 @@ def test_stop_tokens_end_turns_where_the_task_has_an_environment_and_the_mode_as
     assert not SamplingTable(1.0, 64, (2,), modes)(train).turns
 
 
-class Redraws:
-    surplus_groups = 0
+class Redraws(BatchingPolicy):
     draws = True
+
+    def draws_again(self):
+        return self.draws
 
     def open(self):
         raise AssertionError("nobody launches")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tailrace.contracts import plugins
+from tailrace.contracts import Growth, ProvisioningPolicy, plugins
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.launching.free_devices import check_free_devices
@@ -37,19 +37,14 @@ def test_other_policies_and_replicas_without_gpus_need_none(provisioning, gpus):
 
 
 @dataclass(frozen=True)
-class Tidal:
+class Tidal(ProvisioningPolicy):
     """A policy of somebody else, whose replicas span two devices each."""
 
     count: int = 2
     spans: int | None = 2
 
-    @property
-    def start(self):
-        return self.count
-
-    @property
-    def most(self):
-        return self.count + 2
+    def growth(self):
+        return Growth(self.count, self.count + 2, self.spans)
 
     def plan(self, view):
         raise NotImplementedError  # nobody asks before a run starts
@@ -63,3 +58,44 @@ def test_a_plugin_of_somebody_else_that_says_how_many_it_adds_is_checked_too(mon
     check_free_devices(tidal, needed)
     with pytest.raises(ConfigError, match=r"found 4 replicas of .* GPUs at most and 2 for the other roles"):
         check_free_devices(tidal, needed - 1)
+
+
+@dataclass(frozen=True)
+class Named(ProvisioningPolicy):
+    """A policy whose properties happen to be called as those of `Growth`."""
+
+    count: int = 2
+    start: int = 2
+    most: int = 90
+    spans: int = 8
+
+    def plan(self, view):
+        raise NotImplementedError
+
+
+class Old:
+    """A policy of the form before there were base classes."""
+
+    def __init__(self, count: int = 2):
+        self.start, self.most, self.spans = count, 90, 8
+
+    def plan(self, view):
+        raise NotImplementedError
+
+
+def test_properties_that_happen_to_have_such_names_change_nothing(monkeypatch):
+    load = plugins.load
+    monkeypatch.setattr(plugins, "load", lambda group, name: Named if name == "named" else load(group, name))
+    check_free_devices(config({"name": "named"}, replica_gpus=1.0), 0.0)
+
+
+@pytest.mark.parametrize("plugin", [Old, lambda count=2: Old(count)])
+def test_a_plugin_of_the_old_form_is_refused_in_one_line(monkeypatch, plugin):
+    load = plugins.load
+    monkeypatch.setattr(plugins, "load", lambda group, name: plugin if name == "old" else load(group, name))
+    with pytest.raises(ConfigError) as found:
+        check_free_devices(config({"name": "old"}, replica_gpus=1.0), 9.0)
+    (line,) = str(found.value).splitlines()
+    assert line.startswith("key 'pipeline.provisioning': 'old': found Old, which does not inherit ProvisioningPolicy")
+    assert "expected class Old(ProvisioningPolicy) of tailrace.contracts with plan; " in line
+    assert "by overriding growth" in line

@@ -89,7 +89,7 @@ class IterationRecord:
 
 @record
 class BatchView:
-    """The batch that the trainer computes or gets next, for a policy whose hybrids yield to the trainer (`YieldsDevices`).
+    """The batch that the trainer computes or gets next, for a policy whose hybrids yield to the trainer (`yields_from`).
 
     Args:
         size: groups that it has.
@@ -123,7 +123,7 @@ class FleetView:
         lengths: response tokens of the last trajectories that finished (4,096 at most), in order of their end.
         lent: replicas whose devices are lent to cells of the trainer, or about to be, or not returned yet. They are not among
             `loads`.
-        iterations: the last iterations, oldest first, for a policy that asks for them (`WatchesIterations`). The first of a
+        iterations: the last iterations, oldest first, for a policy that asks for them (`watched_iterations`). The first of a
             run, and the first after the driver died, are not among them.
         batch: the batch that is next, for a policy whose hybrids yield to the trainer; None after the last one, and for others.
     """
@@ -271,7 +271,7 @@ class LendReplica:
     """Lend a replica's devices to the trainer's cells that stand on them.
 
     Its trajectories go back to the pool with their tokens. A cell adds gradients once all replicas on its devices are lent;
-    where hybrids yield (`YieldsDevices`), the trainer steps once all of them are.
+    where hybrids yield (`yields_from`), the trainer steps once all of them are.
     """
 
     replica: str

@@ -129,7 +129,7 @@ class TrajectoryView:
         version: the oldest version that it may be generated with (V_traj of StaleFlow, section 4.1); None until its group
             has started.
         tokens: known prompt and response tokens so far: what a KV cache would hold of it. Without its prompt where no policy of
-            the run plans with tokens (`PlansTokens`).
+            the run plans with tokens (`plans_tokens`).
         exact: all its tokens must come from `version`; otherwise any newer version may continue it (partial rollout).
         predicted: response tokens that are predicted for it in all, at least 1; None if nothing is predicted.
         left: response tokens that are expected to come yet, at least 1: E[L - t | L > t] for the t tokens that are known, since

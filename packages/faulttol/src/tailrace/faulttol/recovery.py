@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Annotated
 
-from tailrace.contracts import Cause, Failure, RecoveryAction, Tried
+from tailrace.contracts import Cause, Failure, RecoveryAction, RecoveryPolicy, Tried
 from tailrace.faulttol.errors import RecoveryError
 from tailrace.faulttol.workflow import restarts_task
 
@@ -21,7 +21,7 @@ DISPENSABLE = ("ranker",)  # nothing waits for it
 
 
 @dataclass(frozen=True, slots=True)
-class Isolate:
+class Isolate(RecoveryPolicy):
     """Contain a failure in its role (Laminar, sections 3.3 and 4.3). Plugin ``isolate``.
 
     While one member is down, the others continue. A replica, relay, scorer, ranker or environment is restarted, the trainer
@@ -78,7 +78,7 @@ class Isolate:
 
 
 @dataclass(frozen=True, slots=True)
-class RoleBased:
+class RoleBased(RecoveryPolicy):
     """Restart the role that failed, and the task only where that cannot help (RobustRL, section 5.1). Plugin ``role-based``.
 
     A fault of the trainer ends all its ranks. It starts again from its last checkpoint and trains on what rollouts went on
@@ -142,7 +142,7 @@ class RoleBased:
 
 
 @dataclass(frozen=True, slots=True)
-class RestartTask:
+class RestartTask(RecoveryPolicy):
     """Restart everything whatever fails, and lose the rollouts of the step. Plugin ``restart-task``.
 
     The baseline of RobustRL (ByteRobust; section 2.2): the task restarts from its last checkpoint, and what was generated since

@@ -14,23 +14,22 @@ from types import MappingProxyType
 from typing import Any
 
 from tailrace.contracts import (
-    AdmitsRounds,
+    AdmissionGate,
+    BatchingSource,
     Cause,
     Failure,
-    LaunchesRounds,
-    LendsDevices,
+    ProvisioningPolicy,
     RecoveryAction,
     TailraceError,
+    TrainingPolicy,
     Tried,
-    YieldsDevices,
-    adds_gradients,
     expected_one_of,
     plugins,
 )
 from tailrace.fuzz.errors import CaseError
 from tailrace.pipeline.config.models import Choice
 from tailrace.pipeline.config.options import Factory, options_of
-from tailrace.pipeline.config.policies import build_policy, load_policy
+from tailrace.pipeline.config.policies import build_policy, check_form, load_policy
 from tailrace.pipeline.spec import AXES
 
 APART = ("detection",)
@@ -151,7 +150,10 @@ def make_policy(
     factory = policies.get(axis)
     if factory is None or isinstance(factory, str) or choice.name != _name(factory):
         return build_policy(axis, choice, given, where_taken)
-    return build_policy(axis, choice, given, where_taken, factory) if _is_factory(factory) else factory
+    if _is_factory(factory):
+        return build_policy(axis, choice, given, where_taken, factory)
+    check_form(axis, choice.name, factory)
+    return factory
 
 
 def takes(axis: str, name: str, policies: Policies = NONE) -> Mapping[str, Any]:
@@ -168,29 +170,32 @@ def as_it_is(axis: str, policies: Policies) -> Any | None:
 
 def launches_rounds(batching: Choice, policies: Policies = NONE) -> bool:
     """Whether a batching policy launches groups in rounds."""
-    return isinstance(make_policy("batching", batching, policies=policies).open(), LaunchesRounds)
+    source: BatchingSource = make_policy("batching", batching, policies=policies).open()
+    return source.launches_rounds()
 
 
 def admits_rounds(admission: Choice, policies: Policies = NONE) -> bool:
     """Whether an admission policy knows rounds, whose batches differ in size."""
-    return isinstance(make_policy("admission", admission, policies=policies).gate(1), AdmitsRounds)
+    gate: AdmissionGate = make_policy("admission", admission, policies=policies).gate(1)
+    return gate.admits_rounds()
 
 
 def lends_devices(provisioning: Choice, policies: Policies = NONE) -> bool:
     """Whether a provisioning policy lends devices to the trainer, whose cells must then share them."""
-    policy = make_policy("provisioning", provisioning, policies=policies)
-    return isinstance(policy, LendsDevices) and policy.lends
+    policy: ProvisioningPolicy = make_policy("provisioning", provisioning, policies=policies)
+    return policy.lends_devices()
 
 
 def yields_devices(provisioning: Choice, policies: Policies = NONE) -> bool:
     """Whether a provisioning policy has hybrids, which stand on the trainer's devices and yield to it."""
-    return isinstance(make_policy("provisioning", provisioning, policies=policies), YieldsDevices)
+    policy: ProvisioningPolicy = make_policy("provisioning", provisioning, policies=policies)
+    return policy.yields_from() is not None
 
 
 def streams_parts(training: Choice, policies: Policies = NONE) -> bool:
     """Whether a training policy makes optimizer steps on parts of a fixed size, before their batch is complete."""
-    policy = make_policy("training", training, policies=policies)
-    return policy.streams and not adds_gradients(policy)
+    policy: TrainingPolicy = make_policy("training", training, policies=policies)
+    return policy.streams and policy.early_gradients() is None
 
 
 def ends_run(recovery: Any, role: str, *, failures: int, others: int) -> bool:

@@ -9,6 +9,7 @@ from tailrace.contracts import (
     BatchingPolicy,
     DetectionPolicy,
     Eviction,
+    PluginError,
     ProvisioningPolicy,
     RecoveryPolicy,
     RelocationPolicy,
@@ -16,6 +17,7 @@ from tailrace.contracts import (
     Sampler,
     SyncPolicy,
     TrainingPolicy,
+    check_policy,
 )
 from tailrace.faulttol import RoleAware
 from tailrace.pipeline.errors import PolicyError
@@ -109,7 +111,7 @@ class PipelineSpec:
         failed_groups_limit: number of groups whose verifier failed that ends the run, since the verifier is then wrong, not a
             response; and of groups that engines refused with no complete one between them.
         fits_costs: whether the costs of a decoding step are fitted to what replicas report, for policies that learn them
-            (`LearnsCosts`), since no coefficients were given.
+            (`learns_costs`), since no coefficients were given.
         ranker: whether a ranker predicts the lengths of responses, for policies that use them.
         pools: pools of unequal replicas; empty if all replicas have `tp` and `replica_batch`, at the trainer's site.
         relay_sites: the site of each relay, by its number; empty if all are at the trainer's, as those beyond its end are.
@@ -120,7 +122,7 @@ class PipelineSpec:
         machines: names of the machines over which members are placed, in order; empty leaves the choice to the host.
 
     Raises:
-        PolicyError: a fence, but not a checkpoint at every step.
+        PolicyError: a fence, but not a checkpoint at every step; or a policy that does not inherit the base class of its axis.
     """
 
     admission: AdmissionPolicy
@@ -161,6 +163,11 @@ class PipelineSpec:
     machines: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for axis in AXES:
+            try:
+                check_policy(axis, getattr(self, axis))
+            except PluginError as error:
+                raise PolicyError(f"axis {axis}: {error}") from error
         if self.fence and self.checkpoint_every != 1:
             raise PolicyError(
                 f"found a fence with a checkpoint every {self.checkpoint_every} steps, expected one at each: a version without "

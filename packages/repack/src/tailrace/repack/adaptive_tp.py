@@ -13,6 +13,7 @@ from tailrace.contracts import (
     FleetView,
     Health,
     MemberView,
+    ProvisioningPolicy,
     Reason,
     ResizeReplica,
     RoundRecord,
@@ -55,7 +56,7 @@ def to_size(
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptiveTP:
+class AdaptiveTP(ProvisioningPolicy):
     """Doubles the devices of a replica when a round has more preemptions than its kind of round used to have, and halves them
     after rounds without any.
 
@@ -111,9 +112,12 @@ class AdaptiveTP:
         """Devices that a replica can span: powers of two that divide the heads, within a machine and all that there are."""
         return self._powers(min(self.devices_per_machine, self.count * self.tp))
 
-    @property
-    def milestones(self) -> Sequence[float]:
-        """None: it looks when a round begins. By having milestones it asks for rounds (`WatchesRounds`)."""
+    def sizes_of_replicas(self) -> Sequence[int]:
+        """The sizes that it may choose."""
+        return self.sizes
+
+    def round_milestones(self) -> Sequence[float]:
+        """None within a round: it looks when one begins."""
         return ()
 
     def _powers(self, most: int) -> tuple[int, ...]:
@@ -201,15 +205,13 @@ class AdaptiveTPScaleDown(AdaptiveTP):
         AdaptiveTP.__post_init__(self)
         self._scale_down()
 
-    @property
-    def lends(self) -> bool:
+    def lends_devices(self) -> bool:
         """Yes: it lends devices to cells of the trainer, which must share them."""
         return True
 
-    @property
-    def milestones(self) -> Sequence[float]:
+    def round_milestones(self) -> Sequence[float]:
         """The shares at which it looks whether to lend."""
-        return self._scale_down().milestones
+        return self._scale_down().round_milestones()
 
     def plan(self, view: FleetView) -> Sequence[FleetAction]:
         """Start the replicas; resize them, lend half of the devices, or take them back."""

@@ -18,8 +18,10 @@ from typing import Annotated
 
 from tailrace.contracts import (
     FleetView,
+    Growth,
     Health,
     IterationRecord,
+    ProvisioningPolicy,
     Reason,
     StartReplica,
     StopReplica,
@@ -43,7 +45,7 @@ _HISTORY = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Balanced:
+class Balanced(ProvisioningPolicy):
     """Adds a replica where generation is the slower stage, and removes one where training is.
 
     The gap is the seconds by which generation of an iteration took longer than its training. One replica more saves some
@@ -128,9 +130,12 @@ class Balanced:
         if self.begins is None or not self.replica_costs:
             self._check_count()
 
-    @property
-    def iterations(self) -> int:
-        """Iterations that it looks back at; by having them it asks for their times (`WatchesIterations`)."""
+    def growth(self) -> Growth:
+        """Replicas at the start, most of them, and the devices of each."""
+        return Growth(self.start, self.most, self.spans)
+
+    def watched_iterations(self) -> int:
+        """Iterations that it looks back at."""
         return max(_HISTORY, self.patience + self.cooldown)
 
     @property

@@ -14,6 +14,7 @@ from tailrace.contracts import (
     FleetView,
     Health,
     LendReplica,
+    ProvisioningPolicy,
     Reason,
     ReplicaView,
     ReturnReplica,
@@ -25,7 +26,7 @@ from tailrace.repack.errors import LoadError
 
 
 @dataclass(frozen=True, slots=True)
-class Hybrid:
+class Hybrid(ProvisioningPolicy):
     """A fixed number of replicas, of which those on the trainer's devices yield to it. Plugin ``hybrid``.
 
     While other replicas generate, hybrids yield once a share of the batch's groups is complete, and what they had goes to the
@@ -49,6 +50,10 @@ class Hybrid:
             raise LoadError(f"found count={self.count}, expected at least 1")
         if not 0 < self.yields_at <= 1:
             raise LoadError(f"found yields_at={self.yields_at}, expected above 0 and at most 1")
+
+    def yields_from(self) -> float:
+        """The share at which hybrids yield."""
+        return self.yields_at
 
     def plan(self, view: FleetView) -> Sequence[StartReplica | LendReplica | ReturnReplica]:
         """Start the replicas; lend the hybrids' devices, or take them back."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from tailrace.contracts import Cycle, Placement, Reason, TentativeAdmission, TrajectoryView, Tried, Why
+from tailrace.contracts import Cycle, Placement, Reason, RoutingPolicy, TentativeAdmission, TrajectoryView, Tried, Why
 from tailrace.repack.errors import LoadError
 from tailrace.repack.gains import GainIndex, planned_with
 from tailrace.repack.routing import queues
@@ -31,7 +31,7 @@ Poured = tuple[TrajectoryView, int, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class MarginalThroughput(Costed):
+class MarginalThroughput(Costed, RoutingPolicy):
     """A trajectory goes where it adds most throughput, if it adds enough. Plugin ``marginal-throughput``.
 
     The coefficients of the cost model come from `ThroughputModel.fit`. The paper's (Table 4, Qwen3-30B-A3B on an H20) are
@@ -58,7 +58,6 @@ class MarginalThroughput(Costed):
         if self.prompt_tokens < 0:
             raise LoadError(f"found prompt_tokens={self.prompt_tokens!r}, expected at least 0")
 
-    @property
     def plans_tokens(self) -> bool:
         """Yes: the cost of a step grows with the tokens in the KV cache, those of prompts among them."""
         return True

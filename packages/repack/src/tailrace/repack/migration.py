@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from tailrace.contracts import Cycle, Evict, Reason, ReplicaView, TrajectoryView, Tried, Why
+from tailrace.contracts import Cycle, Evict, Reason, RelocationPolicy, ReplicaView, TrajectoryView, Tried, Why
 from tailrace.repack.errors import LoadError
 from tailrace.repack.gains import kv_tokens, planned_with
 from tailrace.repack.routing import may_run_at
@@ -28,7 +28,7 @@ from tailrace.repack.throughput import Costed
 
 
 @dataclass(frozen=True, slots=True)
-class Migration(Costed):
+class Migration(Costed, RelocationPolicy):
     """Evict trajectories from long queues and from replicas that are far ahead (StaleFlow, section 5.3). Plugin ``migration``.
 
     Args:
@@ -54,7 +54,6 @@ class Migration(Costed):
         if not (self.period_s > 0 and math.isfinite(self.period_s)):
             raise LoadError(f"found period_s={self.period_s!r}, expected seconds above 0")
 
-    @property
     def plans_tokens(self) -> bool:
         """Yes: the cost of a step grows with the tokens in the KV cache, those of prompts among them."""
         return True

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Self
 
-from tailrace.contracts import Cycle, Move, ReplicaView, Tried
+from tailrace.contracts import Cycle, Move, RelocationPolicy, ReplicaView, Tried
 from tailrace.repack.consolidation import ReplicaLoad, consolidate
 from tailrace.repack.errors import LoadError
 
@@ -41,7 +41,7 @@ NEGLIGIBLE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class NoRelocation:
+class NoRelocation(RelocationPolicy):
     """Trajectories end where they began. Plugin ``none``."""
 
     def due(self, now_s: float, last_s: float, updated: bool) -> bool:  # noqa: ARG002 - the protocol's arguments
@@ -54,7 +54,7 @@ class NoRelocation:
 
 
 @dataclass(frozen=True, slots=True)
-class BestFit:
+class BestFit(RelocationPolicy):
     """Consolidate the long tail of each weight version onto few replicas (Laminar section 5). Plugin ``best-fit``.
 
     Args:
@@ -109,6 +109,10 @@ class BestFit:
             return ASSUMED_BATCH
         alone = max(self.k2, self.k3)  # of a step of one trajectory, beside the overhead
         return max(1, math.floor((alone + NEGLIGIBLE * (alone + self.k4)) / self.k3))
+
+    def learns_costs(self) -> bool:
+        """Yes, those that `with_costs` takes."""
+        return True
 
     def with_costs(self, k1: float, k2: float, k3: float, k4: float) -> Self:
         """The same policy with coefficients that were fitted in the run."""

@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
-from tailrace.contracts import Cycle, Placement, Placements, ReplicaView, TentativeAdmission, TrajectoryView, Unstarted
+from tailrace.contracts import (
+    Cycle,
+    Placement,
+    Placements,
+    ReplicaView,
+    RoutingPolicy,
+    TentativeAdmission,
+    TrajectoryView,
+    Unstarted,
+)
 
 
 class Rooms:
@@ -120,7 +129,7 @@ def may_run_at(version: int, cycle: Cycle, *, opened: bool) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundRobin:
+class RoundRobin(RoutingPolicy):
     """Each replica in turn, in order of name. Plugin ``round-robin``.
 
     Each group that starts and each trajectory that resumes takes one turn; the first turn of a cycle is `cycle.routings`.
@@ -132,7 +141,7 @@ class RoundRobin:
 
 
 @dataclass(frozen=True, slots=True)
-class LeastLoaded:
+class LeastLoaded(RoutingPolicy):
     """The replica with the smallest share of its capacity in use. Plugin ``least-loaded``.
 
     Among equals, the one with the smallest share of its KV cache in use, then the first by name.

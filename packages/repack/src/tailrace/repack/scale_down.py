@@ -11,6 +11,7 @@ from tailrace.contracts import (
     FleetView,
     Health,
     LendReplica,
+    ProvisioningPolicy,
     Reason,
     ReplicaView,
     ReturnReplica,
@@ -21,7 +22,7 @@ from tailrace.repack.errors import LoadError
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleDown:
+class ScaleDown(ProvisioningPolicy):
     """A fixed number of replicas. Before a round ends, half of their devices go to the trainer, which adds gradients on them.
 
     At each milestone of a round it decides whether to lend, unless something is lent. It lends half of the trainer's cells:
@@ -56,13 +57,11 @@ class ScaleDown:
                 "0 < every <= 1"
             )
 
-    @property
-    def lends(self) -> bool:
+    def lends_devices(self) -> bool:
         """Yes: it lends devices to cells of the trainer, which must share them."""
         return True
 
-    @property
-    def milestones(self) -> Sequence[float]:
+    def round_milestones(self) -> Sequence[float]:
         """The shares at which it looks."""
         steps = math.floor((self.last - self.first) / self.every + 1e-9)
         return tuple(round(self.first + step * self.every, 9) for step in range(steps + 1))

@@ -40,6 +40,7 @@ from tailrace.contracts import (
     Placement,
     Reason,
     ReplicaView,
+    RoutingPolicy,
     TentativeAdmission,
     TrajectoryView,
     Tried,
@@ -125,7 +126,7 @@ _UNPREDICTED = Reason(Why.UNPREDICTED)
 
 
 @dataclass(frozen=True, slots=True)
-class SkewAware(Costed):
+class SkewAware(Costed, RoutingPolicy):
     """The longest trajectories run apart from the others, in small batches. Plugin ``skew-aware``.
 
     Without any prediction it places what `LeastLoaded` places, and so it does while predictions find the longest no better than

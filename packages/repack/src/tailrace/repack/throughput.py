@@ -171,6 +171,10 @@ class Costed:
         """The cost model, with the KV cache counted in tokens."""
         return ThroughputModel(self.k1, self.k2, self.k3, self.k4)
 
+    def learns_costs(self) -> bool:
+        """Yes, those that `with_costs` takes."""
+        return True
+
     def with_costs(self, k1: float, k2: float, k3: float, k4: float) -> Self:
         """The same policy with coefficients that were fitted in the run."""
         return dataclasses.replace(self, k1=k1, k2=k2, k3=k3, k4=k4)

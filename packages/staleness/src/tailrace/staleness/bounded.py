@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tailrace.contracts import Candidate, Sampler, Tried
+from tailrace.contracts import AdmissionGate, AdmissionPolicy, Candidate, Sampler, Tried
 from tailrace.staleness.buffers import Entry
 from tailrace.staleness.errors import LimitError, whole
 from tailrace.staleness.manager import StalenessManager
@@ -19,7 +19,7 @@ from tailrace.staleness.tentative import Tentative
 
 
 @dataclass(frozen=True, slots=True)
-class Bounded:
+class Bounded(AdmissionPolicy):
     """A group starts only if a batch that will be consumed in time has a place for it, in whatever order groups complete.
 
     Guarantees: every consumed group started at most `bound` versions before the trainer's version at consumption; no complete
@@ -84,11 +84,11 @@ class BufferTentative:
         return BufferTentative(self._fork.fork())
 
 
-class BoundedGate:
+class BoundedGate(AdmissionGate):
     """An `AdmissionGate` over a staleness manager. `patience_s` is that of `Bounded`."""
 
     def __init__(self, manager: StalenessManager[int], patience_s: float | None = None) -> None:
-        self.manager, self.patience_s = manager, patience_s
+        self.manager, self._patience_s = manager, patience_s
 
     @property
     def bound(self) -> int:
@@ -131,6 +131,10 @@ class BoundedGate:
     def surplus(self) -> Sequence[int]:
         """Reserved entries of ready buffers."""
         return self.manager.surplus()
+
+    def waits_s(self) -> float | None:
+        """Seconds that training waits for delayed groups."""
+        return self._patience_s
 
     def delayed(self) -> Sequence[int]:
         """Reserved entries of the earliest buffer whose places occupied ones of later buffers could take."""

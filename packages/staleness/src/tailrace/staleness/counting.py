@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from tailrace.contracts import Candidate
+from tailrace.contracts import AdmissionGate, Candidate
 from tailrace.staleness.errors import (
     DuplicateError,
     NotReadyError,
@@ -228,7 +228,7 @@ class CountedTentative:
         return CountedTentative(self._ledger, self._admits, self._taken)
 
 
-class CountedGate(ABC):
+class CountedGate(AdmissionGate):
     """The shared part of gates over a ledger: a group may start if `_admits` says so, and no group is surplus.
 
     Args:

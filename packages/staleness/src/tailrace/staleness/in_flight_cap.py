@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from tailrace.contracts import Tried
+from tailrace.contracts import AdmissionPolicy, Tried
 from tailrace.staleness.errors import whole
 from tailrace.staleness.lockstep import LockstepGate
 from tailrace.staleness.sampled import SampledGate
 
 
 @dataclass(frozen=True, slots=True)
-class InFlightCap:
+class InFlightCap(AdmissionPolicy):
     """A group starts, at any version, while groups started - dropped - consumed < (bound + 1) * batch.
 
     Guarantees: at most (bound + 1) * batch groups are open.

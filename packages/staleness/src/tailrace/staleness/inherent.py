@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from tailrace.contracts import Tried
+from tailrace.contracts import AdmissionPolicy, Tried
 from tailrace.staleness.errors import whole
 from tailrace.staleness.sampled import SampledGate
 
 
 @dataclass(frozen=True, slots=True)
-class Inherent:
+class Inherent(AdmissionPolicy):
     """A group may start at any time, and a batch is trainable as soon as enough groups are complete.
 
     Guarantees: without a bound, nothing; staleness follows from generation latency and the trainer's speed. With a bound, no

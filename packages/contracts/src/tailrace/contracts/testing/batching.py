@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 
-from tailrace.contracts.abilities import LaunchesRounds
 from tailrace.contracts.policies import BatchingPolicy, BatchingSource
 from tailrace.contracts.views import GroupEnd, Launch, Progress, PromptFate
 
@@ -59,7 +58,7 @@ class BatchingDrive:
         self.open: set[int] = set()  # prompts that have a group
         self.deferred: set[int] = set()
         self.done: set[int] = set()
-        self.rounds = self.source if isinstance(self.source, LaunchesRounds) else None
+        self.rounds = self.source if self.source.launches_rounds() else None
 
     @property
     def progress(self) -> Progress:
@@ -96,7 +95,7 @@ class BatchingDrive:
     def fill(self) -> None:
         """Ask for groups as a controller does."""
         while self.rounds is not None or len(self.generating) + len(self.buffered) < self.limit:
-            pending = 0 if self.rounds is None else self.rounds.pending
+            pending = 0 if self.rounds is None else self.rounds.unlaunched()
             launch = self.ask()
             assert self.rounds is None or bool(pending) is (launch is not None), (
                 f"{self.where}: found {pending} groups pending, and `next` says {launch}"
@@ -116,7 +115,7 @@ class BatchingDrive:
 
     def waits_for_step(self, launch: Launch) -> bool:
         """Whether a group is the first of a round that may not begin before the last one is trained on."""
-        return self.rounds is not None and self.rounds.round is None and launch.round is not None
+        return self.rounds is not None and self.rounds.open_round() is None and launch.round is not None
 
     def ask(self) -> Launch | None:
         """The next group; asking changes nothing."""
@@ -142,7 +141,7 @@ class BatchingDrive:
         assert launch.prompt not in self.open, f"{self.where}: {launch} while another group of its prompt is open"
         assert launch.prompt not in self.done, f"{self.where}: {launch}, and its prompt was done"
         if self.rounds is not None:
-            now = self.rounds.round
+            now = self.rounds.open_round()
             assert launch.round is not None, f"{self.where}: {launch} has no round"
             assert now is None or launch.round == now.number, f"{self.where}: {launch} while round {now} is open"
 
@@ -157,7 +156,7 @@ class BatchingDrive:
         self.compare("keeps")
         if not kept:
             self.end(self.buffered, group, GroupEnd.FILTERED)
-        elif isinstance(self.source, LaunchesRounds) and isinstance(self.twin, LaunchesRounds):
+        elif self.rounds is not None:
             self.source.completed(group)
             self.twin.completed(group)
             self.compare("completed")
@@ -173,7 +172,7 @@ class BatchingDrive:
         """Train on a complete batch and drop the groups that are surplus to it."""
         batch = self.batch
         if self.rounds is not None:
-            batch = max(1, len(self.buffered)) if self.rounds.round is None else len(self.buffered) + 1
+            batch = max(1, len(self.buffered)) if self.rounds.open_round() is None else len(self.buffered) + 1
         if len(self.buffered) < batch:
             return
         for group in list(self.buffered)[:batch]:

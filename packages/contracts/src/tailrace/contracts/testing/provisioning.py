@@ -7,8 +7,7 @@ import dataclasses
 import random
 from collections.abc import Iterable, Sequence
 
-from tailrace.contracts.abilities import AddsReplicas, WatchesIterations, WatchesRounds, YieldsDevices
-from tailrace.contracts.policies import ProvisioningPolicy
+from tailrace.contracts.policies import ProvisioningPolicy, check_policy
 from tailrace.contracts.recovery import (
     BatchView,
     FleetAction,
@@ -30,13 +29,13 @@ class BatchDrive:
     """The next batch of a run, and which replicas stand on the trainer's devices.
 
     Args:
-        policy: the policy under test.
+        share: of a batch that is complete when hybrids yield.
         seed: of what happens.
         where: the beginning of an error message.
     """
 
-    def __init__(self, policy: YieldsDevices, seed: int, where: str) -> None:
-        self.policy, self.where = policy, where
+    def __init__(self, share: float, seed: int, where: str) -> None:
+        self.share, self.where = share, where
         self.random = random.Random(f"batches, {seed}")
         self.all = self.random.random() < 0.3
         self.batch: BatchView | None = BatchView(8, 0, away=True)
@@ -92,7 +91,7 @@ class BatchDrive:
         if batch is None or batch.away:
             return False
         others = any(not self.hybrid(member.id) for member in replicas)
-        return self.must_yield() or (others and batch.done >= self.policy.yields_at * batch.size)
+        return self.must_yield() or (others and batch.done >= self.share * batch.size)
 
     def check_lend(self, name: str, replicas: Sequence[MemberView], loads: Sequence[ReplicaView]) -> None:
         """Check that a replica may be lent now."""
@@ -133,6 +132,7 @@ def check_provisioning_policy(policy: ProvisioningPolicy, *, seed: int = 0, case
     Raises:
         AssertionError: the policy breaks the contract; the message names the seed.
     """
+    check_policy("provisioning", policy)
     actions = 0
     for case in range(seed, seed + cases):
         drive = ProvisioningDrive(policy, case)
@@ -166,7 +166,10 @@ class ProvisioningDrive:
         self.iterations: list[IterationRecord] = []
         self.times = random.Random(f"iterations, {seed}")
         self.slower = self.times.choice([0.2, 0.9, 1.0, 1.1, 5.0])  # how much longer generation takes than training
-        self.batches = BatchDrive(policy, seed, self.where) if isinstance(policy, YieldsDevices) else None
+        share = policy.yields_from()
+        self.batches = None if share is None else BatchDrive(share, seed, self.where)
+        self.growth, self.watched = policy.growth(), policy.watched_iterations()
+        self.in_rounds = policy.round_milestones() is not None
         self.loads: list[ReplicaView] = []
         self.fails = self.random.choice([0.5, 0.5, 0.02])  # how often a member that is up and is struck fails
 
@@ -181,8 +184,8 @@ class ProvisioningDrive:
         progress = Progress(self.version, self.version, 0, 0, 0, self.version * batch, 0, batch, last)
         step_s = 30.0 if self.version > 1 else 0.0
         view = FleetView(self.machines, tuple(self.members), progress, self.now_s, 10.0 * (self.version > 0), step_s)
-        if isinstance(self.policy, WatchesIterations):
-            iterations = tuple(self.iterations[-self.policy.iterations :])
+        if self.watched:
+            iterations = tuple(self.iterations[-self.watched :])
             view = dataclasses.replace(view, iterations=iterations, lengths=(5, 50, 500))
         if self.batches is not None:
             self.loads = [load for load in self.loads if load.replica not in self.lent]
@@ -190,7 +193,7 @@ class ProvisioningDrive:
             return dataclasses.replace(
                 view, members=members, loads=tuple(self.loads), lent=lent, batch=self.batches.batch
             )
-        if not isinstance(self.policy, WatchesRounds):
+        if not self.in_rounds:
             return view
         loads = self.unlent()
         return dataclasses.replace(
@@ -274,28 +277,28 @@ class ProvisioningDrive:
     def has_started(self, working: Sequence[MemberView]) -> None:
         """The replicas of the start are there."""
         self.devices = sum(member.tp for member in working)
-        if isinstance(self.policy, AddsReplicas):
-            start, most = self.policy.start, self.policy.most
+        if self.growth is not None:
+            start, most = self.growth.start, self.growth.most
             assert len(working) == start, f"{self.where}: it starts {len(working)} replicas, and says start={start}"
             assert start <= most, f"{self.where}: it says start={start} and most={most}, expected at least as many"
 
     def check_room(self) -> None:
         """Check that there are devices for all replicas that are not stopping."""
         working = [member for member in self.replicas() if member.health is not Health.STOPPING]
-        if isinstance(self.policy, AddsReplicas):
-            most = self.policy.most
+        if self.growth is not None:
+            most = self.growth.most
             assert len(working) <= most, f"{self.where}: it has {len(working)} replicas, and says most={most}"
         elif self.devices is not None:
             devices = sum(member.tp for member in working)
             assert devices <= self.devices, (
                 f"{self.where}: its replicas use {devices} devices after a start with {self.devices}, expected a policy that "
-                "says how many they may be (AddsReplicas)"
+                "says how many they may be (growth)"
             )
 
     def happen(self) -> None:
         """One random event: a member comes up, fails, is restarted, evicted or gone, or the trainer has made a step."""
         self.now_s += self.random.random() * 60
-        if isinstance(self.policy, WatchesRounds):
+        if self.in_rounds:
             self.next_in_round()
         if self.batches is not None:
             self.batches.happen()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 
-from tailrace.contracts.abilities import AddsGradients, FetchesOnce, FillsCells
-from tailrace.contracts.policies import TrainingPolicy
+from tailrace.contracts.policies import TrainingPolicy, check_policy
 
 
 def check_training_policy(policy: TrainingPolicy, *, seed: int = 0, cases: int = 300) -> int:
-    """Check a training policy against the rules of its protocols: each group is trained on once.
+    """Check a training policy against the rules of `TrainingPolicy`: each group is trained on once.
 
     Args:
         seed: the first case's seed; later cases count up.
@@ -21,24 +20,21 @@ def check_training_policy(policy: TrainingPolicy, *, seed: int = 0, cases: int =
     Raises:
         AssertionError: the policy breaks the contract; the message names the seed.
     """
+    check_policy("training", policy)
     parts = 0
     streams = policy.streams
     assert isinstance(streams, bool), f"found streams={streams!r}, expected a truth value"
-    adding = policy if isinstance(policy, AddsGradients) else None
-    most = None if adding is None else adding.groups_at_once
-    if most is not None:
+    early = policy.early_gradients()
+    if early is not None:
         assert streams, f"{policy!r} adds gradients, but streams is {streams}"
-        assert isinstance(most, int), f"found groups_at_once={most!r}, expected a number"
-        assert most >= 0, f"found groups_at_once={most}, expected at least 1, or 0 for a policy that adds none"
-    if isinstance(policy, FillsCells):
-        tokens = policy.tokens_at_once
-        assert isinstance(tokens, int), f"found tokens_at_once={tokens!r}, expected a number"
-        assert tokens >= 1, f"found tokens_at_once={tokens}, expected at least 1"
-        assert policy.tokens_at_once == tokens, f"tokens_at_once is {tokens} and then {policy.tokens_at_once}"
-    if isinstance(policy, FetchesOnce):
-        share = policy.fetched_share
-        assert 0 < share <= 1, f"found fetched_share={share!r}, expected above 0 and at most 1"
-        assert policy.fetched_share == share, f"fetched_share is {share} and then {policy.fetched_share}"
+        for name, value in (("groups", early.groups), ("tokens", early.tokens)):
+            if value is not None or name == "groups":
+                assert isinstance(value, int), f"found {name}={value!r} of early_gradients, expected a number"
+                assert value >= 1, f"found {name}={value} of early_gradients, expected at least 1"
+        share = early.share
+        assert share is None or 0 < share <= 1, (
+            f"found share={share!r} of early_gradients, expected above 0 and at most 1"
+        )
     for case in range(seed, seed + cases):
         where = f"seed {case}, {policy!r}"
         random_numbers = random.Random(case)
@@ -59,11 +55,11 @@ def check_training_policy(policy: TrainingPolicy, *, seed: int = 0, cases: int =
             sizes = [len(part) for part in split]
             others = [len(part) for part in policy.split(random_numbers.sample(range(10**6), count))]
             assert others == sizes, f"{where}: streamed parts of {count} groups have sizes {sizes} and {others}"
-        if adding is not None:
-            assert len(split) == 1 or not most, (
-                f"{where}: {len(split)} optimizer steps on a batch whose gradients are added, expected one"
-            )
-            assert adding.groups_at_once == most, f"{where}: groups_at_once is {most} and then {adding.groups_at_once}"
+        assert len(split) == 1 or early is None, (
+            f"{where}: {len(split)} optimizer steps on a batch whose gradients are added, expected one"
+        )
+        found = policy.early_gradients()
+        assert found == early, f"{where}: early_gradients is {early} and then {found}"
         assert policy.streams == streams, f"{where}: streams is {streams} and then {policy.streams}"
         parts += len(split)
     return parts

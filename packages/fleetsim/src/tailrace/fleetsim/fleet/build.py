@@ -8,7 +8,6 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tailrace.contracts import WatchesIterations, YieldsDevices
 from tailrace.fleetsim.cost import DecodeCost, TrainingCost
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.fleet.config import FleetConfig, Goal, fleet_config
@@ -68,12 +67,12 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
     workload = (table.workload or WorkloadConfig()).build(seed, config.rollout.max_tokens)
     config = _completed(config, table, split, workload, costs)
     spec = build_spec(config)
-    if split.colocated and isinstance(spec.provisioning, WatchesIterations):
+    if split.colocated and spec.provisioning.watched_iterations():
         raise FleetError(
             f"table 'fleet': found placement = 'colocated' and provisioning {config.pipeline.provisioning.name!r}, which "
             "compares the times of stages that have devices of their own; expected 'split'"
         )
-    if isinstance(spec.provisioning, YieldsDevices):
+    if spec.provisioning.yields_from() is not None:
         _check_hybrids(config, split)
     spec = dataclasses.replace(spec, colocated=spec.colocated or split.colocated)
     spec = with_environments(spec, workload)

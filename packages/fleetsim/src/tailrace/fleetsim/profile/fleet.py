@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tailrace.contracts import AddsReplicas
 from tailrace.fleetsim.cost import DecodeCost, PrefillCost, TrainingCost
 from tailrace.fleetsim.engine import ModelledEngine
 from tailrace.fleetsim.errors import FleetError
@@ -201,8 +200,9 @@ def _check(config: RunConfig, machine: MachineProfile) -> None:
 def _check_sizes(spec: PipelineSpec, machine: MachineProfile) -> None:
     """Refuse a policy that resizes replicas: a profile has the costs of the one size that was measured."""
     policy = spec.provisioning
-    spans = (policy.spans or spec.tp,) if isinstance(policy, AddsReplicas) else (spec.tp,)
-    sizes = getattr(policy, "sizes", spans)
+    growth = policy.growth()
+    start = spec.tp if growth is None else growth.spans or spec.tp
+    sizes = policy.sizes_of_replicas() or (start,)
     if set(sizes) - {spec.tp}:
         raise FleetError(
             f"keys 'pipeline.provisioning' and 'fleet.profile': found {type(spec.provisioning).__name__}, whose replicas span "

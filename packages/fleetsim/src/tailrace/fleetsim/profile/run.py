@@ -258,11 +258,11 @@ def shortened(config: RunConfig, steps: int) -> RunConfig:
 
     spec = build_spec(config)
     update: dict[str, Any] = {"steps": min(steps, config.pipeline.steps)}
-    if isinstance(spec.batching.open(), c.LaunchesRounds):
+    if spec.batching.open().launches_rounds():
         update["batching"] = Choice(name="plain")
-    if isinstance(spec.provisioning, c.WatchesRounds):
+    if spec.provisioning.round_milestones() is not None:
         update["provisioning"] = Choice(name="static")
-    if c.adds_gradients(spec.training):
+    if spec.training.early_gradients() is not None:
         update["training"] = Choice(name="full-batch")
     pipeline = config.pipeline.model_copy(update=update)
     trainer = config.trainer.model_copy(update={"processes": 1, "cells": 1, "colocated": False})

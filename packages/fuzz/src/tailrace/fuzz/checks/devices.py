@@ -77,14 +77,15 @@ class DeviceCheck:
     def _check_share(self, name: str, controller: Controller) -> None:
         """A hybrid yields only for a step, or once its share of the batch is complete and others generate on."""
         trainer, policy = controller.trainer, controller.spec.provisioning
-        if not isinstance(policy, c.YieldsDevices) or trainer.making is not None or controller.batches.view() is None:
+        at = policy.yields_from()
+        if at is None or trainer.making is not None or controller.batches.view() is None:
             return
         complete = [one for one in controller.ledger.groups.values() if one.phase is GroupPhase.BUFFERED]
         done, size = len(complete) + len(trainer.accumulated), controller.rounds.due
         others = [
             one for one in controller.members.of(REPLICA) if one.health is not c.Health.STOPPING and not one.hybrid
         ]
-        share = policy.yields_at if others else 1.0
+        share = at if others else 1.0
         if done < share * size:
             raise InvariantError(
                 SHARED, f"{name} yields with {done} of {size} groups complete, expected {share:g} of them"
@@ -92,7 +93,7 @@ class DeviceCheck:
 
     def step(self, controller: Controller) -> None:
         """The trainer steps on its devices alone."""
-        if isinstance(controller.spec.provisioning, c.YieldsDevices):
+        if controller.spec.provisioning.yields_from() is not None:
             hybrids = [one for one in controller.members.of(REPLICA) if one.hybrid and one.health is c.Health.UP]
             busy = [one.id for one in hybrids if one.id not in self.lent]
             if busy:
@@ -108,7 +109,7 @@ class DeviceCheck:
         """A replica has its devices again."""
         trainer, cells = controller.trainer, set(controller.fleet.replicas[command.replica].cells)
         computing = trainer.adding.keys() & cells
-        if isinstance(controller.spec.provisioning, c.YieldsDevices) and trainer.making is not None:
+        if controller.spec.provisioning.yields_from() is not None and trainer.making is not None:
             computing = cells
         if computing:
             raise InvariantError(

@@ -35,7 +35,7 @@ class Training:
         self._bound = spec.admission.gate(spec.batch_groups).bound
         self._samples = samples(spec)
         self._needed = case.pipeline.samples_per_prompt
-        self._rounds = isinstance(spec.batching.open(), c.LaunchesRounds)
+        self._rounds = spec.batching.open().launches_rounds()
         self._filters = bool(case.pipeline.batching.options.get("filter_equal_rewards", False))
         self.rewards: dict[str, float] = {}
         self.broken: dict[str, int] = {}

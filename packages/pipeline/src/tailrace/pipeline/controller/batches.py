@@ -57,9 +57,10 @@ class Batches:
         spec, gate = state.spec, state.gate
         self._state, self._rounds = state, rounds
         self._ledger, self._trainer, self._gate, self._outbox = state.ledger, state.trainer, gate, state.outbox
-        self._at_once, self._fetched = _at_once(spec.training), _fetched_share(spec.training)
-        self._fills = _tokens_at_once(spec.training)
-        self._batchwise = isinstance(gate, c.StartsBatchwise) and gate.batchwise
+        early = _early(spec.training)
+        self._at_once, self._fetched = (0, None) if early is None else (early.groups, early.share)
+        self._fills = 0 if early is None else early.tokens or 0
+        self._batchwise = gate.starts_batchwise()
         self.held = False  # the step waited for groups to start
         self.free_cells: Set[int] | None = None
         self.may_step = True
@@ -244,34 +245,18 @@ def _parts(training: c.TrainingPolicy, groups: Sequence[int]) -> Sequence[Sequen
     return parts
 
 
-def _at_once(training: c.TrainingPolicy) -> int:
-    """Most groups that a cell of the trainer is given at once, to add their gradients; 0 if the policy adds none."""
-    if not isinstance(training, c.AddsGradients):
-        return 0
-    size = training.groups_at_once
-    if type(size) is not int or size < 0:
-        raise answered("training", training, "groups_at_once", size, "a number of groups, at least 1, or 0 for none")
-    return size
-
-
-def _tokens_at_once(training: c.TrainingPolicy) -> int:
-    """Response tokens that fill a cell of the trainer, which gets none before; 0 if it gets groups as they come."""
-    if not isinstance(training, c.FillsCells) or not c.adds_gradients(training):
-        return 0
-    tokens = training.tokens_at_once
-    if type(tokens) is not int or tokens < 1:
-        raise answered("training", training, "tokens_at_once", tokens, "a number of tokens, at least 1")
-    return tokens
-
-
-def _fetched_share(training: c.TrainingPolicy) -> float | None:
-    """Most groups that cells are given at one time before their batch is complete, as a share of it; None: as they come."""
-    if not isinstance(training, c.FetchesOnce) or not c.adds_gradients(training):
+def _early(training: c.TrainingPolicy) -> c.EarlyGradients | None:
+    """How groups add gradients before their batch is complete; None if the policy adds none."""
+    early = training.early_gradients()
+    if early is None:
         return None
-    share = training.fetched_share
+    found = isinstance(early, c.EarlyGradients) and (early.groups, 1 if early.tokens is None else early.tokens)
+    if not found or not all(type(number) is int and number >= 1 for number in found):
+        raise answered("training", training, "early_gradients", early, "at least 1 group, and at least 1 token or None")
+    share = 1 if early.share is None else early.share
     if not isinstance(share, float | int) or not 0 < share <= 1:
-        raise answered("training", training, "fetched_share", share, "a share of a batch, above 0 and at most 1")
-    return float(share)
+        raise answered("training", training, "early_gradients", early, "a share of a batch, above 0 and at most 1")
+    return early
 
 
 def _order(candidate: c.Candidate) -> int:

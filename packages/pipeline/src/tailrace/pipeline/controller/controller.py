@@ -361,10 +361,9 @@ class Controller:
     def _drop_delayed(self) -> None:
         """Drop groups that training has waited for longer than admission wants (StaleFlow, section 4.3)."""
         gate = self.gate
-        limit_s = gate.patience_s if isinstance(gate, c.DropsDelayed) else None
+        limit_s = gate.waits_s()
         if limit_s is None:
             return
-        assert isinstance(gate, c.DropsDelayed)
         delayed = list(gate.delayed())
         if not delayed:
             self.delayed_since = None
@@ -382,4 +381,4 @@ class Controller:
 
 def _learns_costs(spec: PipelineSpec) -> bool:
     """Whether a policy of a pipeline plans with the costs that the run fits."""
-    return any(isinstance(policy, c.LearnsCosts) for policy in (spec.routing, spec.relocation))
+    return spec.routing.learns_costs() or spec.relocation.learns_costs()

@@ -52,7 +52,7 @@ class Groups:
         """Complete a group that has its rewards: keep it for the trainer or filter it."""
         self._unbind(group.states)
         candidate = self._ledger.complete(group)
-        told = group.kept and isinstance(self._source, c.LaunchesRounds)  # its round counts it already
+        told = group.kept and self._rounds.used  # its round counts it already
         if told or self._source.keeps(group.index, candidate.rewards):
             self._gate.complete(group.index)
             if not told:

@@ -9,7 +9,6 @@ The first iteration of a run is none: members start in it. Nor is the one in whi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.rounds import Rounds
@@ -19,11 +18,10 @@ _RECORDS, _LENGTHS = 64, 4_096
 
 
 class RoundHistory:
-    """Watches rounds for a provisioning policy that asks for it (`WatchesRounds`); otherwise it does nothing."""
+    """Watches rounds for a provisioning policy that asks for it (`round_milestones`); otherwise it does nothing."""
 
     def __init__(self, state: State, rounds: Rounds) -> None:
-        policy = state.spec.provisioning
-        self._milestones: Sequence[float] | None = policy.milestones if isinstance(policy, c.WatchesRounds) else None
+        self._milestones = state.spec.provisioning.round_milestones()
         self._state, self._rounds, self._fleet = state, rounds, state.fleet
         self.records: deque[c.RoundRecord] = deque(maxlen=_RECORDS)
         self.lengths: deque[int] = deque(maxlen=_LENGTHS)
@@ -71,14 +69,12 @@ def _number(view: c.RoundView | None) -> int:
 
 
 class Iterations:
-    """Watches iterations for a provisioning policy that asks for it (`WatchesIterations`); otherwise it does nothing."""
+    """Watches iterations for a provisioning policy that asks for it (`watched_iterations`); otherwise it does nothing."""
 
     def __init__(self, state: State) -> None:
-        policy = state.spec.provisioning
-        self.used = isinstance(policy, c.WatchesIterations)
-        self.records: deque[c.IterationRecord] = deque(
-            maxlen=policy.iterations if isinstance(policy, c.WatchesIterations) else 0
-        )
+        watched = state.spec.provisioning.watched_iterations()
+        self.used = watched > 0
+        self.records: deque[c.IterationRecord] = deque(maxlen=watched)
         self.lengths: deque[int] = deque(maxlen=_LENGTHS if self.used else 0)
         self._state, self._fleet, self._trainer = state, state.fleet, state.trainer
         self._looked_s = 0.0

@@ -3,7 +3,7 @@
     LendReplica ──► its work goes elsewhere ──► Lend ──► a snapshot shows it ──► cells there may add gradients
     ReturnReplica ──► cells there end what they compute ──► Return ──► work is routed to it again
 
-Where hybrids yield (`YieldsDevices`), the trainer steps only while all that are up are lent, and they return between its steps.
+Where hybrids yield (`yields_from`), the trainer steps only while all that are up are lent, and they return between its steps.
 
 A replica that goes down is no longer lent: a new process has its devices. While any is lent, none is resized, so that a cell's
 devices are always those of whole replicas.
@@ -39,8 +39,7 @@ class Lending:
         self._fleet, self._trainer, self._outbox = state.fleet, state.trainer, state.outbox
         self._leaving: dict[str, c.Reason] = {}  # replicas that are emptied
         self._returning: dict[str, c.Reason] = {}
-        policy = state.spec.provisioning
-        self._at = _share(policy) if isinstance(policy, c.YieldsDevices) else None
+        self._at = _share(state.spec.provisioning)
         self._seen: tuple[object, ...] | None = None
         if state.spec.colocated:
             batches.free_cells = frozenset()
@@ -99,7 +98,7 @@ class Lending:
 
     @property
     def yields(self) -> bool:
-        """Whether provisioning decides when hybrids yield to the trainer (`YieldsDevices`)."""
+        """Whether provisioning decides when hybrids yield to the trainer (`yields_from`)."""
         return self._at is not None
 
     def batch(self) -> c.BatchView | None:
@@ -155,10 +154,12 @@ def _may_leave(replica: ReplicaState) -> bool:
     return replica.serves and not replica.evaluating
 
 
-def _share(policy: c.YieldsDevices) -> float:
-    share = policy.yields_at
+def _share(policy: c.ProvisioningPolicy) -> float | None:
+    share = policy.yields_from()
+    if share is None:
+        return None
     if not isinstance(share, float | int) or not 0 < share <= 1:
-        raise answered("provisioning", policy, "yields_at", share, "a share of a batch, above 0 and at most 1")
+        raise answered("provisioning", policy, "yields_from", share, "a share of a batch, above 0 and at most 1")
     return float(share)
 
 

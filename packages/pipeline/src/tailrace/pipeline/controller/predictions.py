@@ -33,6 +33,7 @@ class Predictions:
         self._ledger, self._fleet, self._members = state.ledger, state.fleet, state.members
         self._source, self._refill, self._outbox = state.source, refill, state.outbox
         self._measures = _plans_tokens(state.spec)
+        self._looks_ahead = state.source.ahead(1) is not None
         self.updates = 0  # of rankers, in the whole run
 
     def ask(self) -> None:
@@ -49,12 +50,12 @@ class Predictions:
         and then each time that an eighth of them was launched, so that one command has many prompts.
         """
         source, admitted = self._source, self._ledger.counts.admitted
-        ahead = self._refill.soon if isinstance(source, c.LooksAhead) else 0
+        ahead = self._refill.soon if self._looks_ahead else 0
         if known.asked_at is not None and admitted < known.asked_at + max(1, ahead // _COMMANDS):
             return
         known.asked_at = admitted
         generating = [group.prompt for group in self._ledger.groups.values() if group.phase is GroupPhase.GENERATING]
-        coming = source.ahead(ahead) if isinstance(source, c.LooksAhead) and ahead else ()
+        coming = (source.ahead(ahead) if ahead else ()) or ()
         wanted = [prompt for prompt in dict.fromkeys((*generating, *coming)) if known.missing(prompt)]
         if wanted:
             known.ask(wanted)
@@ -106,8 +107,7 @@ class Predictions:
 
 def _plans_tokens(spec: PipelineSpec) -> bool:
     """Whether a policy of a pipeline plans with the tokens of trajectories."""
-    policies = (spec.routing, spec.relocation)
-    return any(isinstance(policy, c.PlansTokens) and policy.plans_tokens for policy in policies)
+    return spec.routing.plans_tokens() or spec.relocation.plans_tokens()
 
 
 def _checked(event: c.Predicted) -> c.Predicted:

@@ -35,8 +35,8 @@ class Provisioning:
         self._state, self._rounds, self._lending = state, rounds, lending
         self._members, self._fleet, self._outbox = state.members, state.fleet, state.outbox
         self.iterations = Iterations(state)
-        policy = state.spec.provisioning
-        self._most = policy.most if isinstance(policy, c.AddsReplicas) else None
+        growth = state.spec.provisioning.growth()
+        self._most = None if growth is None else growth.most
         self.started = 0
         self.wanted: int | None = None
         """Number of replicas that a resumed run was changed to; None if it was not."""

@@ -28,8 +28,8 @@ class Rounds:
 
     def __init__(self, state: State) -> None:
         source, gate = state.source, state.gate
-        self._source = source if isinstance(source, c.LaunchesRounds) else None
-        self._gate = gate if self._source is not None and isinstance(gate, c.AdmitsRounds) else None
+        self._source = source if source.launches_rounds() else None
+        self._gate = gate if self._source is not None and gate.admits_rounds() else None
         self._ledger, self._trainer, self._batch_groups = state.ledger, state.trainer, state.spec.batch_groups
         self._told: tuple[list[int], int] | None = None
         self._counted: tuple[tuple[object, ...], tuple[list[int], int]] | None = None
@@ -70,7 +70,7 @@ class Rounds:
     def may_launch(self) -> bool:
         """Whether the next group is wanted: a round begins if a step is left for it, and admission has room for its batch."""
         source, trainer = self._source, self._trainer
-        if source is None or source.round is not None:
+        if source is None or source.open_round() is not None:
             return True
         sizes, _ = self._sizes()
         left = trainer.steps - trainer.step - (trainer.stepping is not None)
@@ -87,7 +87,7 @@ class Rounds:
 
     def view(self) -> c.RoundView | None:
         """The open round."""
-        found = None if self._source is None else self._source.round
+        found = None if self._source is None else self._source.open_round()
         if found is None:
             return None
         generated = 0
@@ -109,7 +109,7 @@ class Rounds:
         counts, trainer, source = self._ledger.counts, self._trainer, self._source
         assert source is not None
         ended = (counts.completed, counts.filtered, counts.failed, counts.deferred)
-        now = (counts.admitted, *ended, trainer.stepping, len(trainer.accumulated), source.pending)
+        now = (counts.admitted, *ended, trainer.stepping, len(trainer.accumulated), source.unlaunched())
         if self._counted is None or self._counted[0] != now:
             self._counted = now, self._count()
         return self._counted[1]
@@ -121,9 +121,9 @@ class Rounds:
         for group in self._ledger.groups.values():
             if group.round is not None and (group.phase in _WAITED_FOR or group.index in given):
                 found[group.round] = found.get(group.round, 0) + 1
-        open_round = source.round
+        open_round = source.open_round()
         if open_round is not None:
-            found[open_round.number] = found.get(open_round.number, 0) + source.pending
+            found[open_round.number] = found.get(open_round.number, 0) + source.unlaunched()
         sizes = [found[number] for number in sorted(found) if found[number]]
         opened = open_round is not None and bool(found[open_round.number])
         return sizes, len(sizes) - opened
@@ -135,14 +135,14 @@ def check_rounds(spec: PipelineSpec) -> None:
     Raises:
         PolicyError: they do not.
     """
-    if not isinstance(spec.batching.open(), c.LaunchesRounds):
+    if not spec.batching.open().launches_rounds():
         return
-    if not isinstance(spec.admission.gate(spec.batch_groups), c.AdmitsRounds):
+    if not spec.admission.gate(spec.batch_groups).admits_rounds():
         raise PolicyError(
             f"found batching in rounds, whose batches differ in size, and the admission {spec.admission!r:.80}, "
             "expected one that knows rounds: on-policy or one-step"
         )
-    if spec.training.streams and not c.adds_gradients(spec.training):
+    if spec.training.streams and spec.training.early_gradients() is None:
         raise PolicyError(
             f"found batching in rounds, whose batches differ in size, and training on parts of a fixed size "
             f"({spec.training!r:.80}), expected full-batch, mini-batch or streamed"

@@ -67,10 +67,9 @@ class State:
         """Have the policies that plan with the costs of a decoding step plan with these from now on."""
         costs = dataclasses.astuple(model)
         routing, relocation = self.spec.routing, self.spec.relocation
-        if isinstance(routing, c.LearnsCosts):
-            self.spec = dataclasses.replace(self.spec, routing=routing.with_costs(*costs))
-        if isinstance(relocation, c.LearnsCosts):
-            self.spec = dataclasses.replace(self.spec, relocation=relocation.with_costs(*costs))
+        self.spec = dataclasses.replace(
+            self.spec, routing=routing.with_costs(*costs), relocation=relocation.with_costs(*costs)
+        )
 
     # ---- what policies see ----------------------------------------------------------------------------------------
 

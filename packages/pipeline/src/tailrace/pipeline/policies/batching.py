@@ -6,14 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tailrace.contracts import GroupEnd, Launch, Progress, PromptFate, Tried, same_rewards
+from tailrace.contracts import (
+    BatchingPolicy,
+    BatchingSource,
+    GroupEnd,
+    Launch,
+    Progress,
+    PromptFate,
+    Tried,
+    same_rewards,
+)
 from tailrace.pipeline.errors import PolicyError
 
 _LATER = 32  # launches before a prompt comes again, so that a sandbox or a judge has time to come back
 
 
 @dataclass(frozen=True, slots=True)
-class Redundant:
+class Redundant(BatchingPolicy):
     """Launches more samples or groups than needed and aborts the slowest (StaleFlow, section 4.3 and appendix C).
 
     This favours short responses, since the aborted ones take long. The report shows by how much.
@@ -46,8 +55,7 @@ class Redundant:
                 f"surplus_groups={self.surplus_groups} and deferrals={self.deferrals}, expected at least 1, 0, 0 and 0"
             )
 
-    @property
-    def draws(self) -> bool:
+    def draws_again(self) -> bool:
         """Whether an engine must keep the seeds of trajectories."""
         return self.seeded
 
@@ -63,7 +71,7 @@ def plain(
     return Redundant(samples, filter_equal_rewards=filter_equal_rewards, deferrals=deferrals, seeded=seeded)
 
 
-class StreamInOrder:
+class StreamInOrder(BatchingSource):
     """One group for each prompt of the stream, in order, and again if it was not scored or delayed. See `BatchingSource`."""
 
     def __init__(self, policy: Redundant) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tailrace.contracts import FleetView, Health, StartReplica
+from tailrace.contracts import FleetView, Health, ProvisioningPolicy, StartReplica
 from tailrace.pipeline.errors import PolicyError
 
 
 @dataclass(frozen=True, slots=True)
-class Static:
+class Static(ProvisioningPolicy):
     """A fixed number of replicas, started once. Evicted ones are not replaced.
 
     Args:

@@ -6,14 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from tailrace.contracts import GroupEnd, Launch, Progress, PromptFate, RoundView, Tried, same_rewards
+from tailrace.contracts import (
+    BatchingPolicy,
+    BatchingSource,
+    GroupEnd,
+    Launch,
+    Progress,
+    PromptFate,
+    RoundView,
+    Tried,
+    same_rewards,
+)
 from tailrace.pipeline.errors import PolicyError
 from tailrace.rollout import RoundError, TailRounds
 from tailrace.trajstore import MixOrder
 
 
 @dataclass(frozen=True, slots=True)
-class TailBatching:
+class TailBatching(BatchingPolicy):
     """Short rounds keep the first groups to be complete of more than they need; the prompts of the others come again in long
     rounds, which wait for all. Each round is one batch, and every prompt is trained on.
 
@@ -66,13 +76,7 @@ class TailBatching:
         except RoundError as error:
             raise PolicyError(str(error)) from error
 
-    @property
-    def surplus_groups(self) -> int:
-        """None: a round launches what it needs, and ends what it does not keep."""
-        return 0
-
-    @property
-    def draws(self) -> bool:
+    def draws_again(self) -> bool:
         """Whether an engine must keep the seeds of trajectories."""
         return self.redraw == "same-noise"
 
@@ -93,8 +97,8 @@ class TailBatching:
         return InRounds(self)
 
 
-class InRounds:
-    """One batch after the other as short and long rounds. See `BatchingSource` and `LaunchesRounds`.
+class InRounds(BatchingSource):
+    """One batch after the other as short and long rounds. See `BatchingSource`.
 
     The next round opens as soon as nothing of the last one is awaited. Admission says when its groups may start.
     """
@@ -113,8 +117,11 @@ class InRounds:
 
     # ---- rounds ---------------------------------------------------------------------------------------------------
 
-    @property
-    def round(self) -> RoundView | None:
+    def launches_rounds(self) -> bool:
+        """Yes."""
+        return True
+
+    def open_round(self) -> RoundView | None:
         """The open round, once one of its groups was launched."""
         if not self._begun:
             return None
@@ -122,8 +129,7 @@ class InRounds:
         assert rounds.kind is not None
         return RoundView(self._number, rounds.kind, rounds.size, len(rounds.kept), rounds.size * samples, 0)
 
-    @property
-    def pending(self) -> int:
+    def unlaunched(self) -> int:
         """Groups that the open round has not launched yet."""
         return len(self._pending)
 
@@ -172,7 +178,7 @@ class InRounds:
             return None
         prompt, policy, kind = self._pending[0], self._policy, self._rounds.kind
         assert kind is not None
-        draw = prompt if policy.draws else None
+        draw = prompt if policy.draws_again() else None
         return Launch(prompt, self._samples, policy.samples, self._number, kind, draw)
 
     def ahead(self, count: int) -> Sequence[int]:

@@ -8,18 +8,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
 
-from tailrace.contracts import Tried
+from tailrace.contracts import EarlyGradients, TrainingPolicy, Tried
 from tailrace.pipeline.errors import PolicyError
 
 
 @dataclass(frozen=True, slots=True)
-class FullBatch:
+class FullBatch(TrainingPolicy):
     """One optimizer step per batch."""
-
-    @property
-    def streams(self) -> bool:
-        """No: a batch is trained on when it is complete."""
-        return False
 
     def split(self, groups: Sequence[int]) -> Sequence[Sequence[int]]:
         """One part with the whole batch."""
@@ -27,7 +22,7 @@ class FullBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class MiniBatch:
+class MiniBatch(TrainingPolicy):
     """Several optimizer steps per batch, on disjoint parts of nearly equal size, in the order in which groups were launched.
 
     A batch comes in order of completion: its first part would hold the short responses and the last one the long ones.
@@ -44,11 +39,6 @@ class MiniBatch:
     def __post_init__(self) -> None:
         if self.parts < 1:
             raise PolicyError(f"found parts={self.parts}, expected at least 1")
-
-    @property
-    def streams(self) -> bool:
-        """No: a batch is trained on when it is complete."""
-        return False
 
     def split(self, groups: Sequence[int]) -> Sequence[Sequence[int]]:
         """The parts, in order; fewer if there are fewer groups."""
@@ -82,10 +72,9 @@ class Streamed(FullBatch):
         """Yes: groups are given to the trainer before their batch is complete."""
         return True
 
-    @property
-    def groups_at_once(self) -> int:
-        """Most groups of one `Accumulate`."""
-        return self.groups
+    def early_gradients(self) -> EarlyGradients:
+        """A few groups at once."""
+        return EarlyGradients(self.groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +101,9 @@ class SingleFetch(FullBatch):
         """Yes: groups are given to the trainer before their batch is complete."""
         return True
 
-    @property
-    def groups_at_once(self) -> int:
-        """No bound: there is only one fetch."""
-        return sys.maxsize
-
-    @property
-    def fetched_share(self) -> float:
-        """Most groups that are given early, as a share of the batch."""
-        return self.share
+    def early_gradients(self) -> EarlyGradients:
+        """As many groups as the share says, since there is only one fetch."""
+        return EarlyGradients(sys.maxsize, share=self.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +138,6 @@ class DynamicBatch(MiniBatch):
         """Yes: groups are given to the trainer before their batch is complete."""
         return True
 
-    @property
-    def groups_at_once(self) -> int:
-        """No bound on what a cell adds; 0 with several parts, each of which is an optimizer step."""
-        return sys.maxsize if self.parts == 1 else 0
-
-    @property
-    def tokens_at_once(self) -> int:
-        """Response tokens that fill a cell."""
-        return self.tokens
+    def early_gradients(self) -> EarlyGradients | None:
+        """As many groups as fill a cell; None with several parts, each of which is an optimizer step."""
+        return EarlyGradients(sys.maxsize, tokens=self.tokens) if self.parts == 1 else None

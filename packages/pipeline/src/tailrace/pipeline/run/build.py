@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import AddsReplicas, DrawsAgain, PluginError, adds_gradients
+from tailrace.contracts import PluginError
 from tailrace.faulttol.machine_checks import GROUP
 from tailrace.paramserver import ParamServerError
 from tailrace.pipeline.config.gathered import Gathered
@@ -335,7 +335,7 @@ def _engine_options(config: RunConfig) -> Any:
 
 
 def _check_faults(config: RunConfig) -> None:
-    check_faults(config, lambda: isinstance(build_spec(config).provisioning, AddsReplicas))
+    check_faults(config, lambda: build_spec(config).provisioning.growth() is not None)
 
 
 def _check_seeds(config: RunConfig) -> None:
@@ -345,7 +345,7 @@ def _check_seeds(config: RunConfig) -> None:
     samples = {"samples": config.pipeline.samples_per_prompt}
     policy = build_policy("batching", config.pipeline.batching, samples, stream_facts(config))
     engine = selected_engine(config)
-    if isinstance(policy, DrawsAgain) and policy.draws and not keeps_seeds(engine):
+    if policy.draws_again() and not keeps_seeds(engine):
         raise ConfigError(
             f"keys 'pipeline.batching' and 'rollout.engine': found {config.pipeline.batching.name!r}, which draws the same "
             f"noise twice, with {engine!r}, which keeps no seeds; expected an engine that does, such as 'vllm'"
@@ -388,7 +388,7 @@ def trainer_config(config: RunConfig) -> Any:
     options = {"device": config.executor.device, "seed": config.seed, "cells": table.cells, **table.options}
     read = read_options(TrainerConfig, options, "key 'trainer.options'")
     training = config.pipeline.training
-    if read.advantages != "group" and adds_gradients(build_policy("training", training)):
+    if read.advantages != "group" and build_policy("training", training).early_gradients() is not None:
         raise ConfigError(
             f"keys 'trainer.options.advantages' and 'pipeline.training': found {read.advantages!r} and {training.name!r}, "
             "expected 'group' with it: advantages over the batch are not known before the batch is complete"

@@ -7,13 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from tailrace.contracts import (
-    LendsDevices,
-    WatchesIterations,
-    YieldsDevices,
-    adds_gradients,
-    expected_one_of,
-)
+from tailrace.contracts import expected_one_of
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options
@@ -176,9 +170,9 @@ def check_shared(config: RunConfig, spec: PipelineSpec) -> None:
         ConfigError: they are not.
     """
     shared, cells = spec.colocated, spec.cells
-    lends = isinstance(spec.provisioning, LendsDevices) and spec.provisioning.lends
-    yields = isinstance(spec.provisioning, YieldsDevices)
-    adds = adds_gradients(spec.training)
+    lends = spec.provisioning.lends_devices()
+    yields = spec.provisioning.yields_from() is not None
+    adds = spec.training.early_gradients() is not None
     if lends and not (shared and adds and cells > 1):
         raise ConfigError(
             f"key 'pipeline.provisioning': found {config.pipeline.provisioning.name!r}, which lends devices of replicas to "
@@ -202,12 +196,12 @@ def check_shared(config: RunConfig, spec: PipelineSpec) -> None:
             f"replica, and {config.pipeline.provisioning.name!r}, which may lend that device while the judge is needed; "
             "expected whole devices of its own, such as 1, or 'static' or 'adaptive-tp', which lend none"
         )
-    if shared and isinstance(spec.provisioning, WatchesIterations):
+    if shared and spec.provisioning.watched_iterations():
         raise ConfigError(
             f"keys 'trainer.colocated' and 'pipeline.provisioning': found true and {config.pipeline.provisioning.name!r}, "
             "which compares the times of stages that have devices of their own; expected false, or 'static'"
         )
-    if isinstance(spec.provisioning, WatchesIterations) and len(spec.pools) > 1:
+    if spec.provisioning.watched_iterations() and len(spec.pools) > 1:
         raise ConfigError(
             f"keys 'rollout.pools' and 'pipeline.provisioning': found {len(spec.pools)} pools and "
             f"{config.pipeline.provisioning.name!r}, which predicts what one replica more or fewer changes where all are "

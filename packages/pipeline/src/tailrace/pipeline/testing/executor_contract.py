@@ -44,7 +44,7 @@ from tailrace.trajstore import PromptPool
 
 
 @dataclass(frozen=True)
-class _Handover:
+class _Handover(c.ProvisioningPolicy):
     """Starts two replicas, and after the first step replaces them by a third."""
 
     def plan(self, view: c.FleetView) -> Sequence[c.StartReplica | c.StopReplica]:
@@ -57,7 +57,7 @@ class _Handover:
 
 
 @dataclass(frozen=True)
-class _Resizes:
+class _Resizes(c.ProvisioningPolicy):
     """Two replicas of one device; one of two after the first step, and two again after the third."""
 
     def plan(self, view: c.FleetView) -> Sequence[c.StartReplica | c.StopReplica | c.ResizeReplica]:

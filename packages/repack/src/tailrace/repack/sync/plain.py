@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tailrace.contracts import Cycle, Progress, Reason, ReplicaView, Sync, Why
+from tailrace.contracts import Cycle, Progress, Reason, ReplicaView, Sync, SyncPolicy, Why
 
 
 @dataclass(frozen=True, slots=True)
-class OnIdle:
+class OnIdle(SyncPolicy):
     """A replica pulls when its batch is done or when repack has released it (Laminar, sections 3.2 and 5)."""
 
     @property
@@ -27,7 +27,7 @@ class OnIdle:
 
 
 @dataclass(frozen=True, slots=True)
-class Barrier:
+class Barrier(SyncPolicy):
     """Global synchronisation: all replicas pull together once all are idle. The baseline."""
 
     @property
@@ -45,7 +45,7 @@ class Barrier:
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupting:
+class Interrupting(SyncPolicy):
     """Partial rollout (StaleFlow's greedy baseline): each replica pulls a new version at once and interrupts its work."""
 
     @property

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from tailrace.contracts import Cycle, Progress, Reason, ReplicaView, Sync, Tried, Why
+from tailrace.contracts import Cycle, Progress, Reason, ReplicaView, Sync, SyncPolicy, Tried, Why
 from tailrace.repack.errors import LoadError
 from tailrace.repack.routing import may_run_at
 from tailrace.repack.sync.plain import may_pull
 
 
 @dataclass(frozen=True, slots=True)
-class WhenDrained:
+class WhenDrained(SyncPolicy):
     """A replica pulls when it runs nothing and may start nothing at its version. Plugin ``when-drained``.
 
     Args:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated
 
-from tailrace.contracts import Cycle, Pool, Progress, Reason, ReplicaView, Sync, TrajectoryView, Tried, Why
+from tailrace.contracts import Cycle, Pool, Progress, Reason, ReplicaView, Sync, SyncPolicy, TrajectoryView, Tried, Why
 from tailrace.repack.errors import LoadError
 from tailrace.repack.gains import GainIndex, ideal_gain, planned_with
 from tailrace.repack.marginal_throughput import MarginalThroughput, Queues
@@ -23,7 +23,7 @@ from tailrace.repack.sync.plain import may_pull
 
 
 @dataclass(frozen=True, slots=True)
-class WhenUseful:
+class WhenUseful(SyncPolicy):
     """A replica pulls when it can be given work only with newer weights. Plugin ``when-useful``.
 
     Works with any routing policy; with `marginal-throughput` all candidates are tried on one index, which is faster.

@@ -113,7 +113,7 @@ class History(GroupHistory, TurnHistory):
         TurnHistory.__init__(self)
         gate, batch = spec.admission.gate(spec.batch_groups), spec.batch_groups
         launch = spec.batching.open().next(c.Progress(0, -1, 0, 0, 0, 0, 0, batch, spec.steps))
-        self.batchwise = isinstance(gate, c.StartsBatchwise) and gate.batchwise  # its room grows as a batch starts
+        self.batchwise = gate.starts_batchwise()  # its room grows as a batch starts
         self.spec, self.first, self.bound = spec, first, gate.bound
         self.room = (1 + (gate.bound or 0)) * batch if self.batchwise else gate.room
         limits = [limit for limit in (self.room, spec.buffer_groups) if limit is not None]

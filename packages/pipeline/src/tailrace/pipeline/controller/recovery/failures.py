@@ -67,8 +67,9 @@ class Failures:
         lost(self._state, member)
         member.health = c.Health.DOWN
         numbers = {"failures": float(failure.failures - failure.moved)}
-        if isinstance(self._policy, c.AllowsRestarts):
-            numbers["allowed"] = self._policy.allowed(event.role)
+        allowed = self._policy.allowed(event.role)
+        if allowed is not None:
+            numbers["allowed"] = allowed
         why, who, own = (c.Why.FAILED, "", {}) if reason is None else (reason.why, reason.who, reason.numbers)
         reason = c.Reason(why, who, {**own, **numbers})
         action = self._policy.on_down(failure)

@@ -66,7 +66,7 @@ class RoundFigures:
     """
 
     def __init__(self, spec: PipelineSpec) -> None:
-        self.used = isinstance(spec.batching.open(), c.LaunchesRounds)
+        self.used = spec.batching.open().launches_rounds()
         self.rounds: list[PastRound] = []
         self.generated = self.wasted = self.streamed = self.resizes = self.scale_downs = 0
         self._groups: dict[int, _Group] = {}

@@ -5,7 +5,7 @@ A warm start leaves a core idle, and vLLM's import takes longer than the rest of
 
 from __future__ import annotations
 
-from tailrace.contracts import AddsReplicas, Start, Tick
+from tailrace.contracts import Start, Tick
 from tailrace.contracts.plugins import load
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.controller import Controller
@@ -49,10 +49,10 @@ def start_ahead(host: RayHost, config: RunConfig) -> None:
 def _spanning(config: RunConfig) -> float:
     """How many times the devices each replica has at the start that the configuration says."""
     spec = build_spec(config)
-    policy = spec.provisioning
-    if not isinstance(policy, AddsReplicas) or policy.spans is None:
+    growth = spec.provisioning.growth()
+    if growth is None or growth.spans is None:
         return 1.0
-    return policy.spans / spec.tp
+    return growth.spans / spec.tp
 
 
 def _nothing() -> None:
