@@ -185,9 +185,11 @@ def test_a_cut_costs_a_delta_and_not_a_whole_copy(serve, token, until, peer):
 
         publish(1)
         until(lambda: peer.status(far)["versions"] == [1], "version 1 to arrive")
+        publish(2)  # it is sent once `home` has heard that the first has arrived, and without that there is no base yet
+        until(lambda: peer.status(far)["versions"][-1] == 2, "version 2 to arrive")
         link.mode = "cut"
         peer.ask(home, {"op": "set_next", "addresses": []})  # as a group does that sees it dead
-        for version in range(2, 12):
+        for version in range(3, 12):
             publish(version)
         link.mode, before = "passes", link.carried
         peer.ask(home, {"op": "set_next", "addresses": [link.address]})

@@ -30,7 +30,7 @@ atexit.register(print,7)
     "atexit+thread": """
 import atexit,threading,time
 atexit.register(lambda: print('end'))
-threading.Thread(target=lambda:(time.sleep(.2),print('t'))).start()
+threading.Thread(target=lambda:(time.sleep(1),print('t'))).start()
 print('m')
 """,
     "sys.exit in thread": """
