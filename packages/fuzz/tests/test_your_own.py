@@ -115,6 +115,8 @@ def test_a_policy_that_takes_no_draw_is_refused():
 
 def test_a_recovery_says_whether_it_ends_the_run():
     class Third(RecoveryPolicy):
+        window_s = 60.0
+
         def on_down(self, failure: Failure):
             assert failure.cause is Cause.DIED
             return RecoveryAction.FAIL if failure.failures > 2 else RecoveryAction.RESTART
