@@ -197,12 +197,3 @@ def test_a_replica_that_was_stopping_when_the_driver_died_holds_no_devices():
     assert [command.cells for command in of(c.Lend, run.given)] == [(0, 1)]
     shows(run, "r0")
     assert run.controller.batches.free_cells == {0, 1}
-
-
-def test_a_cell_whose_only_replica_was_given_up_computes():
-    told = Told()
-    run = colocated(told, recovery=policy("recovery", "isolate", max_restarts=0))
-    run.down("replica", "r1", leave=(c.Route, c.Score))
-    assert [state.id for state in run.controller.members.of("replica")] == ["r0"]
-    given = run.go(*(c.Finished("r0", name, 10) for name in on(run, "r0")[:2]), leave=(c.Route, c.Accumulate))
-    assert [added.cell for added in of(c.Accumulate, given)] == [1]

@@ -142,12 +142,10 @@ class Lending:
         return replica.lent and replica.fresh and not waits
 
     def _free(self, cell: int) -> bool:
-        """Whether a cell has its devices: a snapshot shows of all replicas there that they hold nothing and know it.
-
-        One that was given up holds nothing. Before the first replica stands there, it is not known who will.
-        """
+        """Whether a cell has its devices: a snapshot shows of all replicas there that they hold nothing and know it."""
         here = [replica for replica in self._fleet.replicas.values() if cell in replica.cells]
-        return bool(here) and all(replica.member.health is c.Health.DOWN or self._has_left(replica) for replica in here)
+        here = [replica for replica in here if replica.member.health is not c.Health.DOWN]
+        return bool(here) and all(self._has_left(replica) for replica in here)
 
 
 def _may_leave(replica: ReplicaState) -> bool:
