@@ -76,3 +76,16 @@ def test_a_complete_trajectory_that_the_log_does_not_know_as_begun_begins_anew(o
     assert run.view.failure is None
     assert run.view.finished
     assert run.view.counts.trained == 6
+
+
+def test_a_trajectory_that_ended_unseen_counts_as_one_that_ended():
+    run = Scripted(spec())
+    run.go(c.Tick(), leave=(c.Route,))
+    trainer = run.controller.trainer
+    name = next(iter(run.controller.ledger.trajectories))
+    assert not trainer.staleness_at_completion
+    run.left.clear()
+    run.held = (name,)
+    run.go(c.Resumed((0,)), leave=("replica", c.Score))
+    assert trainer.staleness_at_completion == {0: 1}
+    assert [score.trajectories for score in of(c.Score, run.left)] == [(name,)]

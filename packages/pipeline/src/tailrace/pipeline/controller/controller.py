@@ -84,7 +84,7 @@ class Controller:
         self.started = False
         self.finished = False
         self.delayed_since: float | None = None  # training waits for groups in whose places others could be trained on
-        self.recovering = False  # the driver died, and the store has not reported its content yet
+        self.recovering = False  # the driver died or the task restarts, and the store has not reported its content yet
         self.view = RunView(self)
         self._handlers: dict[type, Callable[[Any], None]] = {
             c.Snapshot: self._on_snapshot,
@@ -245,7 +245,7 @@ class Controller:
         """Take in what the store holds after the driver's death, and have it drop what begins anew."""
         resumes_at, self.recovering, self.failures.resumes_at = self.failures.resumes_at, False, None
         self.environments.forget()
-        anew = survived(self.owned, event, resumes_at, self.groups.generated)
+        anew = survived(self.owned, event, resumes_at, self.responses.completed)
         self.discards.again()
         if anew:
             numbers = {"task_restarts": float(self.failures.troubles.task_restarts)}

@@ -4,16 +4,23 @@
        ▲                  │ interrupt, replica down, or a turn of several ends: IN_ENVIRONMENT until it is answered
        └──────────────────┘
 
+    The driver died, or the task restarts:
+    PENDING ──► DONE         the store has it complete
+    any ──► PENDING          the store lacks it, or its group begins anew
+
     GENERATING ──all scored──► BUFFERED ──given to it──► TRAINING ──stepped──► TRAINED
-         │                        ▲ │ expired                │ trainer down
-         ├─► FAILED               │ └─► FILTERED             │
-         └─► FILTERED             └──────────────────────────┘
+         │                        │ ▲                       │                     │
+         │                        │ └───── trainer down ────┴─────────────────────┘
+         └───────────┬────────────┘
+                     └──► FILTERED, FAILED, or DEFERRED while its prompt comes again
+
+    BUFFERED ──► GENERATING  it begins anew
 
 A pending trajectory waits in the pool (`pool.py`), or until the store has dropped its tokens (`discards.py`).
 Invariants:
 
-* Every admitted group ends as TRAINED, FILTERED or FAILED exactly once. Otherwise prompts would be lost or trained on twice,
-  and the reward curve would not show it.
+* Every admitted group ends as TRAINED, FILTERED, FAILED or DEFERRED exactly once. Otherwise prompts would be lost or trained
+  on twice, and the reward curve would not show it.
 * Nobody else changes a trajectory, a group or a count: every transition is a method here, and one that does not fit the state
   raises `ControllerError` and changes nothing. (Where a trajectory's keys and values are, `home` and `since`, is the fleet's.)
 """

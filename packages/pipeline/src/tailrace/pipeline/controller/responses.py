@@ -1,6 +1,7 @@
 """What becomes of trajectories: on replicas, in environments and with the scorer.
 
-Invariant: what is said of a trajectory that was dropped, is elsewhere or begins anew changes nothing but its replica's load.
+Invariant: what is said of a trajectory that was dropped, is elsewhere or begins anew changes nothing but its replica's load,
+and what counts as work of its sender.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ class Responses:
                 continue
             if name in sessions:
                 self._sessions.close([name])
-            self._complete(state)
+            self.completed(state)
 
     def turned(self, event: c.Turned) -> None:
         """An environment has answered, and may have ended the trajectory with that."""
         state = self._environments.turned(event)
         if state is not None and self._ledger.finished(state, event.tokens, self._trainer.version):
-            self._complete(state)
+            self.completed(state)
 
-    def _complete(self, state: TrajectoryState) -> None:
+    def completed(self, state: TrajectoryState) -> None:
         """Have a trajectory scored that has just finished."""
         if state.destination is not None:
             self._state.unbind(state)

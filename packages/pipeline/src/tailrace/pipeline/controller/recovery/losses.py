@@ -49,7 +49,7 @@ def _replica(state: State, name: str) -> None:
 
 
 def survived(
-    state: State, event: c.Up, resumes_at: int | None, generated: Callable[[int], None]
+    state: State, event: c.Up, resumes_at: int | None, completed: Callable[[TrajectoryState], None]
 ) -> list[TrajectoryState]:
     """Take over what the store reports that it holds after the driver's death.
 
@@ -60,7 +60,7 @@ def survived(
         state: the state, whose environments' sessions are forgotten already.
         event: the data role's.
         resumes_at: the version to which the store fell back.
-        generated: told the group of each complete trajectory, in the order in which the store got them.
+        completed: told each trajectory of whose end the log did not know, in the order in which the store got them.
 
     Returns:
         The trajectories that begin anew. The caller has the store drop what it has of them.
@@ -85,10 +85,8 @@ def survived(
         complete = ledger.trajectories.get(name)
         if complete is not None and complete.version is None:
             anew.append(complete)  # the log lost with which version it was begun
-        elif complete is not None:
-            ledger.finished(complete, complete.tokens, state.trainer.version)
-            if complete.purpose is c.Purpose.TRAIN:
-                generated(complete.group)
+        elif complete is not None and ledger.finished(complete, complete.tokens, state.trainer.version):
+            completed(complete)
     if state.scoring.up:
         state.scoring.came_up()
     return anew
