@@ -20,6 +20,7 @@ from tailrace.faulttol.tensor_cores import TensorCores, UnreadableError
 NOISE = 0.001  # tensor cores that work for less of the time are taken to stand still
 TRAINING, STEPPING, PUBLISHING, SAVING, IDLE = "training", "stepping", "publishing", "saving", "idle"
 REPORT_S = 5.0  # shorter commands are told by their phase alone
+CLOSE_S = 10.0  # a reading takes milliseconds, and a driver that answers nothing holds nobody up
 
 
 class TrainerActivity:
@@ -139,9 +140,9 @@ class TensorCoreWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Read no more."""
+        """Read no more. A reading that goes on is waited for, `CLOSE_S` seconds at most."""
         self._closing.set()
-        self._thread.join(self._every_s)
+        self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         try:
