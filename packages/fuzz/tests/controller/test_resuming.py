@@ -1,6 +1,5 @@
 """A run that gave up, or whose driver died again and again, goes on: nothing is lost, and every invariant holds."""
 
-from dataclasses import dataclass
 from functools import partial
 
 from worlds import patient, play, policy, seeds, world
@@ -31,24 +30,26 @@ def test_a_run_that_gave_up_at_every_fault_goes_on_each_time():
     assert resumed > 20
 
 
-@dataclass
-class Broken:
-    """A policy whose method raises while the trainer is at a version, until it is mended."""
+def broken_policy(right, method, version):
+    """A policy of the same axis whose method raises while the trainer is at a version, until its `mended` is true."""
 
-    right: object
-    method: str
-    version: int
-    mended: bool = False
+    class Broken(type(right)):
+        __setattr__ = object.__setattr__  # policies are frozen
 
-    def __getattr__(self, name):
-        if name != self.__dict__["method"]:
-            return getattr(self.__dict__["right"], name)
-        return self._ask
+        def __init__(self):
+            self.mended = False
 
-    def _ask(self, cycle):
-        if cycle.progress.version == self.version and not self.mended:
+        def __getattribute__(self, name):
+            if name in ("mended", "__class__", "__dict__"):
+                return object.__getattribute__(self, name)
+            return partial(ask, self) if name == method else getattr(right, name)
+
+    def ask(broken, cycle):
+        if cycle.progress.version == version and not broken.mended:
             raise ArithmeticError("a mistake in a plugin")
-        return getattr(self.right, self.method)(cycle)
+        return getattr(right, method)(cycle)
+
+    return Broken()
 
 
 def breaks(seed):
@@ -57,7 +58,7 @@ def breaks(seed):
     broken = []
 
     def spec(own):
-        broken[:] = broken or [Broken(getattr(own, axis), method, 1)]
+        broken[:] = broken or [broken_policy(getattr(own, axis), method, 1)]
         return {axis: broken[0]}
 
     return may_give_up(world(seed, spec=spec)), broken[0]
