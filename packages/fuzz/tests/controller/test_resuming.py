@@ -44,8 +44,8 @@ def broken_policy(right, method, version):
                 return object.__getattribute__(self, name)
             return partial(ask, self) if name == method else getattr(right, name)
 
-    def ask(broken, cycle):
-        if cycle.progress.version == version and not broken.mended:
+    def ask(self, cycle):  # whoever raises is known by its `self`
+        if cycle.progress.version == version and not self.mended:
             raise ArithmeticError("a mistake in a plugin")
         return getattr(right, method)(cycle)
 
