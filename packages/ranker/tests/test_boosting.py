@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.ranker.baselines.boosting import Growth, boosted
+from tailrace.ranker.baselines.boosting import TreeGrowth, boosted
 from tailrace.ranker.deadline import Deadline
 
 FOREVER = Deadline(1e9)
@@ -43,7 +43,7 @@ def test_one_tree_is_the_slow_one(seed, count, depth, least):
     rows = drawn.integers(0, 5, (count, 3)).astype(np.float32)
     targets = drawn.normal(size=count)
     # With fewer than 20 rows a tree sees them all; a single feature is always seen.
-    growth = Growth(1, depth, 1.0, least)
+    growth = TreeGrowth(1, depth, 1.0, least)
     found = boosted(rows[:, :1], targets, growth, seed, FOREVER)(rows[:, :1]) - targets.mean()
     expected = grown_slowly(rows[:, :1], targets - targets.mean(), depth, least)
     assert ((targets - targets.mean() - found) ** 2).sum() == pytest.approx(
@@ -55,13 +55,13 @@ def test_it_learns_what_depends_on_two_features_together():
     drawn = np.random.default_rng(0)
     rows = drawn.normal(size=(800, 5)).astype(np.float32)
     targets = np.sign(rows[:, 0] * rows[:, 1]).astype(float)
-    trees = boosted(rows[:600], targets[:600], Growth(150, 3, 0.1, 3), 0, FOREVER)
+    trees = boosted(rows[:600], targets[:600], TreeGrowth(150, 3, 0.1, 3), 0, FOREVER)
     assert np.corrcoef(trees(rows[600:]), targets[600:])[0, 1] > 0.8
 
 
 def test_many_different_values_are_cut_at_their_quantiles():
     rows = np.arange(5000, dtype=np.float32)[:, None]
-    trees = boosted(rows, (rows[:, 0] > 2500).astype(float), Growth(60, 1, 0.2, 1), 0, FOREVER)
+    trees = boosted(rows, (rows[:, 0] > 2500).astype(float), TreeGrowth(60, 1, 0.2, 1), 0, FOREVER)
     found = trees(np.array([[0.0], [2300.0], [2700.0], [9999.0]], dtype=np.float32))
     assert found == pytest.approx([0, 0, 1, 1], abs=0.05)
 
@@ -74,5 +74,5 @@ def test_it_ends_in_time_with_what_it_has():
         return now[0]
 
     rows = np.arange(40, dtype=np.float32)[:, None]
-    trees = boosted(rows, rows[:, 0].astype(float), Growth(1000, 2, 0.1, 1), 0, Deadline(30.0, clock))
+    trees = boosted(rows, rows[:, 0].astype(float), TreeGrowth(1000, 2, 0.1, 1), 0, Deadline(30.0, clock))
     assert 1 <= len(trees.feature) < 12

@@ -16,6 +16,7 @@ from tailrace.contracts import (
     ReplicaView,
     RoutingPolicy,
     Sync,
+    SyncPolicy,
     TrajectoryView,
     Why,
 )
@@ -183,13 +184,16 @@ def test_the_routing_contract_catches(rule, words):
         check_routing_policy(breaks(rule))
 
 
-class Pulls:
+class Pulls(SyncPolicy):
     """Breaks the contract in its own way."""
 
     mixes_versions = True
 
     def __init__(self, rule):
-        self.pulls = rule
+        self.rule = rule
+
+    def pulls(self, cycle):
+        return self.rule(cycle)
 
     def accepts(self, replica, progress):
         return True

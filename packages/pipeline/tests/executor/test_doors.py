@@ -9,7 +9,7 @@ from tailrace.contracts import Command, Event, Experience, Place, Stepped
 from tailrace.pipeline.errors import AnswerError
 from tailrace.pipeline.executor import doors
 from tailrace.pipeline.executor.deployment import DATA
-from tailrace.pipeline.executor.doors import DATA_DOOR, RELAY_DOOR, Data, Mail, Relay, Role, Trainer, ask
+from tailrace.pipeline.executor.doors import DATA_DOOR, RELAY_DOOR, DataCalls, Mail, RelayCalls, Role, TrainerCalls, ask
 from tailrace.pipeline.executor.seam import MemberDeadError, RoleSpec
 from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.hosts.mailbox import Mailbox
@@ -39,7 +39,7 @@ def test_a_call_goes_out_by_its_name_with_the_callers_deadline():
 
 def test_the_executors_call_is_the_protocols_method():
     member: Any = Answers(4)
-    assert ask(member, Trainer.ready, 5, True) == 4
+    assert ask(member, TrainerCalls.ready, 5, True) == 4
     ask(member, Mail.events, 0.5, 2, 1)
     assert member.calls == [("ready", (5, True), {}), ("events", (0.5, 2, 1), {})]
 
@@ -109,7 +109,9 @@ def test_a_role_whose_events_or_fields_are_none_is_named_by_its_mailbox():
         Mailbox(Wrong(ready=3)).call("ready", (), epoch=1)
 
 
-@pytest.mark.parametrize("protocol", [Role, Trainer, Relay, doors.Replica, doors.Environment, Data, Mail])
+@pytest.mark.parametrize(
+    "protocol", [Role, TrainerCalls, RelayCalls, doors.ReplicaCalls, doors.EnvironmentCalls, DataCalls, Mail]
+)
 def test_every_answer_of_a_protocol_can_be_checked(protocol):
     for base in protocol.__mro__:
         for name in [name for name in vars(base) if not name.startswith("_")]:

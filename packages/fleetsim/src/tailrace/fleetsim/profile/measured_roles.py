@@ -20,7 +20,7 @@ from tailrace.fleetsim.profile.samples import (
     WorkSpan,
 )
 from tailrace.pipeline.executor.deployment import REPLICA, TRAINER
-from tailrace.pipeline.executor.doors import Door
+from tailrace.pipeline.executor.doors import RoleDoor
 from tailrace.pipeline.roles.replica import ReplicaRole
 from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.rollout.options import EngineOptions, resolve_device
@@ -48,8 +48,8 @@ class SamplesTrainer(Protocol):
         ...
 
 
-REPLICA_SAMPLES = Door[SamplesReplica](REPLICA, SamplesReplica)
-TRAINER_SAMPLES = Door[SamplesTrainer](TRAINER, SamplesTrainer)
+REPLICA_SAMPLES = RoleDoor[SamplesReplica](REPLICA, SamplesReplica)
+TRAINER_SAMPLES = RoleDoor[SamplesTrainer](TRAINER, SamplesTrainer)
 
 
 class MeasuredReplica(ReplicaRole):

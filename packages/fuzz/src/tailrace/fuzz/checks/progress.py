@@ -75,6 +75,8 @@ class LivenessCheck:
             down = set(self._downs)
             if self._blames_all and not down.isdisjoint(COMPUTING):  # who stands still takes the others along
                 down |= COMPUTING
+            if "on its devices, is down" in reason and REPLICA in down:  # the trainer's part goes with it, unheard
+                down |= COMPUTING
             if case.hurries and ("stood still for" in reason or "deadlines.step_s" in reason):
                 down |= COMPUTING
             holds = any(ends_run(self._recovery, role, failures=MANY, others=0) for role in down)

@@ -1,7 +1,7 @@
 """What crosses a host, in types: a protocol for each role, and callers that a type checker sees through.
 
-    another member ── data.consume(ids, version) ──► Door ──► Caller ──► the role ──► its answer, checked against the protocol
-    executor ──────── ask(member, Trainer.adopt, held) ──────► Mailbox ──► the role ──► its answer, checked likewise
+    another member ── data.consume(ids, version) ──► RoleDoor ──► Caller ──► the role ──► its answer, checked by the protocol
+    executor ──────── ask(member, TrainerCalls.adopt, held) ─► Mailbox ──► the role ──► its answer, checked likewise
 
 Each role's class is checked against its protocol in its own file. Arguments of calls are positional.
 """
@@ -64,7 +64,7 @@ class Role(Protocol):
         ...
 
 
-class Stopping(Role, Protocol):
+class StopCalls(Role, Protocol):
     """A role that stops in its phases, so that a scripted fault strikes it there."""
 
     def stop_at(self, phase: str, timeout_s: float, /) -> bool:
@@ -72,11 +72,11 @@ class Stopping(Role, Protocol):
         ...
 
 
-class Replica(Stopping, Protocol):
+class ReplicaCalls(StopCalls, Protocol):
     """An engine and its worker."""
 
 
-class Trainer(Stopping, Protocol):
+class TrainerCalls(StopCalls, Protocol):
     """One rank of the trainer."""
 
     def ready(self, version: int | None = None, stops: bool = False, /) -> Mapping[str, object]:
@@ -92,7 +92,7 @@ class Trainer(Stopping, Protocol):
         ...
 
 
-class Relay(Role, Protocol):
+class RelayCalls(Role, Protocol):
     """A machine's relay."""
 
     def memory(self, but: str | None, /) -> str:
@@ -100,7 +100,7 @@ class Relay(Role, Protocol):
         ...
 
 
-class Environment(Stopping, Protocol):
+class EnvironmentCalls(StopCalls, Protocol):
     """The sessions of an environment."""
 
     def strike_worker(self, how: tuple[FaultKind, str], timeout_s: float, /) -> bool:
@@ -108,7 +108,7 @@ class Environment(Stopping, Protocol):
         ...
 
 
-class Data(Role, Protocol):
+class DataCalls(Role, Protocol):
     """The trajectory store and the prompts; `DataRole` says what each call does. A call may be repeated."""
 
     def ready(self, version: int | None = None, /) -> Mapping[str, object]: ...
@@ -167,7 +167,7 @@ def ask(member: Member, method: Callable[Concatenate[Any, P], object], *argument
     return member.call(method.__name__, *arguments)
 
 
-class Door(Generic[T]):
+class RoleDoor(Generic[T]):
     """Makes callers of a role whose methods are those of its protocol.
 
     Args:
@@ -200,9 +200,9 @@ def _remote(role: str, method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-DATA_DOOR = Door[Data](DATA, Data)
-TRAINER_DOOR = Door[Trainer](TRAINER, Trainer)
-RELAY_DOOR = Door[Relay](RELAY, Relay)
+DATA_DOOR = RoleDoor[DataCalls](DATA, DataCalls)
+TRAINER_DOOR = RoleDoor[TrainerCalls](TRAINER, TrainerCalls)
+RELAY_DOOR = RoleDoor[RelayCalls](RELAY, RelayCalls)
 
 
 def checked(role: str, method: Callable[..., T], answer: object) -> T:

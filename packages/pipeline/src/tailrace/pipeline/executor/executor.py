@@ -23,7 +23,7 @@ from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.errors import DeadlineError, RunFailedError
 from tailrace.pipeline.executor.deployment import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER, Deployment
-from tailrace.pipeline.executor.doors import DATA_DOOR, Data
+from tailrace.pipeline.executor.doors import DATA_DOOR, DataCalls
 from tailrace.pipeline.executor.injection import Injection
 from tailrace.pipeline.executor.membership import Membership
 from tailrace.pipeline.executor.roster import Key, Roster
@@ -132,7 +132,7 @@ class Executor:
         return self.membership.running
 
     @property
-    def data(self) -> Data:
+    def data(self) -> DataCalls:
         """A caller of the data role, for the driver."""
         return DATA_DOOR.open(self.host.caller(DATA))
 

@@ -15,7 +15,7 @@ from typing import Any
 from tailrace import contracts as c
 from tailrace.faulttol import CONTROLLER, Fault, FaultKind, FaultSchedule
 from tailrace.faulttol.injection import LOAD, MACHINE, WORKER
-from tailrace.pipeline.executor.doors import Environment, Stopping, ask
+from tailrace.pipeline.executor.doors import EnvironmentCalls, StopCalls, ask
 from tailrace.pipeline.executor.running import Running
 from tailrace.pipeline.executor.seam import MemberDeadError
 from tailrace.pipeline.executor.waits import Waits
@@ -105,9 +105,9 @@ class Injection:
             return
         self._awaited[running] = fault
         if fault.worker is None:
-            answer = ask(running.member, Stopping.stop_at, fault.phase, _LOOK_S)
+            answer = ask(running.member, StopCalls.stop_at, fault.phase, _LOOK_S)
         else:
-            answer = ask(running.member, Environment.strike_worker, (fault.kind, fault.phase), _LOOK_S)
+            answer = ask(running.member, EnvironmentCalls.strike_worker, (fault.kind, fault.phase), _LOOK_S)
         self._waits.add(
             f"{running} to reach its phase {fault.phase}",
             self._now(),

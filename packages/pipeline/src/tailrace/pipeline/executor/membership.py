@@ -15,7 +15,7 @@ from tailrace.faulttol import HeartbeatMonitor
 from tailrace.pipeline.errors import DeadlineError, StaleEpochError, SupersededError
 from tailrace.pipeline.executor.answers import Answers
 from tailrace.pipeline.executor.deployment import DATA, REPLICA, TRAINER, Deployment, rank_id
-from tailrace.pipeline.executor.doors import Data, Mail, Role, Trainer, ask
+from tailrace.pipeline.executor.doors import DataCalls, Mail, Role, TrainerCalls, ask
 from tailrace.pipeline.executor.roster import Key, Listed, Roster
 from tailrace.pipeline.executor.running import Running
 from tailrace.pipeline.executor.seam import Answer, Host, KnowsRoom, Member, MemberDeadError, RoleSpec
@@ -69,7 +69,9 @@ class Membership:
         held = self.deployment.adopting_held
         answer = together(
             [
-                ask(running.member, Trainer.adopt, held) if running.role == TRAINER else ask(running.member, Role.adopt)
+                ask(running.member, TrainerCalls.adopt, held)
+                if running.role == TRAINER
+                else ask(running.member, Role.adopt)
                 for running in ranks
             ]
         )
@@ -313,7 +315,7 @@ class Membership:
 def _ready(running: Running, version: int | None) -> Answer:
     """Ask a member to get ready, with the version if its role begins from one."""
     if running.loads:
-        return ask(running.member, Trainer.ready, version, True)
+        return ask(running.member, TrainerCalls.ready, version, True)
     if running.role == TRAINER:
-        return ask(running.member, Trainer.ready, version)
-    return ask(running.member, Data.ready, version) if running.role == DATA else ask(running.member, Role.ready)
+        return ask(running.member, TrainerCalls.ready, version)
+    return ask(running.member, DataCalls.ready, version) if running.role == DATA else ask(running.member, Role.ready)

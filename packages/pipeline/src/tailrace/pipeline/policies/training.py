@@ -102,7 +102,7 @@ class SingleFetch(FullBatch):
         return True
 
     def early_gradients(self) -> EarlyGradients:
-        """As many groups as the share says, since there is only one fetch."""
+        """Gives as many groups as the share says, since there is only one fetch."""
         return EarlyGradients(sys.maxsize, share=self.share)
 
 
@@ -139,5 +139,5 @@ class DynamicBatch(MiniBatch):
         return True
 
     def early_gradients(self) -> EarlyGradients | None:
-        """As many groups as fill a cell; None with several parts, each of which is an optimizer step."""
+        """Gives as many groups as fill a cell; None with several parts, each of which is an optimizer step."""
         return EarlyGradients(sys.maxsize, tokens=self.tokens) if self.parts == 1 else None

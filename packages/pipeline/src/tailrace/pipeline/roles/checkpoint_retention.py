@@ -20,7 +20,7 @@ from typing import Any
 
 from tailrace.contracts import Checkpoint, Durable, TailraceError
 from tailrace.pipeline.errors import CheckpointUnusableError, DeadlineError
-from tailrace.pipeline.executor.doors import Data
+from tailrace.pipeline.executor.doors import DataCalls
 from tailrace.pipeline.hosts.ray_machines import own_machine
 from tailrace.pipeline.roles.peer_memory import PeerMemory
 from tailrace.pipeline.roles.worker import RoleWorker
@@ -44,7 +44,7 @@ class Saving:
     def __init__(
         self,
         root: Path,
-        data: Data,
+        data: DataCalls,
         worker: RoleWorker,
         *,
         save_timeout_s: float,

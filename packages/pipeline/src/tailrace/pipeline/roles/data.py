@@ -30,7 +30,7 @@ from tailrace.contracts import (
     TrajectoryRef,
 )
 from tailrace.pipeline.errors import RoleError
-from tailrace.pipeline.executor.doors import Data
+from tailrace.pipeline.executor.doors import DataCalls
 from tailrace.pipeline.roles.dropped import Dropped
 from tailrace.pipeline.roles.finished_lengths import FinishedLength, FinishedLengths
 from tailrace.pipeline.roles.prompts import Prompts, item_metadata
@@ -272,4 +272,4 @@ def _ref(trajectory: str, group: int, about: Mapping[str, object]) -> Trajectory
 
 
 if TYPE_CHECKING:
-    _: type[Data] = DataRole  # mypy checks it here
+    _: type[DataCalls] = DataRole  # mypy checks it here

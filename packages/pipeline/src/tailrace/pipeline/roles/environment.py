@@ -24,7 +24,7 @@ from tailrace.contracts import Call, CallFailed, Close, Command, Event, FinishRe
 from tailrace.environment import Action, EnvironmentPool, Observation, SessionError, SessionLostError, StepResult
 from tailrace.faulttol import FaultKind, strike
 from tailrace.pipeline.errors import RoleError
-from tailrace.pipeline.executor.doors import DATA_DOOR, Environment
+from tailrace.pipeline.executor.doors import DATA_DOOR, EnvironmentCalls
 from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.observations import Glue, Observations
 from tailrace.pipeline.roles.prompts import beginning_of, session_row
@@ -366,4 +366,4 @@ class ToolFaults:
 
 
 if TYPE_CHECKING:
-    _: type[Environment] = EnvironmentRole  # mypy checks it here
+    _: type[EnvironmentCalls] = EnvironmentRole  # mypy checks it here

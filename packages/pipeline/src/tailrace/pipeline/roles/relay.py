@@ -22,7 +22,7 @@ from tailrace.paramserver import (
     RelayUnreachable,
 )
 from tailrace.pipeline.errors import RoleError
-from tailrace.pipeline.executor.doors import Relay
+from tailrace.pipeline.executor.doors import RelayCalls
 from tailrace.pipeline.roles.peer_memory import KEPT, machine
 from tailrace.pipeline.roles.transfer import WeightTransfer
 
@@ -139,4 +139,4 @@ class RelayRole:
 
 
 if TYPE_CHECKING:
-    _: type[Relay] = RelayRole  # mypy checks it here
+    _: type[RelayCalls] = RelayRole  # mypy checks it here

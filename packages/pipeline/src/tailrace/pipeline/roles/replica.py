@@ -23,7 +23,7 @@ from tailrace.contracts import (
 )
 from tailrace.faulttol import FaultKind
 from tailrace.pipeline.errors import RoleError
-from tailrace.pipeline.executor.doors import DATA_DOOR, Data, Replica
+from tailrace.pipeline.executor.doors import DATA_DOOR, DataCalls, ReplicaCalls
 from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.prompts import SamplingTable
 from tailrace.pipeline.roles.stops import Stops
@@ -35,7 +35,7 @@ from tailrace.rollout import ReplicaWorker, build_engine
 class _Source:
     """The data role as the worker's source. The owner's name has the incarnation, so that writes of a dead one are refused."""
 
-    def __init__(self, data: Data, owner: str) -> None:
+    def __init__(self, data: DataCalls, owner: str) -> None:
         self._data, self._owner = data, owner
 
     def begin(self, replica: str, version: int, refs: Sequence[TrajectoryRef], seq: int) -> Sequence[Resume]:
@@ -153,4 +153,4 @@ class ReplicaRole:
 
 
 if TYPE_CHECKING:
-    _: type[Replica] = ReplicaRole  # mypy checks it here
+    _: type[ReplicaCalls] = ReplicaRole  # mypy checks it here

@@ -36,7 +36,7 @@ from tailrace.contracts import (
 from tailrace.faulttol.injection import LOAD
 from tailrace.faulttol.tensor_cores import open_tensor_cores, own_devices
 from tailrace.pipeline.errors import RoleError
-from tailrace.pipeline.executor.doors import DATA_DOOR, Trainer
+from tailrace.pipeline.executor.doors import DATA_DOOR, TrainerCalls
 from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.checkpoint_retention import Saving, on_own_disk
 from tailrace.pipeline.roles.peer_memory import PeerMemory, machine
@@ -379,4 +379,4 @@ class TrainerRole:
 
 
 if TYPE_CHECKING:
-    _: type[Trainer] = TrainerRole  # mypy checks it here
+    _: type[TrainerCalls] = TrainerRole  # mypy checks it here

@@ -68,7 +68,7 @@ class Trees:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class TreeGrowth:
     """How trees grow.
 
     Args:
@@ -84,7 +84,7 @@ class Growth:
     least_leaf: int
 
 
-def boosted(rows: Any, targets: Any, growth: Growth, seed: int, deadline: Deadline) -> Trees:
+def boosted(rows: Any, targets: Any, growth: TreeGrowth, seed: int, deadline: Deadline) -> Trees:
     """Trees that predict targets from rows; fewer if the deadline comes first, at least one.
 
     Args:
@@ -125,7 +125,7 @@ def _edges(column: Any) -> Any:
     return values[:-1]
 
 
-def _grown(bins: Any, residuals: Any, growth: Growth) -> tuple[Any, Any, Any]:
+def _grown(bins: Any, residuals: Any, growth: TreeGrowth) -> tuple[Any, Any, Any]:
     """One tree, level by level: of each node the column (-1 for a leaf), the bin up to which rows go left, and the value."""
     nodes = 2 ** (growth.depth + 1) - 1
     feature, cut, value = np.full(nodes, -1), np.zeros(nodes, dtype=np.int64), np.zeros(nodes)
@@ -179,7 +179,7 @@ class BoostedPredictor:
         quantiles: give the rest.
     """
 
-    def __init__(self, growth: Growth, trees: Trees, quantiles: QuantilesByScore) -> None:
+    def __init__(self, growth: TreeGrowth, trees: Trees, quantiles: QuantilesByScore) -> None:
         self._growth, self._trees, self._quantiles = growth, trees, quantiles
 
     def predict(self, prompts: Sequence[str]) -> list[Prediction]:
@@ -198,7 +198,7 @@ class BoostedPredictor:
         return {_TREES: save_tensors(trees), _QUANTILES: to_json({"points": self._quantiles.points})}
 
 
-def fit_boosted(growth: Growth, examples: Sequence[Example], setting: Setting) -> BoostedPredictor:
+def fit_boosted(growth: TreeGrowth, examples: Sequence[Example], setting: Setting) -> BoostedPredictor:
     """Learn the mean length of each prompt's samples; quantiles are those by scores of trees that had not seen the prompt."""
     rows = _rows([example.prompt for example in examples])
     means = np.array([mean_tokens(example.samples) for example in examples])
@@ -216,7 +216,7 @@ def fit_boosted(growth: Growth, examples: Sequence[Example], setting: Setting) -
     return BoostedPredictor(growth, trees, quantiles)
 
 
-def restored(growth: Growth, files: Mapping[str, bytes]) -> BoostedPredictor:
+def restored(growth: TreeGrowth, files: Mapping[str, bytes]) -> BoostedPredictor:
     """What `BoostedPredictor.files` wrote.
 
     Raises:

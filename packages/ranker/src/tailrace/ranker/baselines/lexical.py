@@ -49,12 +49,12 @@ class Lexical:
     def fit(self, examples: Sequence[Example], setting: Setting) -> BoostedPredictor:
         """Learn."""
         with extra("tailrace-ranker", "lexical"):
-            from tailrace.ranker.baselines.boosting import Growth, fit_boosted
-        return fit_boosted(Growth(self.trees, self.depth, self.rate, self.least_leaf), examples, setting)
+            from tailrace.ranker.baselines.boosting import TreeGrowth, fit_boosted
+        return fit_boosted(TreeGrowth(self.trees, self.depth, self.rate, self.least_leaf), examples, setting)
 
     def restore(self, files: Mapping[str, bytes], setting: Setting) -> BoostedPredictor:
         """Read what `fit` learned."""
         del setting
         with extra("tailrace-ranker", "lexical"):
-            from tailrace.ranker.baselines.boosting import Growth, restored
-        return restored(Growth(self.trees, self.depth, self.rate, self.least_leaf), files)
+            from tailrace.ranker.baselines.boosting import TreeGrowth, restored
+        return restored(TreeGrowth(self.trees, self.depth, self.rate, self.least_leaf), files)
