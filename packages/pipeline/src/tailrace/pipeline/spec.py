@@ -9,7 +9,6 @@ from tailrace.contracts import (
     BatchingPolicy,
     DetectionPolicy,
     Eviction,
-    PluginError,
     ProvisioningPolicy,
     RecoveryPolicy,
     RelocationPolicy,
@@ -17,7 +16,6 @@ from tailrace.contracts import (
     Sampler,
     SyncPolicy,
     TrainingPolicy,
-    check_policy,
 )
 from tailrace.faulttol import RoleAware
 from tailrace.pipeline.errors import PolicyError
@@ -163,11 +161,6 @@ class PipelineSpec:
     machines: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for axis in AXES:
-            try:
-                check_policy(axis, getattr(self, axis))
-            except PluginError as error:
-                raise PolicyError(f"axis {axis}: {error}") from error
         if self.fence and self.checkpoint_every != 1:
             raise PolicyError(
                 f"found a fence with a checkpoint every {self.checkpoint_every} steps, expected one at each: a version without "
