@@ -49,7 +49,7 @@ class Run:
             blur = [1 + self.random.uniform(-self.noise, self.noise) for _ in range(2)]
             times = alone_s / self.replicas * blur[0], training_s * blur[1]
             self.records.append(iteration(len(self.records), *times, 0 if self.changing else self.replicas))
-            by = change(self.policy, self.records[-self.policy.watched_iterations :], self.replicas)
+            by = change(self.policy, self.records[-self.policy.watched_iterations() :], self.replicas)
             self.changing = bool(by)
             self.replicas += by
             if by:
