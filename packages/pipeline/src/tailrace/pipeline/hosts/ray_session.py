@@ -1,6 +1,6 @@
 """The private folder of a Ray cluster that a run started on this machine: who made it, and whether anything of it lives.
 
-tailrace-ray-XXXXXXXX    0700, the run's user's: nobody else gets at what is below, whatever modes Ray gives it
+tailrace-ray-*           0700, the run's user's: nobody else gets at what is below, whatever modes Ray gives it
 ├── tailrace.json        who made it
 └── r/session_...        Ray's: sockets, logs
 """
