@@ -167,3 +167,44 @@ def test_no_descriptor_is_left():
     with pytest.raises(FileNotFoundError):
         asyncio.run(AsyncChild.start(["/no/such/program"]))
     assert descriptors() == before
+
+
+# Its child holds the input open, as one does that waits for its owner's end.
+HOLDS_ITS_INPUT = """
+import os, sys, time
+path = sys.argv[1]
+if os.fork() == 0:
+    os.closerange(1, 1024)
+    os.read(0, 1)
+    os._exit(0)
+with open(path + ".part", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(path + ".part", path)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("turns", range(1, 9))
+def test_who_is_cancelled_while_it_starts_ends_soon_and_leaves_nothing(turns, tmp_path):
+    """In whatever turn of the event loop, and however long that stood still: asyncio waits for pipes that nobody closes."""
+    path = tmp_path / "pid"
+
+    async def run():
+        before = descriptors()
+        starting = asyncio.create_task(AsyncChild.start(python(HOLDS_ITS_INPUT, path)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if turns > 1:
+            wait_until(path.exists, "the child to run")
+        starting.cancel()
+        done, _ = await asyncio.wait({starting}, timeout=DEADLINE_S / 4)
+        assert done, "it waits for ever"
+        if not starting.cancelled():  # it had started
+            starting.result().kill()
+            await starting.result().reap()
+        await asyncio.sleep(0.1)
+        assert descriptors() <= before
+        return path.read_text() if path.exists() else ""
+
+    pid = asyncio.run(run())
+    assert not pid or gone(int(pid))

@@ -59,8 +59,8 @@ class AsyncChild:
         said = None if shown else tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - `kill` closes it
         if said is not None:  # whatever is cut off at its front, what comes next goes to its end
             fcntl.fcntl(said, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
-        try:
-            process = await asyncio.create_subprocess_exec(
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -70,11 +70,24 @@ class AsyncChild:
                 cwd=folder,
                 start_new_session=True,
             )
+        )
+        try:
+            # Who cancels does not cancel asyncio's start: that ends the process alone, and waits for ever for a pipe that it
+            # connects afterwards, whose other end a child of the process holds.
+            return cls(await asyncio.shield(starting), said, line_bytes)
+        except asyncio.CancelledError:
+            await asyncio.wait({starting}, timeout=REAP_S)
+            if starting.done() and not starting.cancelled() and starting.exception() is None:
+                child = cls(starting.result(), said, line_bytes)
+                child.kill()
+                await child.reap()
+            elif said is not None:
+                said.close()
+            raise
         except BaseException:
             if said is not None:
                 said.close()
             raise
-        return cls(process, said, line_bytes)
 
     @property
     def pid(self) -> int:
