@@ -7,10 +7,8 @@ tailrace run ──► exits 0 ──► checked                       no progre
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +25,7 @@ from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.figures.faults import FaultFigures, FaultFold
 from tailrace.pipeline.run.figures.folding import Audience, follow
+from tailrace.processes import Child
 
 _LOOK_S = 1.0
 _TELL_S = 60.0
@@ -160,19 +159,14 @@ def _drive(words: Sequence[str], directory: RunDirectory, still_s: float, tell: 
     """Run one driver to its end, and tell how far it is. Returns its status; None if it stood still and was ended."""
     output = directory.root.with_suffix(".txt")
     with output.open("ab") as printed:
-        process = subprocess.Popen(  # noqa: S603 - this program itself
-            [sys.executable, "-m", "tailrace.cli.main", "run", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=printed,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+        driver = Child(
+            [sys.executable, "-m", "tailrace.cli.main", "run", *words], stdout=printed, stderr=printed, group=True
         )
+    status = None
     try:
         progress, mark, moved_s = RunProgress(directory), None, time.monotonic()
         told_s = moved_s
-        while process.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_LOOK_S)
+        while (status := driver.wait(_LOOK_S)) is None:
             now, now_s = progress.mark(), time.monotonic()
             if now_s - told_s >= _TELL_S:
                 told_s = now_s
@@ -180,24 +174,12 @@ def _drive(words: Sequence[str], directory: RunDirectory, still_s: float, tell: 
             if now != mark:
                 mark, moved_s = now, now_s
             elif now_s - moved_s > still_s:
-                _end(process)
                 return None
-        return process.returncode
-    except BaseException:
-        _end(process)
-        raise
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the run to stop, which ends its members; then tell it to end at once, and kill who watches it."""
-    for _ in ("in order", "at once"):
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
-            return
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        return status
+    finally:
+        if status is None:
+            # Asked to stop, the run ends its members; asked again, it ends at once. At last its watcher is killed.
+            driver.end(_END_S, _END_S)
 
 
 def _last_line(root: Path) -> str:

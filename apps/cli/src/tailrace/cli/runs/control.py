@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
@@ -34,6 +33,7 @@ from tailrace.pipeline.errors import (
 )
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.launching import launch as runs
+from tailrace.processes import at_end_of
 from tailrace.report import write_report
 
 
@@ -108,10 +108,8 @@ def _print_into(path: Path) -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
-def _heed(pipe: int, order: ControllerOrder) -> None:
-    """Wait for the watcher's end."""
-    while os.read(pipe, 64):
-        pass
+def _go_on_unwatched(order: ControllerOrder) -> None:
+    """Go on without a watcher on Ray; elsewhere the run ends with it."""
     try:
         on_ray = RunDirectory(Path(order.root)).configuration().executor.name == "ray"
     except (TailraceError, OSError):  # the directory is gone, so the run ends
@@ -134,7 +132,7 @@ def main() -> int:
     _print_into(Path(order.root) / LOG)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop_once)
-    threading.Thread(target=_heed, args=(pipe, order), name="watcher", daemon=True).start()
+    at_end_of(pipe, lambda: _go_on_unwatched(order))
     return control(order)
 
 

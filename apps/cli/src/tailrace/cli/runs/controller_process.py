@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from subprocess import PIPE
 from typing import Any
 
 from tailrace.cli.exit_status import FAILED, INTERRUPTED
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory, read_json
-from tailrace.processes import ProcessId
+from tailrace.processes import Child, ChildEndedError, ProcessId
 
 LOG = "controller.log"
 """What a run's controllers print, in its directory."""
+_ORDER_S = 300.0  # it takes its order once it has imported what it needs
 LAUNCH, RESUME, ATTACH = "launch", "resume", "attach"
 
 
@@ -40,49 +40,31 @@ class ControllerOrder:
     changed: Mapping[str, Sequence[Any]] | None = None
     faults: Mapping[str, Any] | None = None
 
-    def line(self) -> str:
-        """The order as a line of JSON."""
-        return json.dumps(asdict(self)) + "\n"
-
 
 class ControllerProcess:
     """A controller that this process starts. It is started at once, so that it imports meanwhile what it needs."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tailrace.cli.runs.control"],
-            stdin=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C at a terminal is the watcher's, which passes it on
-        )
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
+        # In a group of its own: Ctrl-C at a terminal is the watcher's, which passes it on.
+        self._child = Child([sys.executable, "-m", "tailrace.cli.runs.control"], stdin=PIPE, group=True)
+        self.pid = self._child.pid
 
     def order(self, order: ControllerOrder) -> None:
         """Let it begin. The pipe stays open: its end tells the controller that nobody watches any more."""
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it ended, which `poll` says
-            self._process.stdin.write(order.line().encode())
-            self._process.stdin.flush()
+        with suppress(ChildEndedError):  # which `poll` says
+            self._child.send(asdict(order), _ORDER_S)
 
     def poll(self) -> int | None:
         """Its exit status, less than 0 if a signal ended it; None while it lives."""
-        return self._process.poll()
+        return self._child.poll()
 
     def stop(self) -> None:
         """Let it end the run in order."""
-        self._process.terminate()
+        self._child.terminate()
 
     def kill(self) -> None:
         """End it at once, with the processes that it started in its session."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        if self._process.stdin is not None:
-            with suppress(BrokenPipeError):
-                self._process.stdin.close()
+        self._child.kill()
 
 
 class LeftController:

@@ -7,13 +7,13 @@ service ── setup, commands with prompts and kept tokens ──► child (`re
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 import threading
 import time
 from multiprocessing.connection import Connection
 
 from tailrace.contracts import EngineFactory, Event, Resume, Route, Sampling
+from tailrace.processes import Child
 from tailrace.rollout.errors import CloseTimeoutError, ReplicaCrashedError
 from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.service.handle import ReplicaSetup
@@ -40,12 +40,9 @@ class ReplicaProcess:
         self._name, self._book = setup.name, setup.book
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - this Python, with words of ours
-                [sys.executable, "-m", _CHILD, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # engines print; the service's own output is for its caller
-            )
+            # Engines print; the service's own output is for its caller.
+            command = [sys.executable, "-m", _CHILD, str(theirs.fileno())]
+            self._child = Child(command, stdout=2, pass_fds=[theirs.fileno()])
         self._pipe = Connection(ours.detach())
         self._sending = threading.Lock()
         self._reason = ""
@@ -58,7 +55,7 @@ class ReplicaProcess:
                 raise ReplicaCrashedError(f"replica {self._name!r} did not start: {what}")
         except BaseException as error:
             status = self._status() if isinstance(error, EOFError | OSError) else ""
-            self._process.kill()
+            self._child.kill()
             self.close(_CLOSE_S)
             if isinstance(error, EOFError | OSError):
                 what = f"replica {self._name!r} ended while its engine loaded{status}"
@@ -68,7 +65,7 @@ class ReplicaProcess:
     @property
     def pid(self) -> int:
         """Its process id."""
-        return self._process.pid
+        return self._child.pid
 
     def submit(self, command: ReplicaCommand) -> None:
         """Send a command, with the prompts and tokens that it needs.
@@ -118,13 +115,7 @@ class ReplicaProcess:
             CloseTimeoutError: it is there after the deadline all the same.
         """
         self._pipe.close()
-        for end in (None, self._process.kill):
-            if end is not None:
-                end()
-            try:
-                self._process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                continue
+        if self._child.wait(timeout_s) is not None or self._child.kill(timeout_s) is not None:
             return
         raise CloseTimeoutError(f"replica {self._name!r} (process {self.pid}) did not end within {timeout_s} s")
 
@@ -144,9 +135,8 @@ class ReplicaProcess:
             self._pipe.send(message)
 
     def _status(self) -> str:
-        try:
-            status = self._process.wait(_STATUS_S)
-        except subprocess.TimeoutExpired:
+        status = self._child.wait(_STATUS_S)
+        if status is None:
             return ""
         how = f"by signal {-status}" if status < 0 else f"with status {status}"
         return f" {how}{': ' if self._reason else ''}{self._reason}"
