@@ -116,7 +116,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The commit, with a plus sign if files in src differ from it."""
+    """The commit, with a plus sign if files of packages, apps and benchmarks differ from it."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()

@@ -154,6 +154,14 @@ def test_wrong_options_fail_at_the_start(spawn, serve, relay_name):
     assert serve(relay_name).cleaned == []
 
 
+def test_one_that_prints_what_is_no_answer_is_killed_and_told(monkeypatch, tmp_path, token, relay_name):
+    (tmp_path / "talkative.py").write_text("import time\nprint('a library says hello', flush=True)\ntime.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(relay_process, "_MODULE", "talkative")
+    with pytest.raises(RelayStartFailed, match="printed what is no answer: found b'a library says hello"):
+        RelayProcess.start(relay_name, token=token)
+
+
 def test_too_little_shared_memory(serve, token, weights):
     relay, huge = serve(), 2**50
     manifest = Manifest(1, 1, 2**31, huge, (TensorSpec("w", "uint8", (huge,), 0, huge),))

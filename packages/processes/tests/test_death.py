@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.processes import Child, ProcessId
+from tailrace.processes import Child, ProcessId, at_end_of
 
 from .children import DEADLINE_S, gone, python, wait_until
 
@@ -162,3 +162,12 @@ def test_a_zombie_does_not_live():
 def test_this_process_does_not_kill_itself():
     assert ProcessId.current().alive()
     assert not ProcessId.current().kill()
+
+
+def test_a_pipe_that_cannot_be_read_has_ended():
+    read, write = os.pipe()
+    os.close(read)
+    ended = threading.Event()
+    at_end_of(read, ended.set)
+    assert ended.wait(DEADLINE_S)
+    os.close(write)

@@ -5,10 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from subprocess import PIPE
 from typing import Any
 
 import pytest
 
+from tailrace.processes import Child
 from tailrace.trainer import TrainerConfigError, WarmStartCancelledError, WarmStartError, WarmStartTimeoutError
 from tailrace.trainer.small import SmallModel
 from tailrace.trainer.warmstart import (
@@ -19,7 +21,7 @@ from tailrace.trainer.warmstart import (
     continue_sft,
     warm_start,
 )
-from tailrace.trainer.warmstart_processes import run_ranks
+from tailrace.trainer.warmstart_processes import _report, run_ranks
 
 EXAMPLES = [(f"{a} + {b} = ", f"<answer>{a + b}</answer>") for a in range(10) for b in range(10)]
 CONFIG = WarmStartConfig(steps=6, batch=8, lr=0.01, warmup_steps=2, processes=2, device="cpu")
@@ -146,3 +148,16 @@ def wait_for(condition, timeout_s=60.0):
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.05)
+
+
+def test_what_libraries_print_between_is_no_progress():
+    told = []
+    rank = Child(
+        [sys.executable, "-c", "print('{not json'); print('[1]'); print('hello'); print('{\"step\": 1}')"], stdout=PIPE
+    )
+    try:
+        assert rank.wait(60.0) == 0
+        _report(rank, told.append)
+    finally:
+        rank.kill()
+    assert told == [{"step": 1}]

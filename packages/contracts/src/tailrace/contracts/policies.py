@@ -547,7 +547,7 @@ class ProvisioningPolicy(ABC):
         return False
 
     def yields_from(self) -> float | None:
-        """Share of a batch's groups, above 0 and at most 1, that are complete when hybrids yield while others generate on.
+        """Share of a batch's groups, above 0 and at most 1, that must be complete before hybrids yield.
 
         None: it does not lend all hybrids to the trainer as a whole, for its steps. If it does, its view has the next batch and
         the loads. `plan` is also asked when this share is reached, when the trainer begins and ends to compute, and when a

@@ -91,7 +91,10 @@ class Strikes:
                 self._deaths.strike(fault)
 
     def _strike(self, member: VirtualMember, fault: CaseFault) -> None:
-        """Strike at once, or as the instant ends in which the member comes to the phase; one that dies before is not struck."""
+        """Strike at once, or at the end of the instant in which the member reaches the phase.
+
+        A member that dies earlier is not struck.
+        """
         injury, time = _INJURIES[fault.kind], self._simulation.world.time
         if fault.phase:
             member.phases.wait(fault.phase, lambda: time.at(time.now(), member.strike, injury))

@@ -166,9 +166,8 @@ class AsyncChild:
         while self.status is None and loop.time() < deadline:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        if (
-            self._killed and self.status is not None
-        ):  # before, it would look itself how the process ended, and asyncio would not know
+        # Not before: it would look itself how the process ended, and asyncio would not know.
+        if self._killed and self.status is not None:
             self._process._transport.close()  # type: ignore[attr-defined]  # the pipes, whoever holds them besides
         return self.status
 
@@ -180,7 +179,7 @@ class AsyncChild:
         return await self.reap()
 
     def _trim(self) -> None:
-        """Every second: what it printed does not fill the disk."""
+        """Cut the file of what it printed to its last line once it is too long. Runs every second."""
         if self._said is None:
             return
         if os.fstat(self._said.fileno()).st_size > SAID_BYTES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -62,8 +63,9 @@ def at_end_of(pipe: int, then: Callable[[], object]) -> None:
 
     def wait() -> None:
         # An unbuffered read: in a buffered one, this daemon thread would hold its lock while the interpreter shuts down.
-        while os.read(pipe, 1 << 16):
-            continue
+        with contextlib.suppress(OSError):  # a terminal that hung up has ended too
+            while os.read(pipe, 1 << 16):
+                continue
         then()
 
     threading.Thread(target=wait, name="owner", daemon=True).start()

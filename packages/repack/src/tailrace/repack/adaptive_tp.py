@@ -206,7 +206,7 @@ class AdaptiveTPScaleDown(AdaptiveTP):
         self._scale_down()
 
     def lends_devices(self) -> bool:
-        """Yes: it lends devices to cells of the trainer, which must share them."""
+        """It lends devices to cells of the trainer, which must share them."""
         return True
 
     def round_milestones(self) -> Sequence[float]:

@@ -59,7 +59,7 @@ class MarginalThroughput(Costed, RoutingPolicy):
             raise LoadError(f"found prompt_tokens={self.prompt_tokens!r}, expected at least 0")
 
     def plans_tokens(self) -> bool:
-        """Yes: the cost of a step grows with the tokens in the KV cache, those of prompts among them."""
+        """The cost of a step grows with the tokens in the KV cache, those of prompts among them."""
         return True
 
     def route(self, cycle: Cycle) -> Sequence[Placement]:

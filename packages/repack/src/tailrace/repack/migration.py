@@ -55,7 +55,7 @@ class Migration(Costed, RelocationPolicy):
             raise LoadError(f"found period_s={self.period_s!r}, expected seconds above 0")
 
     def plans_tokens(self) -> bool:
-        """Yes: the cost of a step grows with the tokens in the KV cache, those of prompts among them."""
+        """The cost of a step grows with the tokens in the KV cache, those of prompts among them."""
         return True
 
     def due(self, now_s: float, last_s: float, updated: bool) -> bool:  # noqa: ARG002 - the protocol's arguments

@@ -19,9 +19,8 @@ from tailrace.repack.throughput import Sample, ThroughputModel, nonnegative_leas
 
 STEADY = 0.3  # how far the batch may have changed between two snapshots, as a share of it
 LEAST_SAMPLES = 20
-MOST_SAMPLES = (
-    96  # that are fitted to, spread evenly over the run: a fit with its errors takes some hundredths of a second
-)
+# that are fitted to, spread evenly over the run: a fit with its errors takes some hundredths of a second
+MOST_SAMPLES = 96
 MOST_ERROR = 0.3  # median; a fit that is further off is shown and not planned with
 _ROUNDS = 5  # of weighing anew
 _SMALL = 0.1  # share by which a step may be off before it weighs less

@@ -111,7 +111,7 @@ class BestFit(RelocationPolicy):
         return max(1, math.floor((alone + NEGLIGIBLE * (alone + self.k4)) / self.k3))
 
     def learns_costs(self) -> bool:
-        """Yes, those that `with_costs` takes."""
+        """The run fits what `with_costs` takes."""
         return True
 
     def with_costs(self, k1: float, k2: float, k3: float, k4: float) -> Self:

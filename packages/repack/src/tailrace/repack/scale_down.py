@@ -58,7 +58,7 @@ class ScaleDown(ProvisioningPolicy):
             )
 
     def lends_devices(self) -> bool:
-        """Yes: it lends devices to cells of the trainer, which must share them."""
+        """It lends devices to cells of the trainer, which must share them."""
         return True
 
     def round_milestones(self) -> Sequence[float]:

@@ -172,7 +172,7 @@ class Costed:
         return ThroughputModel(self.k1, self.k2, self.k3, self.k4)
 
     def learns_costs(self) -> bool:
-        """Yes, those that `with_costs` takes."""
+        """The run fits what `with_costs` takes."""
         return True
 
     def with_costs(self, k1: float, k2: float, k3: float, k4: float) -> Self:

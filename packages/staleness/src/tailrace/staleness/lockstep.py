@@ -81,7 +81,7 @@ class LockstepGate(CountedGate):
         return self._batchwise
 
     def admits_rounds(self) -> bool:
-        """Yes."""
+        """Each batch is a round."""
         return True
 
     def rounds(self, sizes: Sequence[int], closed: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
-from tailrace.processes import Child, ChildEndedError, ChildTimeoutError
+from tailrace.processes import Child, ChildEndedError, ChildTimeoutError, LineError
 from tailrace.trainer.errors import WarmStartCancelledError, WarmStartError, WarmStartTimeoutError
 
 _POLL_S = 0.1
@@ -69,9 +69,12 @@ def _report(rank: Child, progress: Callable[[dict[str, Any]], None] | None) -> N
     """Tell of all that the rank has said so far; libraries may print between."""
     with suppress(ChildTimeoutError, ChildEndedError):
         while True:
-            line = rank.line(0.0)
-            if progress is not None and line.startswith(b"{"):
-                progress(json.loads(line))
+            try:
+                said = rank.receive(0.0)
+            except LineError:
+                continue
+            if progress is not None:
+                progress(said)
 
 
 def _why(work: Path, rank: int, code: int | None) -> str:

@@ -52,7 +52,7 @@ class Data:
         self._world.dropped.forget()
 
     def hang(self) -> None:
-        """See `Model`."""
+        """It stands still as it is: it answers in the same instant."""
 
     def stall(self) -> None:
         """It has no engine."""

@@ -13,7 +13,7 @@ from tailrace.paramserver.errors import RelayStartFailed, from_wire
 from tailrace.paramserver.machine.segments import clear, living_owner
 from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S
 from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE, check_token
-from tailrace.processes import Child, ChildError, ChildTimeoutError
+from tailrace.processes import Child, ChildEndedError, ChildTimeoutError, LineError
 
 _CLOSE_S = 15.0
 _MODULE = "tailrace.paramserver.relay"
@@ -77,10 +77,13 @@ class RelayProcess:
             answer = child.receive(timeout_s)
             if "error" in answer:
                 raise from_wire(answer) if answer["error"] else RelayStartFailed(str(answer["message"]))
+        except LineError as error:  # it lives, and what it says is not for us
+            child.kill()
+            raise RelayStartFailed(f"relay {name!r} printed what is no answer: {error}; see its stderr") from None
         except ChildTimeoutError:
             child.kill()
             raise RelayStartFailed(f"relay {name!r} did not serve within {timeout_s:.3g} s") from None
-        except ChildError:
+        except ChildEndedError:
             status = child.wait(_CLOSE_S)
             child.kill()
             raise RelayStartFailed(

@@ -34,7 +34,7 @@ from typing import Final, NoReturn
 from tailrace.contracts import Candidate, Launch, Pool, Predicted, Purpose, SessionOrigin, TrajectoryRef, TrajectoryView
 from tailrace.pipeline.controller.lengths import PredictedLengths, PromptLengths
 from tailrace.pipeline.controller.pool import Waiting
-from tailrace.pipeline.controller.trajectories import Counts, GroupPhase, GroupState, Phase, TrajectoryState
+from tailrace.pipeline.controller.trajectories import OPEN, Counts, GroupPhase, GroupState, Phase, TrajectoryState
 from tailrace.pipeline.errors import ControllerError
 
 # Looked up once, since access to an enum's members is slow and every trajectory passes each of these.
@@ -46,7 +46,6 @@ _SCORED: Final = Phase.SCORED
 _TRAIN: Final = Purpose.TRAIN
 _EVAL: Final = Purpose.EVAL
 _AWAY = (_RUNNING, _IN_ENVIRONMENT)
-_OPEN = (GroupPhase.GENERATING, GroupPhase.BUFFERED)
 
 
 @dataclass(slots=True)
@@ -133,7 +132,7 @@ class Ledger:
         return {
             group.index: (group.version, group.phase is GroupPhase.BUFFERED)
             for group in self.groups.values()
-            if group.version is not None and group.phase in (GroupPhase.GENERATING, GroupPhase.BUFFERED)
+            if group.version is not None and group.phase in OPEN
         }
 
     def start(self, group: GroupState, version: int) -> None:
@@ -268,7 +267,7 @@ class Ledger:
         return state
 
     def version_lost(self, version: int) -> list[TrajectoryState]:
-        """The pending trajectories that only the weights of a version could continue, which nobody has any more."""
+        """Count, and return, the pending trajectories of a version that nobody has any more and that no other can continue."""
         waiting = [self.trajectories[name] for name in (*self.waiting.level_of, *self.stranded_evaluations)]
         lost = [state for state in waiting if self.exact(state) and state.version == version]
         self.counts.regenerated_trajectories += len(lost)
@@ -353,8 +352,7 @@ class Ledger:
             self.waiting.remove(state.id)
             self.stranded_evaluations.pop(state.id, None)
             self.discarding.pop(state.id, None)
-        if state.version is not None and (not self.mixes_versions or state.purpose is _EVAL):
-            self.unfinished[state.version] -= 1
+        self._needed(state, -1)
         state.phase, state.replica = _DONE, None
         state.tokens, state.completed_at = tokens, trainer_version
         return True
@@ -523,9 +521,9 @@ class Ledger:
         Raises:
             ControllerError: it has not started, or was given to the trainer.
         """
-        if group.version is None or group.phase not in _OPEN:
+        if group.version is None or group.phase not in OPEN:
             found = "not started" if group.version is None else group.phase
-            _contradiction(f"group {group.index}", found, f"started and {' or '.join(_OPEN)}")
+            _contradiction(f"group {group.index}", found, f"started and {' or '.join(OPEN)}")
         if group.phase is GroupPhase.BUFFERED:
             del self.buffered[group.index]
             group.phase, group.candidate, group.kept = GroupPhase.GENERATING, None, True
@@ -555,8 +553,8 @@ class Ledger:
         Raises:
             ControllerError: it was given to the trainer.
         """
-        if self.groups[index].phase not in _OPEN:
-            _contradiction(f"group {index}", self.groups[index].phase, " or ".join(_OPEN))
+        if self.groups[index].phase not in OPEN:
+            _contradiction(f"group {index}", self.groups[index].phase, " or ".join(OPEN))
         group = self.groups.pop(index)
         self.counts.delayed += delayed
         if group.phase is GroupPhase.GENERATING:
@@ -638,8 +636,7 @@ class Ledger:
         version = self.groups[state.group].version
         if version is None:
             return  # its group waits as a whole
-        exact = state.version is not None and not self.mixes_versions
-        if exact:
+        if exact := self.exact(state):
             assert state.version is not None
             version = state.version
         predicted = self.predictions.of(state.prompt, state.generated)
@@ -649,7 +646,8 @@ class Ledger:
 
     def _needed(self, state: TrajectoryState, count: int) -> None:
         """Count that an unfinished trajectory needs its version (count 1) or no longer does (-1)."""
-        if state.version is not None and (not self.mixes_versions or state.purpose is _EVAL):
+        if self.exact(state):
+            assert state.version is not None
             self.unfinished[state.version] = self.unfinished.get(state.version, 0) + count
 
     def _buffer(self, group: GroupState) -> None:

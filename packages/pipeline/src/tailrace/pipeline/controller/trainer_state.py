@@ -146,7 +146,7 @@ class TrainerState:
             counts[lag] = counts.get(lag, 0) + count
 
     def came_up(self) -> None:
-        """Note that it is up. What it has is for `fall_back` to say."""
+        """Note that the trainer is up. `fall_back` sets its version."""
         self.up = True
 
     def goes_on_to(self, steps: int | None) -> None:

@@ -31,6 +31,10 @@ class GroupPhase(StrEnum):
     DEFERRED = "deferred"
 
 
+OPEN = (GroupPhase.GENERATING, GroupPhase.BUFFERED)
+"""Phases of a group that is neither in a batch nor dropped."""
+
+
 @dataclass(slots=True)
 class TrajectoryState:
     """One trajectory.

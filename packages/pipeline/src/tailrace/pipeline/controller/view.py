@@ -314,7 +314,7 @@ class RunView:
 
     @property
     def given_up(self) -> list[dict[str, str]]:
-        """Members that are not restarted any more: role, id, machine and reason. Others do their work, or nobody a ranker's."""
+        """Members that are not restarted any more: role, id, machine, reason. Others do their work; nobody does a ranker's."""
         return list(self._parts.failures.given_up)
 
     @property

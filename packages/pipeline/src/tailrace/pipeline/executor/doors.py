@@ -1,8 +1,9 @@
 """What crosses a host, in types: a protocol for each role, and callers that a type checker sees through.
 
     another member ── data.consume(ids, version) ──► RoleDoor ──► Caller ──► the role ──► its answer, checked by the protocol
-    executor ──────── ask(member, TrainerCalls.adopt, held) ─► Mailbox ──► the role ──► its answer, checked likewise
+    executor ──────── ask(member, TrainerCalls.adopt, held) ─► Mailbox ──► the role ──► its answer, as it is
 
+A mailbox checks what its role answers `ready` and `events` with; what the executor asks beside these is typed alone.
 Each role's class is checked against its protocol in its own file. Arguments of calls are positional.
 """
 
@@ -168,7 +169,7 @@ def ask(member: Member, method: Callable[Concatenate[Any, P], object], *argument
 
 
 class RoleDoor(Generic[T]):
-    """Makes callers of a role whose methods are those of its protocol.
+    """Makes typed callers of one role: they have the methods of its protocol.
 
     Args:
         role: its name, for errors.

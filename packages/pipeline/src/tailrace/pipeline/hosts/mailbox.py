@@ -38,9 +38,8 @@ class Mailbox:
         self._said = Correspondence()
         self._once: dict[str, Future[Any]] = {}
         self._changing = threading.Lock()
-        self._submitting = (
-            threading.Lock()
-        )  # an old controller's commands come wholly before a new one's, or not at all
+        # an old controller's commands come wholly before a new one's, or not at all
+        self._submitting = threading.Lock()
         self._polling = threading.Lock()  # two polls must not number events in another order than they came in
         self._own: dict[str, Callable[..., Any]] = {
             "submit": self._submit,

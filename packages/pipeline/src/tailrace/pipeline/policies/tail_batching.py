@@ -118,7 +118,7 @@ class InRounds(BatchingSource):
     # ---- rounds ---------------------------------------------------------------------------------------------------
 
     def launches_rounds(self) -> bool:
-        """Yes."""
+        """Short and long rounds are launched whole."""
         return True
 
     def open_round(self) -> RoundView | None:

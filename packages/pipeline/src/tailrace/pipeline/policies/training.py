@@ -69,7 +69,7 @@ class Streamed(FullBatch):
 
     @property
     def streams(self) -> bool:
-        """Yes: groups are given to the trainer before their batch is complete."""
+        """Groups are given to the trainer before their batch is complete."""
         return True
 
     def early_gradients(self) -> EarlyGradients:
@@ -98,7 +98,7 @@ class SingleFetch(FullBatch):
 
     @property
     def streams(self) -> bool:
-        """Yes: groups are given to the trainer before their batch is complete."""
+        """Groups are given to the trainer before their batch is complete."""
         return True
 
     def early_gradients(self) -> EarlyGradients:
@@ -135,9 +135,9 @@ class DynamicBatch(MiniBatch):
 
     @property
     def streams(self) -> bool:
-        """Yes: groups are given to the trainer before their batch is complete."""
+        """Groups are given to the trainer before their batch is complete."""
         return True
 
     def early_gradients(self) -> EarlyGradients | None:
-        """Gives as many groups as fill a cell; None with several parts, each of which is an optimizer step."""
+        """Give cells as many groups as fill one; None if a batch has several optimizer steps."""
         return EarlyGradients(sys.maxsize, tokens=self.tokens) if self.parts == 1 else None

@@ -50,7 +50,7 @@ class Interrupting(SyncPolicy):
 
     @property
     def mixes_versions(self) -> bool:
-        """Yes: an interrupted trajectory continues under newer weights."""
+        """An interrupted trajectory continues under newer weights."""
         return True
 
     def pulls(self, cycle: Cycle) -> Sequence[Sync]:
@@ -60,7 +60,7 @@ class Interrupting(SyncPolicy):
         return [Sync(view.replica, busy if view.in_flight else idle) for view in may_pull(cycle)]
 
     def accepts(self, replica: ReplicaView, progress: Progress) -> bool:  # noqa: ARG002 - the protocol's arguments
-        """Yes, always."""
+        """Take whatever is routed here."""
         return True
 
 

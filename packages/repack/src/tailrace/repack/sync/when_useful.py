@@ -44,7 +44,7 @@ class WhenUseful(SyncPolicy):
 
     @property
     def mixes_versions(self) -> bool:
-        """Yes: an interrupted trajectory continues under newer weights."""
+        """An interrupted trajectory continues under newer weights."""
         return True
 
     def pulls(self, cycle: Cycle) -> Sequence[Sync]:
@@ -68,7 +68,7 @@ class WhenUseful(SyncPolicy):
         return syncs
 
     def accepts(self, replica: ReplicaView, progress: Progress) -> bool:  # noqa: ARG002 - the protocol's arguments
-        """Yes, always: admission and routing decide what it gets."""
+        """Take whatever admission and routing give."""
         return True
 
 

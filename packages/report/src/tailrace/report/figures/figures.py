@@ -43,7 +43,7 @@ class Figures:
         price_per_hour: of all devices, in the user's currency; None without prices.
         goal: the training of `finish_s` in words, such as "10,000 steps"; empty for none.
         finish_s: seconds that it takes at this speed.
-        facts: what must be alike where systems are compared, by name, see `likeness`.
+        facts: what must be alike where systems are compared, by name.
         notes: what a reader must know.
     """
 

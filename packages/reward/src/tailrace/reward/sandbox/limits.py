@@ -83,7 +83,7 @@ def kernel_limits(limits: Limits) -> Sequence[tuple[int, int]]:
 def over_while_running(
     used: Usage, limits: Limits, *, shared_bytes: Callable[[], int], scratch_bytes: Callable[[], int]
 ) -> str:
-    """The limit that a program is over at a look at its tree, or "".
+    """Name the limit that a running program exceeds; empty if none.
 
     Args:
         used: what its tree uses.

@@ -19,7 +19,6 @@ from tailrace.reward.sandbox.limits import Limits
 from tailrace.reward.sandbox.protocol import RunVerdict, Sandbox
 
 _LIMITS = Limits(cpu_s=5, wall_s=20)
-_NOT_OURS = ("PWD", "LC_CTYPE", "PATH", "HOME", "LANG")  # what a shell or an image may set by itself
 # Prints which of its attempts failed, as they should. What it needs stands in its first line, as JSON.
 _PROGRAM = """\
 import json, os, socket

@@ -61,7 +61,7 @@ _KILL_ONE = {"kill": (62, 129), "tkill": (200, 130), "rt_sigqueueinfo": (129, 13
 _KILL_THREAD = {"tgkill": (234, 131), "rt_tgsigqueueinfo": (297, 240)}
 _PIDFD_SEND_SIGNAL = (424, 424)
 PROTECTED = 0x7F00007F
-"""Stands in a `protecting_filter` for the id of the process that it protects."""
+"""Stands in `protecting_filters` for the id of the process that it protects."""
 _SETPRIORITY = (141, 140)
 _SOCKETPAIR = (53, 199)
 _SOCK_STREAM, _SOCK_SEQPACKET, _SOCK_TYPE = 1, 5, 0xF

@@ -24,7 +24,7 @@ _TRAINING = ("", "training")
 
 
 class Detection:
-    """Owns when members showed signs of life, as far as the members themselves do not."""
+    """Keeps what was last heard of each member, and asks the detection policy who counts as down."""
 
     def __init__(self, state: State, failures: Failures) -> None:
         self._state, self._failures, self._policy = state, failures, state.spec.detection

@@ -29,8 +29,9 @@ class FailedGroups:
         self.completed = 0  # groups that were complete then
 
     def scoring_failed(self, event: c.ScoringFailed) -> None:
-        """Try a verifier that broke again, or give the trajectory's group up: its prompt may come again later, as the batching
-        source says. Too many such groups end the run.
+        """Try the verifier again; after the last attempt, drop the group.
+
+        The group's prompt may come again later, as the batching source says. Too many such groups end the run.
         """
         trajectory = self._ledger.trajectories.get(event.trajectory)
         if trajectory is None or trajectory.phase is not Phase.DONE:
@@ -99,9 +100,6 @@ class FailedGroups:
     def _never_scored(self, trajectory: TrajectoryState, event: c.ScoringFailed | c.Refused | c.CallFailed) -> None:
         """End a held-out problem without a reward."""
         self._ledger.never_scored(trajectory, self._state.trainer.version)
-        self._unanswered(trajectory, event)
-
-    def _unanswered(self, trajectory: TrajectoryState, event: c.ScoringFailed | c.Refused | c.CallFailed) -> None:
         state = self._state
         state.ledger.settle_eval(state.evaluations.scored(trajectory, event, state.trainer, state.now))
 

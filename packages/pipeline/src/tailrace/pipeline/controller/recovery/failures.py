@@ -28,9 +28,8 @@ class Failures:
         self._state, self._policy = state, state.spec.recovery
         self._members, self._trainer, self._outbox = state.members, state.trainer, state.outbox
         self.lent_machines = 0
-        self.resumes_at: int | None = (
-            None  # set until the store reports what survived the driver's death, or a task's restart
-        )
+        # set until the store reports what survived the driver's death, or a task's restart
+        self.resumes_at: int | None = None
         self.troubles = Troubles()
         self.task_restarts = 0
         self.task: tuple[bool, MemberState, c.Reason] | None = None

@@ -12,9 +12,7 @@ from tailrace import contracts as c
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER, MemberState
 from tailrace.pipeline.controller.state import State
-from tailrace.pipeline.controller.trajectories import GroupPhase, GroupState, Phase, TrajectoryState
-
-_OPEN = (GroupPhase.GENERATING, GroupPhase.BUFFERED)
+from tailrace.pipeline.controller.trajectories import OPEN, GroupState, Phase, TrajectoryState
 
 
 def lost(state: State, member: MemberState) -> None:
@@ -98,6 +96,6 @@ def _torn(ledger: Ledger, held: Collection[str], resumes_at: int | None) -> list
     for trajectory in ledger.trajectories.values():
         if trajectory.phase is Phase.SCORED and trajectory.purpose is c.Purpose.TRAIN and trajectory.id not in held:
             group = ledger.groups[trajectory.group]
-            if group.phase in _OPEN or resumes_at is None or group.consumed_for > resumes_at:
+            if group.phase in OPEN or resumes_at is None or group.consumed_for > resumes_at:
                 torn[group.index] = group
     return list(torn.values())

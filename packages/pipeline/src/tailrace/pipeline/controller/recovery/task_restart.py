@@ -16,9 +16,7 @@ from tailrace.pipeline.controller.recovery.failures import Failures
 from tailrace.pipeline.controller.recovery.fall_back import FallBack
 from tailrace.pipeline.controller.recovery.losses import lost
 from tailrace.pipeline.controller.state import State
-from tailrace.pipeline.controller.trajectories import GroupPhase, TrajectoryState
-
-_OPEN = (GroupPhase.GENERATING, GroupPhase.BUFFERED)
+from tailrace.pipeline.controller.trajectories import OPEN, TrajectoryState
 
 
 class TaskRestart:
@@ -78,5 +76,5 @@ class TaskRestart:
         version, ledger = self._trainer.fallbacks[-1], self._ledger
         ledger.roll_back(version)
         self._trainer.fall_back(version)
-        open_groups = [group for group in ledger.groups.values() if group.version is not None and group.phase in _OPEN]
+        open_groups = [group for group in ledger.groups.values() if group.version is not None and group.phase in OPEN]
         return [state for group in open_groups for state in ledger.start_over(group, self._trainer.version)]

@@ -109,13 +109,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file if line.endswith("\n")]
 
 
-# TensorBoard's files of a run, if it is installed. ``metrics.jsonl`` has the same data, so a full disk does not fail here.
-#
-# TensorBoard's writer has a thread and an exit handler of its own, in which an error would only be a traceback on the terminal.
-
-
 class _Files:
-    """Opens the files of paths such as ``tailrace:/runs/x/tensorboard/events``."""
+    """Opens TensorBoard's files, by paths such as ``tailrace:/runs/x/tensorboard/events``.
+
+    TensorBoard's writer has a thread and an exit handler of its own, in which an error is only a traceback.
+    ``metrics.jsonl`` has the same data, so a full disk fails nothing here.
+    """
 
     def open(self, path: str) -> _File:
         return _File(Path(path.removeprefix(f"{_PREFIX}:")))

@@ -45,7 +45,6 @@ _FOLLOWED = re.compile(
     r"|\s*\\(?:times|cdot|div|frac|sqrt|pi)"
     r"|\s*/(?!\s*(?!(?:pi|sqrt|sin|cos|tan|log|ln|exp)(?![a-z]))[a-zA-Z]{2})"
 )
-_RELATION = re.compile(r"(?<!\\)[=<>]|\\(?:le|ge|ne|lt|gt|in)(?![a-zA-Z])")
 _REGION = re.compile(r"\\(?:cup|cap|setminus|mathbb)(?![a-zA-Z])|[<>]|\\(?:le|ge|ne)(?![a-zA-Z])")
 
 
