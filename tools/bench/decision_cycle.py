@@ -25,9 +25,9 @@ from pathlib import Path
 
 from tailrace import contracts as c
 from tailrace.contracts.plugins import load
-from tailrace.pipeline.controller.controller import Controller
+from tailrace.controller.controller import Controller
+from tailrace.controller.spec import PipelineSpec
 from tailrace.pipeline.run.launching.garbage import GarbageCollection
-from tailrace.pipeline.spec import PipelineSpec
 from tailrace.repack import ThroughputModel
 
 # StaleFlow, Table 4: Qwen3-30B-A3B on one H20, whose KV cache holds some 300,000 tokens.

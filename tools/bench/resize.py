@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from tailrace import contracts as c
+from tailrace.controller.controller import Controller
+from tailrace.controller.spec import EvaluationPlan
 from tailrace.faulttol import RoleAware
-from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.executor.deployment import REPLICA, Deadlines, Deployment
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.hosts.ray import RayHost
 from tailrace.pipeline.roles.prompts import SamplingTable
 from tailrace.pipeline.roles.replica import ReplicaRole
 from tailrace.pipeline.run.eventlog import EventLog, read_log
-from tailrace.pipeline.spec import EvaluationPlan
 from tailrace.pipeline.testing.small_run import LOG, MODES, TRAINED, make_deployment, make_files, make_spec
 from tailrace.repack import to_size
 

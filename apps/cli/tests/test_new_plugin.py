@@ -14,7 +14,7 @@ import pytest
 from tailrace import contracts as c
 from tailrace.cli.components.new_plugin import ABOUT
 from tailrace.cli.main import main
-from tailrace.pipeline.spec import AXES
+from tailrace.controller.spec import AXES
 
 QUICK = "sync"
 UV = os.environ.get("UV") or shutil.which("uv")

@@ -3,8 +3,8 @@
 from rich.console import Console
 
 from tailrace.cli.runs.outcome import show_outcome
+from tailrace.controller.controller import Controller
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.figures.summary import summarise

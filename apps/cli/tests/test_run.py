@@ -14,8 +14,8 @@ import pytest
 from tailrace.cli.main import main
 from tailrace.cli.runs.control import control
 from tailrace.cli.runs.controller_process import LOG
+from tailrace.controller.evaluations import EvaluationResult
 from tailrace.pipeline.config.target import configuration
-from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.errors import ConfigError, RunFailedError
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.figures.results import results_of

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from tailrace.contracts import plugins
+from tailrace.controller.spec import AXES
 from tailrace.laminar import APP
 from tailrace.pipeline.config.loading import read_toml, validate
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.environments import check_environment, environment_of
-from tailrace.pipeline.spec import AXES
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs" / "laminar").glob("*.toml"))
 

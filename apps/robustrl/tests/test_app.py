@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from tailrace.contracts import plugins
+from tailrace.controller.spec import AXES
 from tailrace.faulttol import parse_fault
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.build import build_spec, check
-from tailrace.pipeline.spec import AXES
 from tailrace.robustrl import APP
 
 FOLDER = Path(__file__).parents[3] / "configs" / "robustrl"

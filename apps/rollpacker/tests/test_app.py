@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tailrace.contracts import plugins
+from tailrace.controller.spec import AXES
 from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.run.build import build_spec
-from tailrace.pipeline.spec import AXES
 from tailrace.repack import AdaptiveTP, ScaleDown
 from tailrace.rollpacker import APP
 from tailrace.rollpacker.paper.points import rlhfuse

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tailrace.contracts import plugins
+from tailrace.controller.spec import AXES
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.run.build import build_spec
-from tailrace.pipeline.spec import AXES
 from tailrace.staleflow import APP
 
 FOLDER = Path(__file__).parents[3] / "configs" / "staleflow"

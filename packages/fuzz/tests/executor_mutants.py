@@ -3,15 +3,15 @@
 from mutants import Mutant
 
 from tailrace import contracts as c
+from tailrace.controller.coordinator import Coordinator
+from tailrace.controller.discards import Discards
+from tailrace.controller.members import Members
 from tailrace.faulttol import HeartbeatMonitor
 from tailrace.fuzz.checks.bookkeeping import BOOKS, REBUILT
 from tailrace.fuzz.checks.data_plane import TOKENS, WEIGHTS
 from tailrace.fuzz.checks.progress import PROGRESS
 from tailrace.fuzz.checks.training import ONCE
 from tailrace.fuzz.trial import CRASHED
-from tailrace.pipeline.controller.coordinator import Coordinator
-from tailrace.pipeline.controller.discards import Discards
-from tailrace.pipeline.controller.members import Members
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.executor.membership import Membership
 from tailrace.pipeline.executor.waits import Waits

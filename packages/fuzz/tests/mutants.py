@@ -7,6 +7,16 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tailrace import contracts as c
+from tailrace.controller.batches import Batches
+from tailrace.controller.controller import Controller
+from tailrace.controller.fleet import Replicas, ReplicaState
+from tailrace.controller.ledger import Ledger
+from tailrace.controller.lending import Lending
+from tailrace.controller.members import Members
+from tailrace.controller.policies.tail_batching import InRounds
+from tailrace.controller.trainer_state import TrainerState
+from tailrace.controller.trajectories import Phase
+from tailrace.controller.weights import Weights
 from tailrace.fleetsim.host.failures import Injuries
 from tailrace.fleetsim.members.replica import ModelledReplica
 from tailrace.fuzz.case import Case
@@ -17,16 +27,6 @@ from tailrace.fuzz.checks.progress import PROGRESS
 from tailrace.fuzz.checks.serving import FENCE
 from tailrace.fuzz.checks.training import BOUND, ONCE
 from tailrace.fuzz.trial import CRASHED
-from tailrace.pipeline.controller.batches import Batches
-from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.fleet import Replicas, ReplicaState
-from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.lending import Lending
-from tailrace.pipeline.controller.members import Members
-from tailrace.pipeline.controller.trainer_state import TrainerState
-from tailrace.pipeline.controller.trajectories import Phase
-from tailrace.pipeline.controller.weights import Weights
-from tailrace.pipeline.policies.tail_batching import InRounds
 from tailrace.pipeline.roles.dropped import Dropped
 from tailrace.repack import Hybrid, RoundRobin
 from tailrace.rollout import TailRounds

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("torch", reason="real members train a real model")
 
 from tailrace import contracts as c
+from tailrace.controller.controller import Controller
 from tailrace.faulttol import parse_fault
 from tailrace.fleetsim.fleet.quantities import samples
 from tailrace.fuzz.as_run import run_arguments
@@ -15,7 +16,6 @@ from tailrace.fuzz.draw import draw_case
 from tailrace.fuzz.faults import BreakKind
 from tailrace.fuzz.trial import run_case
 from tailrace.pipeline.config.target import configuration
-from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.run.build import build_spec, check

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import pytest
 
 from tailrace.contracts import Cause, Failure, RecoveryAction, RecoveryPolicy, Tried
+from tailrace.controller.policies.batching import Redundant
 from tailrace.fuzz import Case, CaseError, draw_case, fuzz, replay, run_case
 from tailrace.fuzz.policies import draw_policy, ends_run
-from tailrace.pipeline.policies.batching import Redundant
 from tailrace.repack import LeastLoaded
 from tailrace.staleness import Bounded, StalenessManager
 from tailrace.staleness.bounded import BoundedGate

@@ -2,15 +2,15 @@
 
 from mutants import Mutant
 
+from tailrace.controller.environments import Environments
+from tailrace.controller.fleet import ReplicaState
+from tailrace.controller.sessions import Sessions
+from tailrace.controller.trajectories import TrajectoryState
 from tailrace.fuzz.checks.bookkeeping import BOOKS
 from tailrace.fuzz.checks.data_plane import TOKENS
 from tailrace.fuzz.checks.progress import PROGRESS
 from tailrace.fuzz.checks.turns import TURNS
 from tailrace.fuzz.trial import CRASHED
-from tailrace.pipeline.controller.environments import Environments
-from tailrace.pipeline.controller.fleet import ReplicaState
-from tailrace.pipeline.controller.sessions import Sessions
-from tailrace.pipeline.controller.trajectories import TrajectoryState
 from tailrace.pipeline.executor.answers import Answers
 
 

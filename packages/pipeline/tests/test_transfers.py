@@ -3,9 +3,10 @@
 import pytest
 
 from tailrace.contracts import Pull
+from tailrace.controller.controller import Controller
+from tailrace.controller.spec import RolloutPool
 from tailrace.paramserver import ParamServerError, relay_status
 from tailrace.pipeline.config.loading import validate
-from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.executor.deployment import RELAY
 from tailrace.pipeline.executor.executor import Executor
@@ -13,7 +14,6 @@ from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run.build import check
 from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.pipeline.spec import RolloutPool
 from tailrace.pipeline.testing.small_run import (
     LOG,
     check_run,

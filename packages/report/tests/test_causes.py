@@ -3,7 +3,7 @@
 import pytest
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.controller import Controller
+from tailrace.controller.controller import Controller
 from tailrace.report.fold.causes import NEXT_NOT_STARTED, waiting_cause
 from tailrace.report.fold.history import History
 

@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 
 from tailrace import contracts as c
+from tailrace.controller.spec import PipelineSpec
 from tailrace.fuzz.draw import draw_case
 from tailrace.fuzz.trial import FuzzSimulation
 from tailrace.pipeline.run.build import build_spec
-from tailrace.pipeline.spec import PipelineSpec
 from tailrace.report.figures import prompts
 from tailrace.report.fold.folds import Folds
 from tailrace.report.fold.history import History

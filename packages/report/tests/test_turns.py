@@ -6,9 +6,9 @@ import json
 import pytest
 
 from tailrace import contracts as c
+from tailrace.controller.trajectories import Phase
 from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.host.simulator import Simulation
-from tailrace.pipeline.controller.trajectories import Phase
 from tailrace.pipeline.run.build import build_spec
 from tailrace.report.charts.chart import TimeAxis
 from tailrace.report.charts.turns import turn_charts

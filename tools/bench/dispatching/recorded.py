@@ -13,7 +13,7 @@ from length_ranking import mix, trials
 from length_ranking.stages import Clock
 from length_ranking.tables import AUTO
 
-from tailrace.pipeline.controller.lengths import Outcome, measured_recall
+from tailrace.controller.lengths import Outcome, measured_recall
 from tailrace.ranker import Example
 from tailrace.ranker.methods import method_names
 

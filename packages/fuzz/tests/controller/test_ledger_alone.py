@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from worlds import play, seeds, world
 
-from tailrace.pipeline.controller import ledger as ledger_module
-from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.trainer_state import TrainerState
-from tailrace.pipeline.controller.trajectories import Counts, GroupState, TrajectoryState
+from tailrace.controller import ledger as ledger_module
+from tailrace.controller.ledger import Ledger
+from tailrace.controller.trainer_state import TrainerState
+from tailrace.controller.trajectories import Counts, GroupState, TrajectoryState
 
 OWN = {"ledger.py", "trajectories.py", "trainer_state.py"}
 OF_THE_FLEET = {"home", "since"}  # where a trajectory's keys and values are

@@ -4,9 +4,9 @@ import pytest
 from worlds import play, seeds, world
 
 from tailrace import contracts as c
+from tailrace.controller.fleet import Replicas
+from tailrace.controller.outbox import Outbox
 from tailrace.fuzz.case import MessagesCase
-from tailrace.pipeline.controller.fleet import Replicas
-from tailrace.pipeline.controller.outbox import Outbox
 
 PIPELINE = {
     "admission": {"name": "bounded", "bound": 3},

@@ -5,8 +5,8 @@ import json
 from worlds import patient, play, seeds, world
 
 from tailrace import contracts as c
+from tailrace.controller.controller import Controller
 from tailrace.fuzz.faults import BreakKind
-from tailrace.pipeline.controller.controller import Controller
 
 
 def small(case):

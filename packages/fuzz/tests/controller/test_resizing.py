@@ -7,10 +7,10 @@ import pytest
 from worlds import play, seeds, world
 
 from tailrace import contracts as c
+from tailrace.controller import lending
+from tailrace.controller.controller import Controller
 from tailrace.fuzz.checks.data_plane import WEIGHTS
 from tailrace.fuzz.checks.devices import SHARED
-from tailrace.pipeline.controller import lending
-from tailrace.pipeline.controller.controller import Controller
 from tailrace.repack import to_size
 
 DEVICES, CELLS = 4, 4

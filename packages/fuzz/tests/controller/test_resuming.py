@@ -5,8 +5,8 @@ from functools import partial
 from worlds import patient, play, policy, seeds, world
 
 from tailrace import contracts as c
+from tailrace.controller.controller import Controller
 from tailrace.fuzz.faults import BreakKind, CaseFault
-from tailrace.pipeline.controller.controller import Controller
 
 MOST = 30  # resumes of one run
 

@@ -21,7 +21,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from tailrace import contracts as c
-from tailrace.pipeline.controller.controller import Controller
+from tailrace.controller.controller import Controller
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.testing.small_run import LOG, make_deployment, make_files, make_spec

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tailrace.pipeline.controller.lengths import Outcome
+from tailrace.controller.lengths import Outcome
 from tailrace.pipeline.run.figures.summary import NO_RANKER, prompt_characters, ranker_figures
 from tailrace.ranker import recall
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.pipeline.controller.evaluations import EvaluationResult
+from tailrace.controller.evaluations import EvaluationResult
 from tailrace.pipeline.run.figures.figures import standard_error
 from tailrace.pipeline.run.figures.results import MeasuredAnswers, Quantity, Results, results_of
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tailrace import contracts as c
-from tailrace.pipeline.policies.batching import Redundant
+from tailrace.controller.policies.batching import Redundant
 from tailrace.pipeline.run.figures.rounds import RoundFigures
 from tailrace.pipeline.testing.small_run import make_spec as spec
 from tailrace.pipeline.testing.small_run import policy

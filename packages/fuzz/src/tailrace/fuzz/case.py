@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tailrace.contracts import TailraceError
+from tailrace.controller.spec import EvaluationPlan, PipelineSpec, RolloutPool
 from tailrace.fleetsim.cost.decode import DecodeCost
 from tailrace.fleetsim.cost.prefill import PrefillCost
 from tailrace.fleetsim.cost.training import TrainingCost
@@ -23,7 +24,6 @@ from tailrace.fuzz.faults import BreakKind, CaseFault, Seconds
 from tailrace.fuzz.policies import NONE, POLICIES, Policies, make_policy
 from tailrace.pipeline.config.loading import explain
 from tailrace.pipeline.config.models import PipelineConfig
-from tailrace.pipeline.spec import EvaluationPlan, PipelineSpec, RolloutPool
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tailrace.contracts import Command, Event
+from tailrace.controller.view import RunView
 from tailrace.fleetsim.errors import DriverDiedError
 from tailrace.fleetsim.results.log import InstantLog
 from tailrace.fuzz.errors import InvariantError
 from tailrace.fuzz.faults import CaseFault, Moment
-from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.errors import StaleEpochError
 from tailrace.pipeline.executor.doors import Mail, ask
 from tailrace.pipeline.executor.executor import Executor

@@ -26,11 +26,11 @@ from tailrace.contracts import (
     expected_one_of,
     plugins,
 )
+from tailrace.controller.spec import AXES
 from tailrace.fuzz.errors import CaseError
 from tailrace.pipeline.config.models import Choice
 from tailrace.pipeline.config.options import Factory, options_of
 from tailrace.pipeline.config.policies import build_policy, check_form, load_policy
-from tailrace.pipeline.spec import AXES
 
 APART = ("detection",)
 """Policies that are drawn apart from the others, so that these are as they were before there were any."""

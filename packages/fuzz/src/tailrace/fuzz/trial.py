@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from tailrace import contracts as c
+from tailrace.controller.controller import Controller
 from tailrace.fleetsim.errors import DriverDiedError
 from tailrace.fleetsim.host.failures import Injuries
 from tailrace.fleetsim.host.simulator import Simulation
@@ -26,7 +27,6 @@ from tailrace.fuzz.messages import Messages
 from tailrace.fuzz.policies import NONE, POLICIES, Policies
 from tailrace.fuzz.store import Store
 from tailrace.fuzz.strikes import Strikes
-from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.executor.deployment import Deadlines
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.executor.roster import Roster

@@ -4,19 +4,8 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 
-from tailrace.contracts import Cause, TailraceError
-
-
-class PipelineError(TailraceError):
-    """Root of this package's errors."""
-
-
-class ControllerError(PipelineError, ValueError):
-    """An event contradicts the controller's state: a bug in an executor, or a log of another version."""
-
-
-class PolicyError(PipelineError, ValueError):
-    """An option of a policy is out of its range."""
+from tailrace.contracts import Cause
+from tailrace.controller.errors import PipelineError
 
 
 class ConfigError(PipelineError, ValueError):
@@ -96,7 +85,3 @@ class DeadlineError(PipelineError, TimeoutError):
 
 class RunFailedError(PipelineError, RuntimeError):
     """The controller ended the run as failed. The message is its reason."""
-
-
-class PluginAnswerError(PipelineError, RuntimeError):
-    """A policy gave an answer that its contract forbids. The message names the policy, the method and the answer."""

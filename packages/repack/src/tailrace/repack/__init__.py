@@ -19,6 +19,7 @@ from tailrace.repack.relocation import BestFit, NoRelocation
 from tailrace.repack.routing import LeastLoaded, RoundRobin
 from tailrace.repack.scale_down import ScaleDown
 from tailrace.repack.skew_aware import SkewAware
+from tailrace.repack.static import Static
 from tailrace.repack.sync import Barrier, Interrupting, OnIdle, WhenDrained, WhenUseful
 from tailrace.repack.throughput import ThroughputModel
 
@@ -52,6 +53,7 @@ __all__ = [
     "Schedule",
     "SkewAware",
     "StageShare",
+    "Static",
     "StepTimes",
     "ThroughputModel",
     "UnmeasuredError",

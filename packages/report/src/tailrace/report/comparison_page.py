@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tailrace.pipeline.controller.members import REPLICA, TRAINER
+from tailrace.controller.members import REPLICA, TRAINER
 from tailrace.report.charts.chart import Chart, TimeAxis, Trace, axis, bars
 from tailrace.report.charts.timeline import MOST_SPANS, timeline_chart
 from tailrace.report.figures.comparison import SPOKEN, cause_share, causes, comparison, rate, ratios

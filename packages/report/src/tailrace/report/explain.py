@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.members import ENVIRONMENT, REPLICA, TRAINER
+from tailrace.controller.members import ENVIRONMENT, REPLICA, TRAINER
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import Instant

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tailrace.controller.evaluations import EvaluationResult
+from tailrace.controller.spec import PipelineSpec
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.eventlog import Instant, read_log
 from tailrace.pipeline.run.figures.figures import Batch
 from tailrace.pipeline.run.figures.metrics import read_metrics
-from tailrace.pipeline.spec import PipelineSpec
 from tailrace.report.fold.folds import Folds
 from tailrace.report.fold.history import History
 

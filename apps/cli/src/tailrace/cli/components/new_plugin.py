@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tailrace.cli.errors import CommandError
 from tailrace.contracts import expected_one_of, plugins
-from tailrace.pipeline.spec import AXES
+from tailrace.controller.spec import AXES
 
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 

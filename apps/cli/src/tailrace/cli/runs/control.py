@@ -22,15 +22,9 @@ from tailrace.cli.errors import DEBUG, complain, lines_of, one_line, show_source
 from tailrace.cli.exit_status import FAILED, INTERRUPTED
 from tailrace.cli.runs.controller_process import LAUNCH, LOG, RESUME, ControllerOrder
 from tailrace.contracts import TailraceError
+from tailrace.controller.errors import ControllerError
 from tailrace.pipeline.config.loading import validate
-from tailrace.pipeline.errors import (
-    ControllerError,
-    DeadlineError,
-    RoleError,
-    RunFailedError,
-    RunWriteError,
-    SupersededError,
-)
+from tailrace.pipeline.errors import DeadlineError, RoleError, RunFailedError, RunWriteError, SupersededError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.launching import launch as runs
 from tailrace.processes import at_end_of

@@ -8,11 +8,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tailrace.controller.spec import AXES
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.environments import has_own_rows, held_out_problems
 from tailrace.pipeline.run.prompts.reading import PromptCounts
 from tailrace.pipeline.run.prompts.stop_tokens import stops_in_words
-from tailrace.pipeline.spec import AXES
 from tailrace.rollout import select_engine
 
 

@@ -19,8 +19,9 @@ from tailrace.cli.exit_status import FAILED, INTERRUPTED
 from tailrace.cli.runs.preflight import check
 from tailrace.cli.runs.stopping import interrupts
 from tailrace.cli.simulations.measured_rows import rows
+from tailrace.controller.errors import ControllerError
 from tailrace.pipeline.config.target import configuration
-from tailrace.pipeline.errors import ControllerError, DeadlineError, RoleError, RunFailedError
+from tailrace.pipeline.errors import DeadlineError, RoleError, RunFailedError
 from tailrace.pipeline.run.prompts.reading import sized
 
 if TYPE_CHECKING:

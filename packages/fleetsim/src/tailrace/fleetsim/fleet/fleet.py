@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tailrace.controller.spec import PipelineSpec
 from tailrace.faulttol import Fault
 from tailrace.fleetsim.engine import ModelledEngine
 from tailrace.fleetsim.fleet.config import DelayConfig, Goal, RankerFleet
@@ -13,7 +14,6 @@ from tailrace.fleetsim.fleet.pools import ReplicaPool, WeightCosts, pool_of
 from tailrace.fleetsim.host.failures import FailureRate
 from tailrace.fleetsim.workload.workload import Workload
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.spec import PipelineSpec
 from tailrace.reward.timeouts import AdaptiveTimeout
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tailrace.contracts import Launch, Progress
+from tailrace.controller.spec import PipelineSpec
 from tailrace.faulttol import CONTROLLER, Fault
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.fleet.config import FleetConfig, RankerFleet, ScoringPool
@@ -14,7 +15,6 @@ from tailrace.fleetsim.noisy_oracle import noise_of
 from tailrace.fleetsim.workload.workload import Workload
 from tailrace.pipeline.config.models import RewardConfig, RunConfig
 from tailrace.pipeline.run.scripted_faults import build_faults
-from tailrace.pipeline.spec import PipelineSpec
 from tailrace.reward.errors import SettingsError
 from tailrace.reward.timeouts import AdaptiveTimeout
 

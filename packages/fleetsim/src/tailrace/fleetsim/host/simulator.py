@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tailrace import contracts as c
+from tailrace.controller.controller import Controller
+from tailrace.controller.view import RunView
 from tailrace.fleetsim.errors import StalledError
 from tailrace.fleetsim.fleet.fleet import SimulatedFleet
 from tailrace.fleetsim.host.failures import RandomFailures
@@ -23,8 +25,6 @@ from tailrace.fleetsim.members.replica import ModelledReplica
 from tailrace.fleetsim.members.stores import Data, ScorerModel
 from tailrace.fleetsim.members.trainer import Trainer
 from tailrace.fleetsim.results.log import InstantLog
-from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.errors import RunFailedError
 from tailrace.pipeline.executor.deployment import (
     DATA,

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from statistics import mean
 
 from tailrace import contracts as c
+from tailrace.controller.members import REPLICA, TRAINER
 from tailrace.fleetsim.profile.fit_costs import thousand_tokens_s
 from tailrace.fleetsim.profile.machine import DelaysPart, SharingPart, WeightsPart
 from tailrace.fleetsim.profile.run import MeasuredRun
 from tailrace.fleetsim.profile.samples import ClockReading, WorkSpan
 from tailrace.fleetsim.profile.timing import Timing
-from tailrace.pipeline.controller.members import REPLICA, TRAINER
 
 LEAST_S = 0.2  # least seconds of computing for a row of the table
 TRIMMED = 0.1  # share of the longest waits, which are left out since other work on the machine caused them

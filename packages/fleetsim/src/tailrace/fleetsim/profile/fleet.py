@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tailrace.controller.spec import PipelineSpec
 from tailrace.fleetsim.cost import DecodeCost, PrefillCost, TrainingCost
 from tailrace.fleetsim.engine import ModelledEngine
 from tailrace.fleetsim.errors import FleetError
@@ -26,7 +27,6 @@ from tailrace.fleetsim.profile.machine import MachineProfile, load_machine
 from tailrace.fleetsim.profile.workload import MeasuredWorkload
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import build_spec
-from tailrace.pipeline.spec import PipelineSpec
 from tailrace.trajstore import MixOrder
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from tailrace import contracts as c
+from tailrace.controller.controller import Controller
+from tailrace.controller.view import RunView
 from tailrace.fleetsim.profile.samples import ReplicaSamples, TrainerSamples
 from tailrace.fleetsim.workload.workload import Turns
 from tailrace.pipeline.config.models import Choice, RunConfig
-from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.deployment import DATA, REPLICA, TRAINER, Deployment
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.roles.prompts import Prompts

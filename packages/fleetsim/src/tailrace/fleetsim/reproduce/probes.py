@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tailrace import contracts as c
+from tailrace.controller.members import REPLICA
+from tailrace.controller.view import RunView
 from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.fleet.fleet import SimulatedFleet
 from tailrace.fleetsim.host.simulator import Models, Simulation
@@ -13,8 +15,6 @@ from tailrace.fleetsim.reproduce.points import Point
 from tailrace.fleetsim.reproduce.steps import StepParts, StepWatcher
 from tailrace.fleetsim.results.log import MemoryLog
 from tailrace.fleetsim.results.result import Result, result_of
-from tailrace.pipeline.controller.members import REPLICA
-from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor, Observer
 from tailrace.pipeline.run.figures.effective_time import EffectiveFigures, EffectiveTime, RoleDevices
 from tailrace.pipeline.run.figures.folding import Audience

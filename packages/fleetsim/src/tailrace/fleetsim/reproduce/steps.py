@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tailrace import contracts as c
+from tailrace.controller.view import RunView
 from tailrace.fleetsim.host.recorder import Totals
-from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor
 
 if TYPE_CHECKING:

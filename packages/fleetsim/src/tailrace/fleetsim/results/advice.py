@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any
 
 from tailrace.contracts import TailraceError
+from tailrace.controller.members import REPLICA, TRAINER
 from tailrace.fleetsim.fleet.config import fleet_config
 from tailrace.fleetsim.plan.search import layered
 from tailrace.fleetsim.plan.space import Split, splits
 from tailrace.fleetsim.results.watch import Watched
 from tailrace.fleetsim.run import simulate_many
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.run.figures.figures import Batch, mean
 from tailrace.report.fold.causes import ADMITTED
 from tailrace.report.fold.timeline import Doing

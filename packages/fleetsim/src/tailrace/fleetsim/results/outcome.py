@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tailrace.controller.members import REPLICA, TRAINER
 from tailrace.fleetsim.results.watch import Watched
-from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.report.figures.comparison import LEAST_SHARE
 from tailrace.report.figures.figures import Figures
 from tailrace.report.words import duration, money, percent, price

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tailrace import contracts as c
+from tailrace.controller.view import RunView
 from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.fleet.fleet import SimulatedFleet
 from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.fleetsim.results.log import InstantLog
 from tailrace.fleetsim.results.result import Result, result_of
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor, Observer
 from tailrace.report.figures.figures import MODEL, TASK, Figures, facts
 from tailrace.report.figures.steady import steady

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tailrace.contracts import Command, Event, Health, Purpose, decode
+from tailrace.controller.controller import Controller
+from tailrace.controller.fleet import Replicas
+from tailrace.controller.ledger import Ledger
+from tailrace.controller.trajectories import GroupPhase, Phase, TrajectoryState
 from tailrace.fleetsim.fleet.fleet import SimulatedFleet
 from tailrace.fleetsim.results.log import Instant, MemoryLog
 from tailrace.fuzz.errors import InvariantError
-from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.fleet import Replicas
-from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.trajectories import GroupPhase, Phase, TrajectoryState
 
 REBUILT = "the log rebuilds the controller"
 BOOKS = "the controller's books agree"

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from tailrace import contracts as c
 from tailrace.contracts.testing import check_reason
+from tailrace.controller.controller import Controller
+from tailrace.controller.view import RunView
 from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.checks.bookkeeping import check_books, rebuild, replayed, same_commands
@@ -17,8 +19,6 @@ from tailrace.fuzz.checks.serving import VersionCheck
 from tailrace.fuzz.checks.training import ONCE, Training
 from tailrace.fuzz.checks.turns import TurnCheck
 from tailrace.fuzz.errors import InvariantError
-from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor
 
 RESTARTS = "a controller that attaches restarts nobody"

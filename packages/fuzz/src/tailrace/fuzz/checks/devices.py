@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tailrace import contracts as c
+from tailrace.controller.controller import Controller
+from tailrace.controller.trajectories import GroupPhase
 from tailrace.fuzz.errors import InvariantError
-from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.trajectories import GroupPhase
 from tailrace.pipeline.executor.deployment import REPLICA
 
 SHARED = "devices that are shared have one user at a time"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tailrace import contracts as c
+from tailrace.controller.view import RunView
+from tailrace.controller.weights import PULL_ATTEMPTS
 from tailrace.faulttol import ClusterLevel, RankLevel
 from tailrace.fleetsim.fleet.fleet import SimulatedFleet
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.errors import InvariantError
 from tailrace.fuzz.faults import BreakKind
 from tailrace.fuzz.policies import ends_run
-from tailrace.pipeline.controller.view import RunView
-from tailrace.pipeline.controller.weights import PULL_ATTEMPTS
 from tailrace.pipeline.executor.deployment import REPLICA, TRAINER
 
 PROGRESS = "nothing waits for ever"

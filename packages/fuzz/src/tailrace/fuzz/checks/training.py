@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tailrace import contracts as c
+from tailrace.controller.controller import Controller
+from tailrace.controller.spec import PipelineSpec
 from tailrace.fleetsim.fleet.quantities import samples
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.checks.data_plane import TOKENS, DataPlane
 from tailrace.fuzz.errors import InvariantError
-from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.executor.deployment import TRAINER
-from tailrace.pipeline.spec import PipelineSpec
 
 _DONE = {c.Why.NO_SIGNAL, c.Why.NOT_SCORED, c.Why.REFUSED, c.Why.UNANSWERED}
 BOUND, ONCE = "the bound holds", "everything admitted ends exactly once"

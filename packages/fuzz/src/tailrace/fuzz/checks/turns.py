@@ -6,9 +6,9 @@ An account of its own, from events and commands alone. What the members really d
 from __future__ import annotations
 
 from tailrace import contracts as c
+from tailrace.controller.controller import Controller
+from tailrace.controller.trajectories import Phase
 from tailrace.fuzz.errors import InvariantError
-from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.trajectories import Phase
 from tailrace.pipeline.executor.deployment import ENVIRONMENT
 
 TURNS = "every turn is answered once and kept"

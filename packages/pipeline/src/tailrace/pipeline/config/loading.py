@@ -12,10 +12,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from tailrace.contracts import expected_one_of
+from tailrace.controller.spec import AXES
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.modes import with_mode
 from tailrace.pipeline.errors import ConfigError, config_error
-from tailrace.pipeline.spec import AXES
 
 _NAMED = {*AXES, "detection", "sampler", "eviction"}
 _ONE_OR_SEVERAL = {"rollout"}  # of a fleet: replicas that are alike, or pools of them

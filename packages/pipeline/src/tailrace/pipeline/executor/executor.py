@@ -17,10 +17,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from tailrace import contracts as c
+from tailrace.controller.controller import Controller
+from tailrace.controller.view import RunView
 from tailrace.faulttol import Fault, FaultSchedule, InjectedError
 from tailrace.faulttol.injection import FaultKind
-from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.errors import DeadlineError, RunFailedError
 from tailrace.pipeline.executor.deployment import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER, Deployment
 from tailrace.pipeline.executor.doors import DATA_DOOR, DataCalls

@@ -14,9 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from tailrace.contracts import Place, extra
+from tailrace.controller.errors import PipelineError
 from tailrace.faulttol import FaultKind, strike
 from tailrace.faulttol.elastic import NamedActors, cause_of_death
-from tailrace.pipeline.errors import DeadlineError, PipelineError
+from tailrace.pipeline.errors import DeadlineError
 from tailrace.pipeline.executor.seam import MachineDeadError, MemberDeadError, RoleSpec
 from tailrace.pipeline.hosts import ray_session
 from tailrace.pipeline.hosts.ray_actor import RayCaller, RoleActor

@@ -31,7 +31,7 @@ from tailrace.pipeline.hosts.ray_options import environment
 from tailrace.processes import ProcessId
 
 if TYPE_CHECKING:
-    from tailrace.pipeline.controller.view import RunView
+    from tailrace.controller.view import RunView
     from tailrace.pipeline.executor.executor import Executor
 
 CLUSTER, CLAIM, TOKEN, LOG = "cluster.json", "claim", "cluster.token", "cluster.log"

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import PluginError
+from tailrace.controller.errors import PolicyError
+from tailrace.controller.rounds import check_rounds
+from tailrace.controller.spec import AXES, EvaluationPlan, PipelineSpec
 from tailrace.faulttol.machine_checks import GROUP
 from tailrace.paramserver import ParamServerError
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options, registered
 from tailrace.pipeline.config.policies import build_policy
-from tailrace.pipeline.controller.rounds import check_rounds
-from tailrace.pipeline.errors import ConfigError, PolicyError
+from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.executor.deployment import (
     DATA,
     RANKER,
@@ -71,7 +73,6 @@ from tailrace.pipeline.run.prompts.stop_tokens import end_markers, stop_tokens
 from tailrace.pipeline.run.ranking import check_ranker, ranker_settings
 from tailrace.pipeline.run.scoring import check_scoring, score_settings
 from tailrace.pipeline.run.scripted_faults import check_faults
-from tailrace.pipeline.spec import AXES, EvaluationPlan, PipelineSpec
 
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tailrace.contracts import expected_one_of
+from tailrace.controller.spec import PipelineSpec, RolloutPool
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options
@@ -16,7 +17,6 @@ from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.executor.deployment import PoolReplicas
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.hosts.ray_sites import SITE
-from tailrace.pipeline.spec import PipelineSpec, RolloutPool
 
 _TP = "tensor_parallel_size"
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.view import RunView
+from tailrace.controller.spec import EvaluationPlan, PipelineSpec
+from tailrace.controller.view import RunView
 from tailrace.pipeline.executor.deployment import REPLICA, TRAINER, Deployment
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.executor.seam import RoleSpec
@@ -25,7 +26,6 @@ from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.figures.folding import follow
 from tailrace.pipeline.run.figures.replicas import ReplicaFigures
-from tailrace.pipeline.spec import EvaluationPlan, PipelineSpec
 from tailrace.pipeline.testing.observers import Striking
 from tailrace.pipeline.testing.real_runs import RealRuns
 from tailrace.pipeline.testing.small_run import (

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 
 from tailrace import contracts as c
+from tailrace.controller.controller import Controller
+from tailrace.controller.spec import PipelineSpec
 from tailrace.faulttol import parse_fault
 from tailrace.faulttol.injection import LOAD, PHASES
-from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.errors import RunFailedError
 from tailrace.pipeline.executor.deployment import RANKER, RELAY, REPLICA, TRAINER, Deployment, MachineChecks
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.pipeline.spec import PipelineSpec
 from tailrace.pipeline.testing.observers import Damages, Kills, KillsTheRanker, Watching
 from tailrace.pipeline.testing.real_runs import RealRuns
 from tailrace.pipeline.testing.small_run import (

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tailrace import contracts as c
+from tailrace.controller.spec import PipelineSpec, RolloutPool
 from tailrace.faulttol.injection import LOAD, PHASES
 from tailrace.pipeline.executor.deployment import REPLICA, SCORER, TRAINER, Deployment, PoolReplicas
 from tailrace.pipeline.executor.seam import RoleSpec
@@ -23,7 +24,6 @@ from tailrace.pipeline.roles.scorer import ScorerRole
 from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.figures.effective_time import EffectiveTime, RoleDevices
 from tailrace.pipeline.run.figures.folding import Audience, follow
-from tailrace.pipeline.spec import PipelineSpec, RolloutPool
 from tailrace.pipeline.testing.real_runs import RealRuns
 from tailrace.pipeline.testing.small_run import (
     LOG,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tailrace import contracts as c
+from tailrace.controller.view import RunView
 from tailrace.faulttol import FaultKind
-from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.deployment import RANKER, TRAINER
 from tailrace.pipeline.executor.executor import Executor, Observer
 

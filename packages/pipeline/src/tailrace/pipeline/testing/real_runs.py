@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from tailrace import contracts as c
+from tailrace.controller.controller import Controller
+from tailrace.controller.spec import PipelineSpec
+from tailrace.controller.view import RunView
 from tailrace.faulttol import RoleAware, parse_fault
-from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.deployment import Deployment
 from tailrace.pipeline.executor.executor import Executor, Observer
 from tailrace.pipeline.executor.roster import Roster
 from tailrace.pipeline.executor.seam import Host
 from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.run.launching.replay import replay
-from tailrace.pipeline.spec import PipelineSpec
 from tailrace.pipeline.testing.observers import Dies, Striking
 from tailrace.pipeline.testing.small_run import LOG, check_run, events_of, make_deployment, make_files, make_spec
 

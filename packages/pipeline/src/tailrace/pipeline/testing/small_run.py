@@ -17,7 +17,8 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.contracts.plugins import load
-from tailrace.pipeline.controller.controller import Controller
+from tailrace.controller.controller import Controller
+from tailrace.controller.spec import EvaluationPlan, PipelineSpec
 from tailrace.pipeline.executor.deployment import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER, Deadlines, Deployment
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.executor.seam import RoleSpec
@@ -30,7 +31,6 @@ from tailrace.pipeline.roles.scorer import ScorerRole
 from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run.eventlog import Instant, read_log
-from tailrace.pipeline.spec import EvaluationPlan, PipelineSpec
 from tailrace.rollout.testing import FakeEngine, fake_token
 
 STEPS, GROUPS, SAMPLES = 5, 4, 4

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.view import RunView
+from tailrace.controller.spec import PipelineSpec
+from tailrace.controller.view import RunView
 from tailrace.pipeline.executor.deployment import ENVIRONMENT, REPLICA, Deployment
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.roles.environment import EnvironmentRole
 from tailrace.pipeline.roles.prompts import SamplingTable
-from tailrace.pipeline.spec import PipelineSpec
 from tailrace.pipeline.testing import small_environments
 from tailrace.pipeline.testing.observers import Striking, Watching
 from tailrace.pipeline.testing.real_runs import RealRuns

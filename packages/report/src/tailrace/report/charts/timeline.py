@@ -8,7 +8,7 @@ from html import escape
 from types import MappingProxyType
 from typing import Any
 
-from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
+from tailrace.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.run.figures.figures import Batch
 from tailrace.report.charts.chart import Chart, TimeAxis, Trace
 from tailrace.report.fold.interruptions import Mark, MarkKind

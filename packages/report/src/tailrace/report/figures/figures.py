@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tailrace.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.report.figures.utilisation import Utilisation
 
 KIND, MODEL, DEVICES, BATCH, LONGEST, TASK = "kind", "model", "devices", "batch", "longest response", "task"

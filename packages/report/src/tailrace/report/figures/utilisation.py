@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tailrace.pipeline.controller.members import REPLICA, TRAINER
+from tailrace.controller.members import REPLICA, TRAINER
 from tailrace.report.fold.timeline import BUBBLES, Doing, Span
 
 WORK = {

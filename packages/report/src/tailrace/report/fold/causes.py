@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import islice
 
 from tailrace.contracts import Health
-from tailrace.pipeline.controller.members import RELAY
+from tailrace.controller.members import RELAY
 from tailrace.report.fold.history import History
 from tailrace.report.fold.states import PastMember, Stage
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.evaluations import EvaluationResult
-from tailrace.pipeline.controller.members import REPLICA
-from tailrace.pipeline.controller.view import BatchMember
+from tailrace.controller.evaluations import EvaluationResult
+from tailrace.controller.members import REPLICA
+from tailrace.controller.spec import PipelineSpec
+from tailrace.controller.view import BatchMember
 from tailrace.pipeline.run.figures.detection import DetectionFold
 from tailrace.pipeline.run.figures.effective_time import EffectiveTime, RoleDevices
 from tailrace.pipeline.run.figures.faults import FaultFold
@@ -17,7 +18,6 @@ from tailrace.pipeline.run.figures.figures import Batch, standard_error
 from tailrace.pipeline.run.figures.folding import Audience, Hears
 from tailrace.pipeline.run.figures.replicas import ReplicaFigures
 from tailrace.pipeline.run.figures.rounds import RoundFigures
-from tailrace.pipeline.spec import PipelineSpec
 from tailrace.report.fold.history import History
 from tailrace.report.fold.interruptions import Interruptions
 from tailrace.report.fold.loads import Loads

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.members import DATA, REPLICA, TRAINER
-from tailrace.pipeline.spec import PipelineSpec
+from tailrace.controller.members import DATA, REPLICA, TRAINER
+from tailrace.controller.spec import PipelineSpec
 from tailrace.report.fold.states import (
     AGAIN,
     AGAIN_IN_ROUNDS,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tailrace.contracts import Interrupt, Interrupted, Reason, Why
-from tailrace.pipeline.controller.members import REPLICA
+from tailrace.controller.members import REPLICA
 from tailrace.pipeline.run.figures.folding import Hears
 from tailrace.report.fold.history import History
 from tailrace.report.words import many, why

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.members import REPLICA
+from tailrace.controller.members import REPLICA
 from tailrace.pipeline.run.figures.folding import Hears
 from tailrace.report.fold.history import History
 from tailrace.report.fold.series import Series

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
+from tailrace.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.run.figures.folding import Hears
 from tailrace.report.fold.causes import NOT_YET, OTHERS, idle_cause, waiting_cause
 from tailrace.report.fold.history import History

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.members import REPLICA
+from tailrace.controller.members import REPLICA
 from tailrace.pipeline.run.figures.folding import Hears
 from tailrace.report.fold.history import History
 from tailrace.report.fold.series import Series

@@ -20,8 +20,8 @@ from itertools import pairwise
 from typing import Any
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.members import REPLICA, TRAINER
-from tailrace.pipeline.spec import PipelineSpec
+from tailrace.controller.members import REPLICA, TRAINER
+from tailrace.controller.spec import PipelineSpec
 
 WINDOW_S = 300.0  # the paper samples every five minutes
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tailrace import contracts as c
+from tailrace.controller.members import SCORER
+from tailrace.controller.spec import PipelineSpec
 from tailrace.faulttol import Fault
-from tailrace.pipeline.controller.members import SCORER
 from tailrace.pipeline.run.eventlog import Instant
 from tailrace.pipeline.run.figures.detection import DetectionFold
 from tailrace.pipeline.run.figures.effective_time import EffectiveTime, RoleDevices
@@ -17,7 +18,6 @@ from tailrace.pipeline.run.figures.folding import Audience, follow
 from tailrace.pipeline.run.figures.replicas import ReplicaFigures
 from tailrace.pipeline.run.figures.rounds import RoundFigures
 from tailrace.pipeline.run.figures.stream import StreamFigures
-from tailrace.pipeline.spec import PipelineSpec
 
 
 def log_figures(

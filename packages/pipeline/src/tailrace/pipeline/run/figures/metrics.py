@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.view import RunView
+from tailrace.controller.view import RunView
 from tailrace.pipeline.errors import RunWriteError
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.figures.figures import Batch

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.members import REPLICA
+from tailrace.controller.members import REPLICA
 
 _FAILED = frozenset({c.Why.FAILED, c.Why.MACHINE, *c.SUSPICIONS})
 

@@ -15,8 +15,8 @@ from enum import StrEnum
 from typing import Any
 
 from tailrace.contracts import same_rewards
+from tailrace.controller.evaluations import EvaluationResult
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.run.figures.figures import mean, percentile, standard_error
 from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, SAMPLED
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.members import TRAINER
+from tailrace.controller.members import TRAINER
+from tailrace.controller.spec import PipelineSpec
 from tailrace.pipeline.run.figures.figures import mean
 from tailrace.pipeline.run.figures.stages import CompleteResponses
-from tailrace.pipeline.spec import PipelineSpec
 
 _SPECULATED = frozenset({c.Why.SURPLUS_SAMPLE, c.Why.SURPLUS_GROUP, c.Why.DEFERRED})
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tailrace import contracts as c
+from tailrace.controller.members import REPLICA, TRAINER
+from tailrace.controller.view import RunView
 from tailrace.faulttol import ROLES
-from tailrace.pipeline.controller.members import REPLICA, TRAINER
-from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.directory import read_json, write_json
 from tailrace.pipeline.run.figures.figures import mean_counted, percentile

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.members import REPLICA, TRAINER
+from tailrace.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.run.figures.figures import mean
 
 _PUBLISHING = "publishing"

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tailrace.contracts import Why
+from tailrace.controller.evaluations import EvaluationResult
+from tailrace.controller.lengths import Outcome, recall_of
+from tailrace.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
+from tailrace.controller.view import RunView
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.controller.evaluations import EvaluationResult
-from tailrace.pipeline.controller.lengths import Outcome, recall_of
-from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
-from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.run.figures.figures import mean_counted, percentile
 from tailrace.pipeline.run.figures.incidents import starved
 from tailrace.pipeline.run.figures.results import MeasuredAnswers, Quantity, Results, baseline, results_of

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from tailrace.contracts import Start, Tick
 from tailrace.contracts.plugins import load
+from tailrace.controller.controller import Controller
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.hosts.ray import RayHost

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tailrace import contracts as c
 
 if TYPE_CHECKING:
-    from tailrace.pipeline.controller.view import RunView
+    from tailrace.controller.view import RunView
     from tailrace.pipeline.executor.executor import Executor
 
 

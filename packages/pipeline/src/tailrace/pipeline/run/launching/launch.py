@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from tailrace import contracts as c
+from tailrace.controller.controller import Controller
+from tailrace.controller.evaluations import EvaluationResult
 from tailrace.faulttol import Fault
 from tailrace.paramserver import new_token
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.errors import RunDirectoryError, SupersededError
 from tailrace.pipeline.executor.deployment import DATA
 from tailrace.pipeline.executor.executor import Executor

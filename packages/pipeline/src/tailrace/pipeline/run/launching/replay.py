@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.errors import ControllerError, RunDirectoryError
+from tailrace.controller.controller import Controller
+from tailrace.controller.errors import ControllerError
+from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.executor.roster import Roster
 from tailrace.pipeline.run.eventlog import read_log
 

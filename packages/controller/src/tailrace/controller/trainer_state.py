@@ -1,0 +1,274 @@
+"""The controller's knowledge of the trainer.
+
+If the trainer falls back to a checkpoint while anybody may have seen newer weights, it does not reuse their numbers: its
+weights are published under a new one. So a version that is seen always names one set of weights. Behind a fence nobody has seen
+what is undone: the trainer keeps the checkpoint's number, and what was generated with it is as fresh as before.
+
+Invariant: nobody else changes it. It works on one step, or one part of a batch, or adds gradients in different cells; what does
+not fit raises `ControllerError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tailrace.controller.errors import ControllerError
+
+
+@dataclass(slots=True)
+class TrainerState:
+    """The trainer.
+
+    `steps` is the number of batches that the run trains on, `first` the version of the model that it began with. `batches` maps
+    each version that training made to the number of batches consumed by then, so that a fall-back knows its step.
+    `staleness_at_completion` counts trajectories by staleness, `consumed_staleness` by the version made and then by staleness,
+    so that a fall-back can undo batches.
+    `shown` is the newest version that anybody may see: published, or to be revealed.
+    `published_before_durable` counts versions that replicas could pull while the trainer could not have come back to them.
+    `staged` says whether its weights were handed over for publication since it came up. `saving` are versions whose
+    checkpoints are under way. `fallbacks` are the versions it can fall back to, oldest first: the newest durable checkpoints,
+    or `first` while there is none.
+    Of a batch that is trained on before it is complete, `accumulated` lists the groups given so far and `parts` counts their
+    parts; `accumulating` is the batch's version while the trainer works on a part. Where gradients are only added, `adding` has
+    that version for each cell of the trainer that works on some.
+    """
+
+    first: int = 0
+    keep: int = 2
+    steps: int = 0
+    up: bool = False
+    version: int = 0
+    step: int = 0
+    published: int = -1
+    shown: int = -1
+    published_before_durable: int = 0
+    publishing: int = -1
+    staged: bool = False
+    durable: int = -1
+    fallbacks: list[int] = field(default_factory=list)
+    saving: list[int] = field(default_factory=list)
+    stepping: int | None = None
+    accumulating: int | None = None
+    accumulated: list[int] = field(default_factory=list)
+    parts: int = 0
+    adding: dict[int, int] = field(default_factory=dict)
+    batches: dict[int, int] = field(default_factory=dict)
+    consumed_staleness: dict[int, dict[int, int]] = field(default_factory=dict)
+    staleness_at_completion: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.version = self.first
+        self.batches, self.fallbacks = {self.first: 0}, [self.first]
+
+    @property
+    def idle(self) -> bool:
+        """Whether a step may start."""
+        return self.up and self.making is None
+
+    @property
+    def awaited(self) -> int:
+        """The newest version that replicas can pull, or soon can: it was handed over for publication, and not sealed."""
+        return max(self.published, self.shown) if self.staged else self.published
+
+    @property
+    def done(self) -> bool:
+        """Whether every batch is trained on."""
+        return self.step >= self.steps and self.idle
+
+    @property
+    def making(self) -> int | None:
+        """The version of the batch, or part of one, that the trainer or a cell of it works on; None if it has none."""
+        if self.stepping is None and self.accumulating is None:
+            return next(iter(self.adding.values()), None)
+        return self.accumulating if self.stepping is None else self.stepping
+
+    # ---- work -----------------------------------------------------------------------------------------------------
+
+    def steps_on(self, version: int) -> None:
+        """Give it the batch that makes a version, or what is left of one.
+
+        Raises:
+            ControllerError: it is down, or works on something.
+        """
+        self._expect_idle(self.making)
+        self.stepping = version
+
+    def accumulates(self, version: int, groups: Sequence[int]) -> None:
+        """Give it a part of the batch that makes a version: it changes its weights with it.
+
+        Raises:
+            ControllerError: it is down, or works on something.
+        """
+        self._expect_idle(self.making)
+        self.accumulating, self.parts = version, self.parts + 1
+        self.accumulated += groups
+
+    def adds(self, version: int, groups: Sequence[int], cell: int) -> None:
+        """Have a cell of it add gradients of groups of the batch that makes a version.
+
+        Raises:
+            ControllerError: it is down, or steps, or the cell works on something.
+        """
+        self._expect_idle(self.adding.get(cell, self.stepping))
+        self.adding[cell] = version
+        self.accumulated += groups
+
+    def part_ended(self, version: int, cell: int | None) -> None:
+        """Note that it, or a cell of it, has trained on a part of a batch.
+
+        Raises:
+            ControllerError: it was given none of this version.
+        """
+        making = self.accumulating if cell is None else self.adding.get(cell)
+        if making != version:
+            where = "the trainer" if cell is None else f"its cell {cell}"
+            raise ControllerError(f"found Accumulated({version}) while {where} works on {making}")
+        if cell is None:
+            self.accumulating = None
+        else:
+            del self.adding[cell]
+
+    def _expect_idle(self, making: int | None) -> None:
+        if not self.up or making is not None:
+            found = "is down" if not self.up else f"works on version {making}"
+            raise ControllerError(f"the trainer {found}, expected one that is up and free")
+
+    def completed(self, version: int) -> None:
+        """Count a trajectory of a version that is complete now, by its staleness."""
+        lag = self.version - version
+        self.staleness_at_completion[lag] = self.staleness_at_completion.get(lag, 0) + 1
+
+    def consumed(self, version: int, staleness: dict[int, int]) -> None:
+        """Count the trajectories that are trained on for a version, by staleness."""
+        counts = self.consumed_staleness.setdefault(version, {})
+        for lag, count in staleness.items():
+            counts[lag] = counts.get(lag, 0) + count
+
+    def came_up(self) -> None:
+        """Note that the trainer is up. `fall_back` sets its version."""
+        self.up = True
+
+    def goes_on_to(self, steps: int | None) -> None:
+        """Set the number of batches that a resumed run trains on; None keeps it."""
+        self.steps = self.steps if steps is None else steps
+
+    def went_down(self) -> None:
+        """Note that the trainer is gone. Its batch stays consumed until it falls back."""
+        self.up, self.staged, self.stepping, self.accumulating = False, False, None, None
+        self.adding = {}
+
+    def stepped(self, version: int) -> None:
+        """Note that the step that made a version is done.
+
+        Raises:
+            ControllerError: it was given none of this version.
+        """
+        if self.stepping != version:
+            raise ControllerError(f"found Stepped({version}) while the trainer makes {self.stepping}")
+        self.version, self.stepping = version, None
+        self.accumulated, self.parts = [], 0
+        self.step += 1
+        self.batches[version] = self.step
+
+    @property
+    def staleness_at_consumption(self) -> dict[int, int]:
+        """Number of trajectories that were trained on, by staleness. Those of a batch under way are not among them yet."""
+        counts: dict[int, int] = {}
+        for version, batch in self.consumed_staleness.items():
+            for lag, count in batch.items() if version in self.batches else ():
+                counts[lag] = counts.get(lag, 0) + count
+        return counts
+
+    # ---- versions that others may see -----------------------------------------------------------------------------
+
+    def hands_over(self, fence: bool) -> tuple[int, bool]:
+        """Hand its weights over for publication. Returns their version, and whether it is sealed.
+
+        Args:
+            fence: whether one is sealed that could not be had again if the trainer died.
+        """
+        version = self.publishing if self.staged and self.making is not None else self.version
+        self.publishing, self.staged = max(self.publishing, version), True
+        sealed = fence and not self.is_safe(version)
+        if not sealed:
+            self.shown = max(self.shown, version)
+        return version, sealed
+
+    def reveals(self, version: int) -> bool:
+        """Reveal a version whose checkpoint is durable, if it was handed over sealed. Returns whether it was."""
+        if not self.staged or not self.published < version <= self.publishing:
+            return False
+        self.shown = max(self.shown, version)
+        return True
+
+    def was_published(self, version: int) -> None:
+        """Note that a version may be pulled."""
+        self.published_before_durable += version > self.published and not self.is_safe(version)
+        self.published = max(self.published, version)
+
+    # ---- checkpoints ----------------------------------------------------------------------------------------------
+
+    def saves(self, needed: Iterable[int]) -> tuple[int, ...]:
+        """Begin a checkpoint of its version. Returns the older checkpoints to keep.
+
+        These are the fallbacks, checkpoints that are not durable yet (their end may never be reported), and versions that are
+        still needed.
+        """
+        kept = {*self.fallbacks, *self.saving, *needed}
+        self.saving.append(self.version)
+        return tuple(sorted(kept))
+
+    def is_safe(self, version: int) -> bool:
+        """Whether the weights of a version can be had again if the trainer dies."""
+        return version <= self.fallbacks[-1]
+
+    def became_durable(self, version: int) -> int:
+        """Note that a checkpoint is durable. Returns the oldest version that the trainer may still fall back to."""
+        self.durable = max(self.durable, version)
+        self.saving = [later for later in self.saving if later > version]
+        if version in self.batches and version not in self.fallbacks:
+            self.fallbacks = sorted([*self.fallbacks, version])[-self.keep :]
+        return self.fallbacks[0]
+
+    def found(self, checkpoints: Sequence[int]) -> bool:
+        """Note the checkpoints that exist after a crash. One may be newer than all that were reported durable.
+
+        The relays are new, so no version is published until the trainer hands one over. Returns whether the run can continue
+        from a checkpoint; if not, `fallbacks` is unchanged.
+        """
+        self.published = -1
+        return self._can_use(self.usable(checkpoints))
+
+    def usable(self, checkpoints: Sequence[int]) -> list[int]:
+        """The versions that a run can go on from, oldest first, of the checkpoints that exist after a crash."""
+        known = [version for version in checkpoints if version in self.batches and version > self.fallbacks[-1]]
+        left = [version for version in self.fallbacks if version == self.first or version in checkpoints]
+        return [*left, *sorted(known)]
+
+    def unusable(self, version: int) -> bool:
+        """Note that a checkpoint is damaged. Returns whether there is another."""
+        return self._can_use([other for other in self.fallbacks if other != version])
+
+    def _can_use(self, fallbacks: list[int]) -> bool:
+        self.fallbacks = fallbacks or self.fallbacks
+        return bool(fallbacks)
+
+    @property
+    def checkpoint(self) -> int | None:
+        """The checkpoint that a new trainer starts from; None for the model that the run began with."""
+        return None if self.fallbacks[-1] == self.first else self.fallbacks[-1]
+
+    def fall_back(self, version: int) -> None:
+        """Set the trainer back to the weights of a checkpoint."""
+        self.saving = []
+        self.stepping, self.accumulating, self.accumulated, self.parts = None, None, [], 0
+        self.adding = {}
+        self.consumed_staleness = {v: counts for v, counts in self.consumed_staleness.items() if v <= version}
+        self.step = self.batches[version]
+        self.version = version if self.shown <= version else self.shown + 1
+        self.publishing = min(self.publishing, self.version)
+        self.batches = {made: step for made, step in self.batches.items() if made <= version}
+        self.batches[self.version] = self.step
+        self.durable = min(self.durable, version)
+        self.fallbacks = [other for other in self.fallbacks if other <= version] or [version]

@@ -1,0 +1,333 @@
+"""A read-only view of a run for observers, with plain values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from tailrace import contracts as c
+from tailrace.controller.coordinator import Coordinator
+from tailrace.controller.evaluations import EvaluationResult
+from tailrace.controller.lengths import Outcome
+from tailrace.controller.members import ENVIRONMENT, REPLICA
+from tailrace.controller.predictions import Predictions
+from tailrace.controller.recovery.failures import Failures
+from tailrace.controller.state import State
+from tailrace.controller.trajectories import Counts, Phase
+from tailrace.repack import OnlineFit
+
+
+class _Parts(Protocol):
+    owned: State
+    coordinator: Coordinator
+    predictions: Predictions
+    failures: Failures
+    costs: OnlineFit | None
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRow:
+    """A replica at a moment.
+
+    Args:
+        doing: what it does, in words.
+        trajectories: number of trajectories in flight.
+        in_environment: those of them that environments answer.
+        kv: share of the KV cache in use, 0 to 1.
+    """
+
+    id: str
+    doing: str
+    version: int | None
+    trajectories: int
+    kv: float
+    in_environment: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentRow:
+    """A member of the environment role at a moment.
+
+    Args:
+        doing: what it does, in words.
+        sessions: sessions that it has open.
+        answering: those of them whose last turn it is to answer.
+    """
+
+    id: str
+    doing: str
+    sessions: int
+    answering: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMember:
+    """A trajectory of a batch: its oldest version, the trainer's version at its completion, its tokens without observations."""
+
+    version: int
+    completed_at: int
+    tokens: int
+
+
+class RunView:
+    """The state of a run, read only.
+
+    Args:
+        parts: the controller.
+    """
+
+    def __init__(self, parts: _Parts) -> None:
+        self._parts, self._state = parts, parts.owned
+
+    @property
+    def steps(self) -> int:
+        """Batches to train on."""
+        return self._state.trainer.steps
+
+    @property
+    def step(self) -> int:
+        """Batches trained on."""
+        return self._state.trainer.step
+
+    @property
+    def ranker_updates(self) -> int:
+        """How often a ranker has learned anew after its first training."""
+        return self._parts.predictions.updates
+
+    @property
+    def prediction_outcomes(self) -> Sequence[Outcome]:
+        """What was predicted of groups that were trained on as they started, and their lengths; empty without a ranker."""
+        return self._state.ledger.predictions.record.outcomes()
+
+    @property
+    def version(self) -> int:
+        """The trainer's version."""
+        return self._state.trainer.version
+
+    @property
+    def published(self) -> int:
+        """The newest version that replicas may pull; -1 before the first."""
+        return self._state.trainer.published
+
+    @property
+    def published_before_durable(self) -> int:
+        """Versions that replicas could pull before their checkpoint was durable."""
+        return self._state.trainer.published_before_durable
+
+    @property
+    def durable(self) -> int:
+        """The newest version whose checkpoint survives a crash; -1 before the first."""
+        return self._state.trainer.durable
+
+    @property
+    def last_version(self) -> int:
+        """The highest version number used so far."""
+        return max(self._state.trainer.version, self._state.trainer.publishing)
+
+    @property
+    def making(self) -> int | None:
+        """The version that the trainer works on; None if it has no batch."""
+        return self._state.trainer.making
+
+    @property
+    def trainer_up(self) -> bool:
+        """Whether the trainer is up."""
+        return self._state.trainer.up
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is complete."""
+        return self._parts.finished
+
+    @property
+    def failure(self) -> str | None:
+        """Why the run failed; None if it did not."""
+        return self._state.failure
+
+    @property
+    def bound(self) -> int | None:
+        """The bound on staleness that admission guarantees; None if it guarantees none."""
+        return self._state.gate.bound
+
+    @property
+    def mixes_versions(self) -> bool:
+        """Whether a trajectory may continue under newer weights."""
+        return self._state.ledger.mixes_versions
+
+    @property
+    def counts(self) -> Counts:
+        """Totals over the run."""
+        return self._state.ledger.counts
+
+    @property
+    def pooled(self) -> int:
+        """Number of trajectories that wait for a replica."""
+        return self._state.ledger.pooled
+
+    @property
+    def generating(self) -> int:
+        """Number of groups that were started and are not complete."""
+        return self._state.ledger.generating
+
+    @property
+    def open_groups(self) -> int:
+        """Number of groups that were admitted and have not ended."""
+        return sum(str(group.phase) != "trained" for group in self._state.ledger.groups.values())
+
+    @property
+    def buffered(self) -> int:
+        """Number of groups that are complete and not consumed."""
+        return len(self._state.ledger.buffered)
+
+    @property
+    def staleness_at_consumption(self) -> dict[int, int]:
+        """Number of trajectories that were trained on, by staleness."""
+        return self._state.trainer.staleness_at_consumption
+
+    @property
+    def staleness_at_completion(self) -> dict[int, int]:
+        """Number of completed trajectories, by the versions that the trainer was ahead at completion."""
+        return dict(self._state.trainer.staleness_at_completion)
+
+    @property
+    def evaluations(self) -> Sequence[EvaluationResult]:
+        """The finished evaluations."""
+        return tuple(self._state.evaluations.results)
+
+    @property
+    def evaluations_open(self) -> int:
+        """Number of evaluations that are due or running."""
+        return len(self._state.evaluations.due) + len(self._state.evaluations.running)
+
+    @property
+    def contradictions(self) -> int:
+        """Number of snapshots that contradict the controller's state."""
+        return self._state.fleet.contradictions
+
+    @property
+    def blocked_cycles(self) -> int:
+        """Number of cycles in a row that placed nothing although the pool was not empty."""
+        return self._parts.coordinator.blocked_cycles
+
+    @property
+    def cost_model(self) -> dict[str, Any] | None:
+        """The costs of a decoding step that the run fits itself, for policies that plan with them; None if it fits none.
+
+        `source` is ``"fitted"``, or ``"assumed"`` while policies plan with what they assume: no fit is good enough yet. Beside
+        it k1 to k4 in seconds, the `samples` of the last fit, its median relative `error` on medians of like steps that were
+        left out of it, and the `scatter` of single ones, if there is one.
+        """
+        costs = self._parts.costs
+        if costs is None:
+            return None
+        fit = costs.last
+        if fit is None:
+            return {"source": "assumed", "samples": costs.seen}
+        source = "fitted" if fit.usable else "assumed"
+        errors = {"error": round(fit.error, 4), "scatter": round(fit.scatter, 4)}
+        return {"source": source, **asdict(fit.model), "samples": fit.samples, **errors}
+
+    @property
+    def moves(self) -> int:
+        """Number of replicas of which relocation moved work: where all had finished before, nothing was moved."""
+        return self._state.fleet.moves
+
+    @property
+    def evictions(self) -> int:
+        """Number of trajectories that relocation interrupted before they finished."""
+        return self._state.fleet.evictions
+
+    @property
+    def interrupting_pulls(self) -> int:
+        """Number of pulls that interrupted running work."""
+        return self._state.fleet.interrupting_pulls
+
+    def restarts(self, role: str) -> int:
+        """Number of restarts of a role's members, of those that are gone for good too. After the driver's death none failed."""
+        return self._state.members.restarts.get(role, 0)
+
+    def step_of(self, version: int) -> int:
+        """Batches consumed when the trainer made a version."""
+        return self._state.trainer.batches.get(version, self.step)
+
+    def made(self, version: int) -> bool:
+        """Whether training made a version and did not undo it by a fall-back."""
+        return version in self._state.trainer.batches
+
+    def batch(self, version: int) -> Iterator[BatchMember]:
+        """The trajectories that were consumed for a version so far."""
+        for state in self._state.ledger.batch(version):
+            if state.version is not None:
+                yield BatchMember(state.version, state.completed_at, state.generated)
+
+    def waits(self, trajectory: str) -> str | None:
+        """What a trajectory does or waits for, in words; None if it is unknown or settled."""
+        state = self._state.ledger.get(trajectory)
+        if state is None:
+            return None
+        where = "" if state.replica is None else f" on {state.replica}"
+        if state.phase is Phase.IN_ENVIRONMENT:
+            called = self._state.sessions.calls.get(trajectory)
+            where = " (waits for a session)" if called is None else f" {called[0]}"
+        return f"{state.phase}{where}, version {state.version}"
+
+    def replicas(self) -> Iterator[ReplicaRow]:
+        """All replicas, in the order in which they were first started."""
+        for replica in self._state.fleet.replicas.values():
+            health = replica.member.health
+            if health is not c.Health.UP:
+                doing = str(health)
+            elif replica.pulling is not None:
+                doing = f"pulling version {replica.pulling}"
+            elif replica.assigned:
+                doing = "releasing" if replica.moving_out else "generating"
+            elif replica.away:
+                doing = "waiting for environments"
+            else:
+                doing = "idle"
+            held, away = len(replica.assigned), len(replica.away)
+            yield ReplicaRow(replica.id, doing, replica.version, held + away, round(replica.kv, 3), away)
+
+    def environments(self) -> Iterator[EnvironmentRow]:
+        """All members of the environment role, in the order in which they were first started."""
+        sessions = self._state.sessions
+        held, called = Counter(sessions.of.values()), Counter(member for member, _ in sessions.calls.values())
+        for member in self._state.members.of(ENVIRONMENT):
+            answering = called[member.id]
+            doing = str(member.health)
+            if member.health is c.Health.UP:
+                doing = "answering" if answering else "idle"
+            yield EnvironmentRow(member.id, doing, held[member.id], answering)
+
+    @property
+    def waiting_turns(self) -> int:
+        """Number of turns that ended and wait for a session."""
+        return len(self._state.sessions.waiting)
+
+    def members_down(self) -> list[dict[str, str]]:
+        """Members that are not up: role, id and health."""
+        states = self._state.members.states.values()
+        return [{"role": m.role, "id": m.id, "health": str(m.health)} for m in states if m.health is not c.Health.UP]
+
+    @property
+    def given_up(self) -> list[dict[str, str]]:
+        """Members that are not restarted any more: role, id, machine, reason. Others do their work; nobody does a ranker's."""
+        return list(self._parts.failures.given_up)
+
+    @property
+    def task_restarts(self) -> int:
+        """Number of restarts of the whole task."""
+        return self._parts.failures.task_restarts
+
+    @property
+    def lent_machines(self) -> int:
+        """How often a trainer that lost its machine took a replica's."""
+        return self._parts.failures.lent_machines
+
+    @property
+    def replica_restarts(self) -> int:
+        """Number of restarts of replicas."""
+        return self.restarts(REPLICA)

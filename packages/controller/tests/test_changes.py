@@ -1,0 +1,71 @@
+"""A run that resumes with other quantities: more steps, more or fewer replicas. Its log replays to the same state."""
+
+import pytest
+from scripted import Scripted, of, policy, spec
+
+from tailrace import contracts as c
+from tailrace.controller.controller import Controller
+
+
+def replayed(run):
+    """A controller that took in what the run's took in, and gave the same commands."""
+    again = Controller(run.controller.spec, relays=run.controller.relays)
+    for now, events, commands in run.calls:
+        assert again.handle_all(events, now) == commands
+    return again
+
+
+def resume(run, **changed):
+    run.forget()
+    return run.go(c.Resumed(tuple(run.controller.trainer.fallbacks), **changed))
+
+
+@pytest.mark.parametrize("batching", [{}, {"surplus_groups": 1}])
+def test_a_finished_run_goes_on_with_more_steps(batching):
+    run = Scripted(spec(batching=policy("batching", "redundant", samples=2, **batching)))
+    run.go(c.Tick())
+    assert (run.view.finished, run.view.step) == (True, 3)
+    trained = run.view.counts.trained
+    resume(run, steps=7)
+    assert (run.view.finished, run.view.failure, run.view.step, run.view.steps) == (True, None, 7, 7)
+    counts = run.view.counts
+    assert counts.trained == trained + 4 * 2
+    assert counts.admitted == counts.trained + counts.filtered + counts.failed
+    assert replayed(run).state() == run.controller.state()
+
+
+def test_a_source_hears_of_each_group_once_although_the_run_ends_twice():
+    run = Scripted(spec(keep_checkpoints=3))
+    heard = []
+    ended = run.controller.source.ended
+    run.controller.source.ended = lambda group, end: heard.append(group) or ended(group, end)
+    run.go(c.Tick())
+    assert run.view.finished
+    resume(run, steps=8)
+    assert run.view.finished
+    assert sorted(heard) == sorted(set(heard))
+    assert len(heard) == run.view.counts.admitted
+
+
+@pytest.mark.parametrize(("count", "names"), [(1, ["r0"]), (2, ["r0", "r1"]), (4, ["r0", "r1", "r2", "r3"])])
+def test_replicas_may_become_more_or_fewer(count, names):
+    run = Scripted(spec(steps=6))
+    run.go(c.Tick(), leave=(c.Step,))
+    given = resume(run, replicas=count)
+    assert [member.id for member in run.controller.members.of("replica")] == names
+    restarted = [command.id for command in of(c.Restart, given) if command.role == "replica"]
+    started = [command.id for command in of(c.Start, given) if command.role == "replica"]
+    assert (restarted, started) == (names[:2], names[2:])
+    assert run.view.finished, run.view.failure
+    assert {command.replica for command in of(c.Route, given)} <= set(names)
+    assert replayed(run).state() == run.controller.state()
+
+
+def test_fewer_steps_end_a_run_that_has_done_them():
+    run = Scripted(spec(steps=50))
+    run.go(c.Tick(), leave=(c.Step,))
+    for _ in range(4):
+        run.catch_up(leave=(c.Step,))
+    done = run.view.step
+    resume(run, steps=done)
+    assert (run.view.finished, run.view.step) == (True, done)

@@ -1,1 +1,0 @@
-"""The pure controller and the state that it owns."""
