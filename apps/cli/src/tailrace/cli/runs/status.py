@@ -66,7 +66,7 @@ def current(directory: RunDirectory) -> tuple[RunStatus, bool]:
 
 
 def read_status(directory: RunDirectory) -> RunStatus:
-    """The status that the run wrote last; keys of another version are left out.
+    """The status that the run wrote last, of the directory where it is now; keys of another version are left out.
 
     Raises:
         RunDirectoryError: the file is missing or damaged.
@@ -75,7 +75,9 @@ def read_status(directory: RunDirectory) -> RunStatus:
         raise RunDirectoryError(f"{directory.status}: no such file; the run has not written its status yet")
     content: dict[str, Any] = read_json(directory.status)
     known = {field.name for field in dataclasses.fields(RunStatus)}
-    return RunStatus(**{key: value for key, value in content.items() if key in known})
+    return RunStatus(
+        **{key: value for key, value in content.items() if key in known} | {"run_dir": str(directory.root)}
+    )
 
 
 def view(found: RunStatus, *, alive: bool) -> RenderableType:
