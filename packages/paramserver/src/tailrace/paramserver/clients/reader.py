@@ -20,13 +20,13 @@ from tailrace.paramserver.errors import (
     VersionNotYet,
 )
 from tailrace.paramserver.machine.host import HOST
+from tailrace.paramserver.machine.liveness import own_fields
 from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.manifest import Manifest
 from tailrace.paramserver.relays.server import STALL_S
 from tailrace.paramserver.wire.capabilities import Means
 from tailrace.paramserver.wire.channel import Channel
 from tailrace.paramserver.wire.counts import TrafficCounts
-from tailrace.processes import ProcessId
 
 _SLICE_S = 1.0  # of a wait: between slices other threads of this reader get their turn
 
@@ -177,9 +177,7 @@ class RelayReader:
                     ) from error
 
     def _lease(self, version: int, wait_s: float, deadline: float, hold_s: float) -> tuple[Channel, int, WeightLease]:
-        process = ProcessId.current()
-        message = {"op": "lease", "version": version, "wait_s": wait_s, "hold_s": hold_s, "pid": process.pid}
-        message |= {"started": process.started, "namespace": process.namespace}
+        message = {"op": "lease", "version": version, "wait_s": wait_s, "hold_s": hold_s, **own_fields()}
         answer = self._connection.request(message, wait_s, deadline)
         granted, channel = self._machine.now(), self._connection.channel
         lease_id: Any = answer.get("lease")

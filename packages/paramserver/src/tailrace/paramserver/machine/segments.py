@@ -32,7 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.paramserver.copying import Address
-from tailrace.paramserver.errors import NotEnoughSharedMemory, RelayNameTaken, RelayTimeout
+from tailrace.paramserver.errors import NotEnoughSharedMemory, ProtocolError, RelayNameTaken, RelayTimeout
+from tailrace.paramserver.machine.liveness import own_fields, process_of
 from tailrace.processes import ProcessId
 
 PREFIX = "tailrace-"
@@ -165,8 +166,7 @@ class SegmentOwner:
         if found is not None:
             raise _taken(relay, found)
         cleaned = self._unlink_all()
-        me = ProcessId.current()
-        record = {"pid": me.pid, "started": me.started, "namespace": me.namespace, "nonce": self.nonce, "relay": relay}
+        record = {**own_fields(), "nonce": self.nonce, "relay": relay}
         segment = MappedSegment.create(self.owner_name, _OWNER_BYTES)
         text = json.dumps(record).encode()
         segment.view[: len(text)] = text
@@ -353,8 +353,9 @@ def read_owner(name: str, *, ours: bool = False) -> tuple[ProcessId, str] | None
         if ours and os.fstat(segment.fd).st_uid != os.getuid():
             return None
         data = json.loads(bytes(segment.view).rstrip(b"\0"))
-        return ProcessId(data["pid"], data["started"], data["namespace"]), str(data["nonce"])
-    except (ValueError, KeyError, TypeError):
+        process = process_of(data)
+        return None if process is None else (process, str(data["nonce"]))
+    except (ValueError, KeyError, TypeError, AttributeError, ProtocolError):
         return None
     finally:
         segment.close()

@@ -15,6 +15,7 @@ from tailrace.paramserver.errors import (
     RelayUnreachable,
     to_wire,
 )
+from tailrace.paramserver.machine.liveness import process_of
 from tailrace.paramserver.relays.context import RelayContext
 from tailrace.paramserver.relays.leases import Lease
 from tailrace.paramserver.relays.receive import fetch_version, receive_version
@@ -24,7 +25,6 @@ from tailrace.paramserver.wire.address import parse_address
 from tailrace.paramserver.wire.agreement import Offer, key_from_wire
 from tailrace.paramserver.wire.channel import Channel
 from tailrace.paramserver.wire.sending import send_version
-from tailrace.processes import ProcessId
 
 _MAX_WAIT_S = 3600.0
 _MAX_HOPS = 64
@@ -90,16 +90,6 @@ def hops_of(message: dict[str, Any]) -> list[str]:
     if len(set(found)) != len(found):
         raise ProtocolError(f"addresses: found a relay twice in {str(found)[:200]}, expected each once")
     return found
-
-
-def process_of(message: dict[str, Any]) -> ProcessId | None:
-    """The process that asks, where its pid means something to the relay."""
-    if (pid := message.get("pid")) is None:
-        return None
-    namespace, started = message.get("namespace"), message.get("started")
-    if not isinstance(namespace, str) or type(pid) is not int or not isinstance(started, int | None):
-        raise ProtocolError(f"pid: found {pid!r}, expected it with started and namespace")
-    return ProcessId(pid, started, namespace)
 
 
 class Session:
