@@ -26,7 +26,7 @@ ELSEWHERE = {
     "report": "packages/report/tests",
     "explain": "packages/report/tests/test_explain.py",
     "chaos": "apps/cli/tests/test_chaos.py",
-    "attach": "packages/pipeline/tests/executor/test_attaching.py",
+    "attach": "packages/runtime/tests/executor/test_attaching.py",
     "audit": "packages/pipeline/tests/test_audit.py",
     "clean": "apps/cli/tests/test_clean.py",
     "new-plugin": "apps/cli/tests/test_new_plugin.py",

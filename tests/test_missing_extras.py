@@ -71,10 +71,10 @@ CASES = {
         train_tokenizer(["1 + 1"], "nowhere", vocab_size=300)
         """,
     ),
-    "pipeline[ray]": (
+    "runtime[ray]": (
         ["ray"],
         """
-        from tailrace.pipeline.hosts.ray import RayHost
+        from tailrace.runtime.hosts.ray import RayHost
         RayHost()
         """,
     ),

@@ -21,14 +21,15 @@ from tailrace import contracts as c
 from tailrace.controller.controller import Controller
 from tailrace.controller.spec import EvaluationPlan
 from tailrace.faulttol import RoleAware
-from tailrace.pipeline.executor.deployment import REPLICA, Deadlines, Deployment
-from tailrace.pipeline.executor.executor import Executor
-from tailrace.pipeline.hosts.ray import RayHost
+from tailrace.pipeline.roles.calls import DATA_DOOR
 from tailrace.pipeline.roles.prompts import SamplingTable
 from tailrace.pipeline.roles.replica import ReplicaRole
 from tailrace.pipeline.run.eventlog import EventLog, read_log
 from tailrace.pipeline.testing.small_run import LOG, MODES, TRAINED, make_deployment, make_files, make_spec
 from tailrace.repack import to_size
+from tailrace.runtime.executor.deployment import DATA, REPLICA, Deadlines, Deployment
+from tailrace.runtime.executor.executor import Executor
+from tailrace.runtime.hosts.ray import RayHost
 
 GROWN, BACK = 2, 4  # versions from which one replica spans two devices, and from which two span one each
 KV_TOKENS = 12 * 32  # of a device that holds all heads
@@ -88,7 +89,7 @@ def run(root: Path, steps: int) -> dict[str, Any]:
     log = EventLog(root / LOG)
     try:
         executor.run(controller, log)
-        executor.data.export(root / TRAINED)
+        DATA_DOOR.open(executor.host.caller(DATA)).export(root / TRAINED)
     finally:
         log.close()
         executor.close()

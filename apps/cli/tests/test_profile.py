@@ -8,7 +8,7 @@ from tailrace.cli.main import main
 from tailrace.fleetsim.profile.fit import Profile
 from tailrace.fleetsim.profile.fit_delays import Shared
 from tailrace.fleetsim.profile.machine import load_machine
-from tailrace.pipeline.errors import RunFailedError
+from tailrace.runtime.errors import RunFailedError
 
 
 @pytest.fixture

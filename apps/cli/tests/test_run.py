@@ -16,10 +16,11 @@ from tailrace.cli.runs.control import control
 from tailrace.cli.runs.controller_process import LOG
 from tailrace.controller.evaluations import EvaluationResult
 from tailrace.pipeline.config.target import configuration
-from tailrace.pipeline.errors import ConfigError, RunFailedError
+from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.figures.results import results_of
 from tailrace.pipeline.run.figures.status import RunStatus
+from tailrace.runtime.errors import RunFailedError
 
 
 def binary(name, step, right, problems=256):

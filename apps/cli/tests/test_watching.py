@@ -13,9 +13,9 @@ from tailrace.cli.runs.run import RunOptions, run
 from tailrace.cli.runs.watching import RunWatcher, unwatched, watch
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError
-from tailrace.pipeline.hosts.ray_cluster import CLAIM, RayCluster
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.figures.status import RunStatus
+from tailrace.runtime.hosts.ray_cluster import CLAIM, RayCluster
 
 KILLED = -signal.SIGKILL
 

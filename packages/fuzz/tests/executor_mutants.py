@@ -12,9 +12,9 @@ from tailrace.fuzz.checks.data_plane import TOKENS, WEIGHTS
 from tailrace.fuzz.checks.progress import PROGRESS
 from tailrace.fuzz.checks.training import ONCE
 from tailrace.fuzz.trial import CRASHED
-from tailrace.pipeline.executor.executor import Executor
-from tailrace.pipeline.executor.membership import Membership
-from tailrace.pipeline.executor.waits import Waits
+from tailrace.runtime.executor.executor import Executor
+from tailrace.runtime.executor.membership import Membership
+from tailrace.runtime.executor.waits import Waits
 
 
 def _a_route_before_its_discard(patch):

@@ -16,12 +16,14 @@ from tailrace.fuzz.draw import draw_case
 from tailrace.fuzz.faults import BreakKind
 from tailrace.fuzz.trial import run_case
 from tailrace.pipeline.config.target import configuration
-from tailrace.pipeline.executor.executor import Executor
-from tailrace.pipeline.hosts.local import LocalHost
+from tailrace.pipeline.roles.calls import DATA_DOOR
 from tailrace.pipeline.run.build import build_spec, check
 from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.run.launching.replay import replay
 from tailrace.pipeline.testing.small_run import events_of, make_deployment, make_files
+from tailrace.runtime.executor.deployment import DATA
+from tailrace.runtime.executor.executor import Executor
+from tailrace.runtime.hosts.local import LocalHost
 
 
 def finds(case, *, mixes):
@@ -75,7 +77,7 @@ def test_its_kills_and_hangs_lose_nothing_on_real_members(mixes, model, tmp_path
     try:
         with EventLog(tmp_path / "events.jsonl") as log:
             executor.run(controller, log, faults=faults)
-        audit = executor.data.audit()
+        audit = DATA_DOOR.open(executor.host.caller(DATA)).audit()
     finally:
         executor.close()
 

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from tailrace.pipeline.executor.deployment import TRAINER
-from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.run.audit import Retraining, experience, read_archive, train_again, trained_once, updates
 from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.testing.real_runs import RealRuns
@@ -19,6 +17,8 @@ from tailrace.pipeline.testing.small_run import (
     make_spec,
     policy,
 )
+from tailrace.runtime.executor.deployment import TRAINER
+from tailrace.runtime.hosts.local import LocalHost
 from tailrace.trainer.weights_file import weights_sha256
 
 TRAINING = {

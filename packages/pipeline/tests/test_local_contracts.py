@@ -2,13 +2,13 @@
 
 import pytest
 
-from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.testing.balance_contract import BalanceContract
 from tailrace.pipeline.testing.marked import deep
 from tailrace.pipeline.testing.modes_contract import ModesContract
 from tailrace.pipeline.testing.rounds_contract import RoundsContract
 from tailrace.pipeline.testing.task_contract import TaskContract
 from tailrace.pipeline.testing.turns_contract import TurnsContract
+from tailrace.runtime.hosts.local import LocalHost
 
 pytest.importorskip("torch", reason="a real trainer trains a real model")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.testing.executor_contract import ExecutorContract
+from tailrace.runtime.hosts.local import LocalHost
 
 pytest.importorskip("torch", reason="a real trainer trains a real model")
 

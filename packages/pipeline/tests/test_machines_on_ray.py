@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from tailrace import contracts as c
-from tailrace.pipeline.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.figures.faults import FaultFold
 from tailrace.pipeline.run.figures.folding import Audience, follow
 from tailrace.pipeline.testing.small_run import LOG, commands_of, events_of, make_files
+from tailrace.runtime.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER
 
 pytest.importorskip("torch", reason="a real trainer trains a real model")
 MACHINES = ("0", "1", "2")
@@ -20,8 +20,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from tailrace.faulttol import RoleBased
-from tailrace.pipeline.hosts.ray import RayHost
-from tailrace.pipeline.hosts.ray_cluster import Claim, start_cluster
+from tailrace.runtime.hosts.ray import RayHost
+from tailrace.runtime.hosts.ray_cluster import Claim, start_cluster
 from tailrace.pipeline.testing.real_runs import RealRuns
 from tailrace.pipeline.testing.small_run import make_spec, policy
 

@@ -9,11 +9,11 @@ import pytest
 
 from tailrace.contracts import Place
 from tailrace.faulttol import FaultKind
-from tailrace.pipeline.executor.seam import MemberDeadError, RoleSpec
 from tailrace.pipeline.testing.executor_contract import ExecutorContract
 from tailrace.pipeline.testing.marked import deep
 from tailrace.pipeline.testing.shared_cluster import OnSharedCluster
 from tailrace.pipeline.testing.small_run import STEPS
+from tailrace.runtime.executor.seam import MemberDeadError, RoleSpec
 
 pytest.importorskip("torch", reason="a real trainer trains a real model")
 

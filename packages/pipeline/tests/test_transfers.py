@@ -8,9 +8,6 @@ from tailrace.controller.spec import RolloutPool
 from tailrace.paramserver import ParamServerError, relay_status
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.executor.deployment import RELAY
-from tailrace.pipeline.executor.executor import Executor
-from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run.build import check
 from tailrace.pipeline.run.eventlog import EventLog
@@ -23,6 +20,9 @@ from tailrace.pipeline.testing.small_run import (
     make_spec,
     policy,
 )
+from tailrace.runtime.executor.deployment import RELAY
+from tailrace.runtime.executor.executor import Executor
+from tailrace.runtime.hosts.local import LocalHost
 
 pytest.importorskip("torch", reason="a real trainer trains a real model")
 

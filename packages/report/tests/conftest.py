@@ -8,10 +8,10 @@ from tailrace.fleetsim.host.simulator import Models, Simulation
 from tailrace.fleetsim.host.world import World
 from tailrace.fleetsim.results.log import InstantLog
 from tailrace.pipeline.config.loading import validate
-from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.run.figures.metrics import MetricsObserver
+from tailrace.runtime.executor.executor import Executor
 
 LAMINAR = {"admission": "inherent", "sync": "on-idle", "routing": "least-loaded", "relocation": "best-fit"}
 STALEFLOW = {

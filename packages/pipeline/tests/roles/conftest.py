@@ -7,8 +7,8 @@ import uuid
 import pytest
 
 from tailrace.paramserver import RelayProcess, new_token
-from tailrace.pipeline.executor.seam import MemberDeadError
 from tailrace.pipeline.roles.prompts import DecodingMode
+from tailrace.runtime.executor.seam import MemberDeadError
 
 MODES = {"sampled": DecodingMode(1.0), "forced": DecodingMode(0.0, prefix="= ")}
 

@@ -17,9 +17,9 @@ from tailrace.contracts import (
     TrajectoryRef,
     Why,
 )
-from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.roles.data import DataRole
 from tailrace.pipeline.roles.prompts import Prompts
+from tailrace.runtime.errors import RoleError
 from tailrace.trajstore import PromptFileError, TrajectoryStore
 
 STOP = FinishReason.STOP

@@ -20,10 +20,10 @@ from tailrace.contracts import (
     TrajectoryRef,
     Turned,
 )
-from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.roles.data import DataRole
 from tailrace.pipeline.roles.environment import EnvironmentRole
 from tailrace.pipeline.roles.observations import Glue, Observations
+from tailrace.runtime.errors import RoleError
 
 ENVIRONMENTS = '''
 import os

@@ -6,11 +6,11 @@ import uuid
 import pytest
 
 from tailrace.contracts import Checkpoint, Durable, Step
-from tailrace.pipeline.errors import CheckpointUnusableError, DeadlineError
 from tailrace.pipeline.roles import relay as relay_module
 from tailrace.pipeline.roles import trainer as trainer_module
 from tailrace.pipeline.roles.peer_memory import PeerMemory
 from tailrace.pipeline.roles.relay import RelayRole
+from tailrace.runtime.errors import CheckpointUnusableError, DeadlineError
 from tailrace.trainer.checkpoint_files import verify
 
 

@@ -6,11 +6,11 @@ import random
 import pytest
 
 from tailrace.contracts import Activity, Predict, Predicted, PredictionFailed
-from tailrace.pipeline.errors import RoleError
-from tailrace.pipeline.executor.seam import MemberDeadError
 from tailrace.pipeline.roles.finished_lengths import FinishedLength, FinishedLengths
 from tailrace.pipeline.roles.ranker import RankerRole
 from tailrace.ranker import Example, LengthRanker, Prediction, PredictionError, UnknownMethodError
+from tailrace.runtime.errors import RoleError
+from tailrace.runtime.executor.seam import MemberDeadError
 
 PROMPTS, SAMPLES = 20, 4
 

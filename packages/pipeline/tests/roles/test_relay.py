@@ -10,8 +10,8 @@ import pytest
 from tailrace.contracts import Score
 from tailrace.faulttol import FaultKind
 from tailrace.paramserver import Publisher, RelayReader
-from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.roles.relay import RelayRole
+from tailrace.runtime.errors import RoleError
 
 
 @pytest.fixture

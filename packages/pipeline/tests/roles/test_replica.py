@@ -18,11 +18,11 @@ from tailrace.contracts import (
 )
 from tailrace.faulttol import FaultKind
 from tailrace.paramserver import Publisher
-from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.roles.data import DataRole
 from tailrace.pipeline.roles.prompts import DecodingMode, SamplingTable
 from tailrace.pipeline.roles.replica import ReplicaRole
 from tailrace.rollout.testing import FakeEngine, fake_token
+from tailrace.runtime.errors import RoleError
 
 LENGTH = 60
 

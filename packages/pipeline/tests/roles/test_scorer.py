@@ -4,10 +4,10 @@ import threading
 import pytest
 
 from tailrace.contracts import Abort, Activity, Score, Scored, ScoringFailed, Step
-from tailrace.pipeline.errors import RoleError
-from tailrace.pipeline.executor.seam import MemberDeadError
 from tailrace.pipeline.roles.scorer import ScorerRole
 from tailrace.reward import ScoreItem
+from tailrace.runtime.errors import RoleError
+from tailrace.runtime.executor.seam import MemberDeadError
 
 
 class Unscored:

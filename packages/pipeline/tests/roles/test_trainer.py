@@ -19,10 +19,10 @@ from tailrace.contracts import (
     Stepped,
     TailraceError,
 )
-from tailrace.pipeline.errors import CheckpointUnusableError, RoleError
-from tailrace.pipeline.executor.seam import MemberDeadError
 from tailrace.pipeline.roles import trainer
 from tailrace.pipeline.roles.trainer_activity import TensorCoreWatch
+from tailrace.runtime.errors import CheckpointUnusableError, RoleError
+from tailrace.runtime.executor.seam import MemberDeadError
 from tailrace.trainer import load_weights_file
 from tailrace.trainer.worker import TrainerWorker
 

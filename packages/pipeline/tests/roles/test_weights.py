@@ -6,8 +6,8 @@ import time
 import pytest
 
 from tailrace.paramserver import Publisher, RelayUnreachable
-from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.roles.weights import RelayWeights
+from tailrace.runtime.errors import RoleError
 from tailrace.trainer import load_weights_file
 
 

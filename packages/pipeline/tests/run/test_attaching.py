@@ -9,12 +9,13 @@ import pytest
 
 from tailrace import contracts as c
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.errors import RunDirectoryError, SupersededError
-from tailrace.pipeline.hosts.ray_cluster import CLAIM, Claim, RayCluster, claimed_ago_s
+from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import EventLog, read_log
 from tailrace.pipeline.run.launching.attaching import SILENT_S, next_epoch, take_over
 from tailrace.processes import ProcessId
+from tailrace.runtime.errors import SupersededError
+from tailrace.runtime.hosts.ray_cluster import CLAIM, Claim, RayCluster, claimed_ago_s
 
 
 @pytest.fixture

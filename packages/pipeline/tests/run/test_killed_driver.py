@@ -22,15 +22,15 @@ import sys
 from pathlib import Path
 from tailrace import contracts as c
 from tailrace.controller.controller import Controller
-from tailrace.pipeline.executor.executor import Executor
+from tailrace.runtime.executor.executor import Executor
 from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.testing.small_run import LOG, make_deployment, make_files, make_spec
 
 root = Path(sys.argv[1])
 if sys.argv[2] == "local":
-    from tailrace.pipeline.hosts.local import LocalHost as Host
+    from tailrace.runtime.hosts.local import LocalHost as Host
 else:
-    from tailrace.pipeline.hosts.ray import RayHost as Host
+    from tailrace.runtime.hosts.ray import RayHost as Host
 
 
 class Watching:

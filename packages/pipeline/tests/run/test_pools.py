@@ -8,10 +8,10 @@ from tailrace.contracts import Place
 from tailrace.controller.spec import RolloutPool
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.executor.deployment import REPLICA, Deployment
-from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.pools import check_labels, check_pools, pool_replicas, relay_count, replica_gpus
+from tailrace.runtime.executor.deployment import REPLICA, Deployment
+from tailrace.runtime.executor.seam import RoleSpec
 
 NEAR = {"name": "near", "tp": 2, "options": {"max_num_seqs": 8}}
 FAR = {"name": "far", "count": 3, "site": "west", "device": "H20", "prompts_per_replica": 2}

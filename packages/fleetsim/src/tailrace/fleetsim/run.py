@@ -16,7 +16,7 @@ from tailrace.fleetsim.results.result import Result, result_of
 from tailrace.pipeline.config.loading import parse_setting, validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
-from tailrace.pipeline.executor.executor import Observer
+from tailrace.runtime.executor.executor import Observer
 
 Job = tuple[RunConfig, int]
 """A configuration and a seed."""

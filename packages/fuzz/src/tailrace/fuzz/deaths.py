@@ -11,9 +11,9 @@ from tailrace.fleetsim.errors import DriverDiedError
 from tailrace.fleetsim.results.log import InstantLog
 from tailrace.fuzz.errors import InvariantError
 from tailrace.fuzz.faults import CaseFault, Moment
-from tailrace.pipeline.errors import StaleEpochError
-from tailrace.pipeline.executor.doors import Mail, ask
-from tailrace.pipeline.executor.executor import Executor
+from tailrace.runtime.errors import StaleEpochError
+from tailrace.runtime.executor.doors import Mail, ask
+from tailrace.runtime.executor.executor import Executor
 
 REPLACED = "a controller that was replaced is refused"
 

@@ -9,7 +9,7 @@ from tailrace.contracts import CallFailed, Command, Event, Finished, Scored, Tur
 from tailrace.fuzz.case import MessagesCase
 from tailrace.fuzz.deaths import Deaths
 from tailrace.fuzz.faults import Moment
-from tailrace.pipeline.executor.deployment import REPLICA
+from tailrace.runtime.executor.deployment import REPLICA
 
 _REPEATED = (Finished, Scored, TurnEnded, Turned, CallFailed)
 

@@ -19,7 +19,7 @@ from tailrace.fuzz.faults import CaseFault
 from tailrace.fuzz.policies import APART, NONE, POLICIES, Policies, as_it_is, takes
 from tailrace.fuzz.trial import Violation, run_case
 from tailrace.pipeline.config.models import PipelineConfig
-from tailrace.pipeline.executor.deployment import REPLICA
+from tailrace.runtime.executor.deployment import REPLICA
 
 
 class Shrinker:

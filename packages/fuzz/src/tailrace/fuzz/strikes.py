@@ -12,7 +12,7 @@ from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.fuzz.deaths import Deaths
 from tailrace.fuzz.faults import BreakKind, CaseFault
 from tailrace.fuzz.messages import Messages
-from tailrace.pipeline.executor.deployment import REPLICA, TRAINER
+from tailrace.runtime.executor.deployment import REPLICA, TRAINER
 
 _INJURIES = {BreakKind.KILL: Injury.KILL, BreakKind.HANG: Injury.HANG, BreakKind.STALL: Injury.STALL}
 

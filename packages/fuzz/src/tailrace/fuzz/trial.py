@@ -27,10 +27,10 @@ from tailrace.fuzz.messages import Messages
 from tailrace.fuzz.policies import NONE, POLICIES, Policies
 from tailrace.fuzz.store import Store
 from tailrace.fuzz.strikes import Strikes
-from tailrace.pipeline.executor.deployment import Deadlines
-from tailrace.pipeline.executor.executor import Executor
-from tailrace.pipeline.executor.roster import Roster
 from tailrace.pipeline.run.figures.replicas import ReplicaFigures
+from tailrace.runtime.executor.deployment import Deadlines
+from tailrace.runtime.executor.executor import Executor
+from tailrace.runtime.executor.roster import Roster
 
 _NUMBER = re.compile(r"[re]?\d[\w.]*")
 

@@ -1,4 +1,4 @@
-"""What makes a run of the components: roles, configuration, run directory, executor, hosts in threads and on Ray."""
+"""What makes a run of the components: roles, configuration, launching, run directory and its figures."""
 
 from tailrace.controller import AXES, Controller, EvaluationPlan, PipelineError, PipelineSpec, RunView
 

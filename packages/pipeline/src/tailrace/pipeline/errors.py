@@ -4,7 +4,6 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 
-from tailrace.contracts import Cause
 from tailrace.controller.errors import PipelineError
 
 
@@ -49,39 +48,3 @@ class LogWriteError(RunWriteError):
     def __str__(self) -> str:
         what = "free space" if self.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "mend that"
         return f"{super().__str__()}; {what}, then: tailrace run --resume {Path(str(self.filename)).parent}"
-
-
-class RoleError(PipelineError, RuntimeError):
-    """A role could not start, or failed."""
-
-
-class AnswerError(RoleError, TypeError):
-    """A role answered a call with another type than its protocol says."""
-
-
-class StaleEpochError(RoleError):
-    """A member refused a controller's call, since a later controller has replaced it."""
-
-
-class SupersededError(PipelineError, RuntimeError):
-    """This controller was replaced by a later one, while it was stopped or cut off. It must not touch the run any more."""
-
-
-class CheckpointUnusableError(RoleError):
-    """The checkpoint that the trainer should start from cannot be used; an older one may be."""
-
-    cause = Cause.CHECKPOINT
-
-
-class MachineUnfitError(RoleError):
-    """The machine where a member should start did not pass its checks."""
-
-    cause = Cause.MACHINE
-
-
-class DeadlineError(PipelineError, TimeoutError):
-    """A wait passed its deadline. The message says what it waited for."""
-
-
-class RunFailedError(PipelineError, RuntimeError):
-    """The controller ended the run as failed. The message is its reason."""

@@ -30,10 +30,10 @@ from tailrace.faulttol import CONTROLLER, Fault, random_faults
 from tailrace.faulttol.injection import WORKER
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
-from tailrace.pipeline.executor.deployment import ENVIRONMENT
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
 from tailrace.pipeline.run.run_checks import RunFindings, check_finished_run
 from tailrace.pipeline.run.scripted_faults import members_of
+from tailrace.runtime.executor.deployment import ENVIRONMENT
 
 TOGETHER = 0.2
 """Share of faults that strike two members at once."""

@@ -24,11 +24,12 @@ from tailrace.cli.runs.controller_process import LAUNCH, LOG, RESUME, Controller
 from tailrace.contracts import TailraceError
 from tailrace.controller.errors import ControllerError
 from tailrace.pipeline.config.loading import validate
-from tailrace.pipeline.errors import DeadlineError, RoleError, RunFailedError, RunWriteError, SupersededError
+from tailrace.pipeline.errors import RunWriteError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.launching import launch as runs
 from tailrace.processes import at_end_of
 from tailrace.report import write_report
+from tailrace.runtime.errors import DeadlineError, RoleError, RunFailedError, SupersededError
 
 
 def control(order: ControllerOrder) -> int:

@@ -26,8 +26,8 @@ from tailrace.cli.runs.status import read_status
 from tailrace.cli.runs.stopping import Stopping
 from tailrace.contracts import shown
 from tailrace.pipeline.errors import RunDirectoryError
-from tailrace.pipeline.hosts.ray_cluster import CLAIM, RayCluster
 from tailrace.pipeline.run.directory import RunDirectory, read_json
+from tailrace.runtime.hosts.ray_cluster import CLAIM, RayCluster
 
 LOOK_S = 0.1
 SILENT_S = 30.0

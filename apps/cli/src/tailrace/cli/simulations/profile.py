@@ -21,8 +21,8 @@ from tailrace.cli.runs.stopping import interrupts
 from tailrace.cli.simulations.measured_rows import rows
 from tailrace.controller.errors import ControllerError
 from tailrace.pipeline.config.target import configuration
-from tailrace.pipeline.errors import DeadlineError, RoleError, RunFailedError
 from tailrace.pipeline.run.prompts.reading import sized
+from tailrace.runtime.errors import DeadlineError, RoleError, RunFailedError
 
 if TYPE_CHECKING:
     from tailrace.fleetsim.profile.fit import Profile

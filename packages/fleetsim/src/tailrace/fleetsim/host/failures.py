@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tailrace.fleetsim.host.clock import VirtualTime
-from tailrace.pipeline.executor.deployment import REPLICA, TRAINER
+from tailrace.runtime.executor.deployment import REPLICA, TRAINER
 
 DAY_S = 86_400.0
 

@@ -11,10 +11,10 @@ from tailrace.faulttol.injection import LOAD
 from tailrace.fleetsim.errors import DriverDiedError
 from tailrace.fleetsim.host.clock import VirtualTime
 from tailrace.fleetsim.host.phases import Phases
-from tailrace.pipeline.errors import StaleEpochError
-from tailrace.pipeline.executor.correspondence import Correspondence
-from tailrace.pipeline.executor.deployment import REPLICA
-from tailrace.pipeline.executor.seam import DONE, Answer, MachineDeadError, MemberDeadError, RoleSpec
+from tailrace.runtime.errors import StaleEpochError
+from tailrace.runtime.executor.correspondence import Correspondence
+from tailrace.runtime.executor.deployment import REPLICA
+from tailrace.runtime.executor.seam import DONE, Answer, MachineDeadError, MemberDeadError, RoleSpec
 
 
 class VirtualMember:

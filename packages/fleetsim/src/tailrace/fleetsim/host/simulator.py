@@ -25,8 +25,9 @@ from tailrace.fleetsim.members.replica import ModelledReplica
 from tailrace.fleetsim.members.stores import Data, ScorerModel
 from tailrace.fleetsim.members.trainer import Trainer
 from tailrace.fleetsim.results.log import InstantLog
-from tailrace.pipeline.errors import RunFailedError
-from tailrace.pipeline.executor.deployment import (
+from tailrace.pipeline.run.scripted_faults import further_faults
+from tailrace.runtime.errors import RunFailedError
+from tailrace.runtime.executor.deployment import (
     DATA,
     ENVIRONMENT,
     RANKER,
@@ -37,10 +38,9 @@ from tailrace.pipeline.executor.deployment import (
     Deadlines,
     Deployment,
 )
-from tailrace.pipeline.executor.executor import Executor, Observer
-from tailrace.pipeline.executor.roster import Roster
-from tailrace.pipeline.executor.seam import RoleSpec
-from tailrace.pipeline.run.scripted_faults import further_faults
+from tailrace.runtime.executor.executor import Executor, Observer
+from tailrace.runtime.executor.roster import Roster
+from tailrace.runtime.executor.seam import RoleSpec
 
 DETECTED_S = 30.0  # after its window, a member that stands still is down
 IDLE_TICKS = 2_000  # a fleet in which so long nothing is under way will never move again

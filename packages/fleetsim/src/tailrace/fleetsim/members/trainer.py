@@ -16,7 +16,7 @@ from tailrace.fleetsim.host.phases import CHECKPOINT, shares
 from tailrace.fleetsim.host.recorder import Totals
 from tailrace.fleetsim.host.world import World
 from tailrace.fleetsim.members.relays import Relays
-from tailrace.pipeline.errors import CheckpointUnusableError
+from tailrace.runtime.errors import CheckpointUnusableError
 
 if TYPE_CHECKING:
     from tailrace.fleetsim.host.host import VirtualMember

@@ -19,11 +19,11 @@ from tailrace.fleetsim.profile.samples import (
     TrainingUpdate,
     WorkSpan,
 )
-from tailrace.pipeline.executor.deployment import REPLICA, TRAINER
-from tailrace.pipeline.executor.doors import RoleDoor
 from tailrace.pipeline.roles.replica import ReplicaRole
 from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.rollout.options import EngineOptions, resolve_device
+from tailrace.runtime.executor.deployment import REPLICA, TRAINER
+from tailrace.runtime.executor.doors import RoleDoor
 
 LOOKS = 200
 

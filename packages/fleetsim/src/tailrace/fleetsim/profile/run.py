@@ -19,14 +19,14 @@ from tailrace.controller.view import RunView
 from tailrace.fleetsim.profile.samples import ReplicaSamples, TrainerSamples
 from tailrace.fleetsim.workload.workload import Turns
 from tailrace.pipeline.config.models import Choice, RunConfig
-from tailrace.pipeline.executor.deployment import DATA, REPLICA, TRAINER, Deployment
-from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.roles.prompts import Prompts
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.run.figures.metrics import MetricsObserver
 from tailrace.pipeline.run.figures.stages import CompleteResponses
 from tailrace.pipeline.run.figures.status import StatusObserver
+from tailrace.runtime.executor.deployment import DATA, REPLICA, TRAINER, Deployment
+from tailrace.runtime.executor.executor import Executor
 
 Usage = dict[int, float]
 """Processor seconds since its start, by process."""

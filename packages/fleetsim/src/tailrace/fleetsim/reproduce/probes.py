@@ -15,9 +15,9 @@ from tailrace.fleetsim.reproduce.points import Point
 from tailrace.fleetsim.reproduce.steps import StepParts, StepWatcher
 from tailrace.fleetsim.results.log import MemoryLog
 from tailrace.fleetsim.results.result import Result, result_of
-from tailrace.pipeline.executor.executor import Executor, Observer
 from tailrace.pipeline.run.figures.effective_time import EffectiveFigures, EffectiveTime, RoleDevices
 from tailrace.pipeline.run.figures.folding import Audience
+from tailrace.runtime.executor.executor import Executor, Observer
 
 OBSERVED = "r0"
 

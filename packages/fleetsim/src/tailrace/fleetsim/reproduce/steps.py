@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tailrace import contracts as c
 from tailrace.controller.view import RunView
 from tailrace.fleetsim.host.recorder import Totals
-from tailrace.pipeline.executor.executor import Executor
+from tailrace.runtime.executor.executor import Executor
 
 if TYPE_CHECKING:
     from tailrace.fleetsim.host.simulator import Simulation
@@ -43,7 +43,7 @@ class StepParts:
 
 
 class StepWatcher:
-    """Collects the times of each step. See `tailrace.pipeline.executor.executor.Observer`."""
+    """Collects the times of each step. See `tailrace.runtime.executor.executor.Observer`."""
 
     def __init__(self) -> None:
         self.simulation: Simulation | None = None

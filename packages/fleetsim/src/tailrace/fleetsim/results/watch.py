@@ -17,10 +17,10 @@ from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.fleetsim.results.log import InstantLog
 from tailrace.fleetsim.results.result import Result, result_of
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.executor.executor import Executor, Observer
 from tailrace.report.figures.figures import MODEL, TASK, Figures, facts
 from tailrace.report.figures.steady import steady
 from tailrace.report.fold.folds import MOST_REPLICAS, Folds
+from tailrace.runtime.executor.executor import Executor, Observer
 
 FEWEST_REPLICAS = 16
 MOST_VISITS = 60_000  # watched replicas times steps

@@ -19,7 +19,7 @@ from tailrace.fuzz.checks.serving import VersionCheck
 from tailrace.fuzz.checks.training import ONCE, Training
 from tailrace.fuzz.checks.turns import TurnCheck
 from tailrace.fuzz.errors import InvariantError
-from tailrace.pipeline.executor.executor import Executor
+from tailrace.runtime.executor.executor import Executor
 
 RESTARTS = "a controller that attaches restarts nobody"
 

@@ -6,7 +6,7 @@ from tailrace import contracts as c
 from tailrace.controller.controller import Controller
 from tailrace.controller.trajectories import GroupPhase
 from tailrace.fuzz.errors import InvariantError
-from tailrace.pipeline.executor.deployment import REPLICA
+from tailrace.runtime.executor.deployment import REPLICA
 
 SHARED = "devices that are shared have one user at a time"
 

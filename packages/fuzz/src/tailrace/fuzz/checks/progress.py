@@ -11,7 +11,7 @@ from tailrace.fuzz.case import Case
 from tailrace.fuzz.errors import InvariantError
 from tailrace.fuzz.faults import BreakKind
 from tailrace.fuzz.policies import ends_run
-from tailrace.pipeline.executor.deployment import REPLICA, TRAINER
+from tailrace.runtime.executor.deployment import REPLICA, TRAINER
 
 PROGRESS = "nothing waits for ever"
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tailrace import contracts as c
 from tailrace.fuzz.checks.data_plane import TOKENS, WEIGHTS
 from tailrace.fuzz.errors import InvariantError
-from tailrace.pipeline.executor.deployment import REPLICA
+from tailrace.runtime.executor.deployment import REPLICA
 
 FENCE = "a fenced version is durable before it is seen"
 

@@ -15,7 +15,7 @@ from tailrace.fleetsim.fleet.quantities import samples
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.checks.data_plane import TOKENS, DataPlane
 from tailrace.fuzz.errors import InvariantError
-from tailrace.pipeline.executor.deployment import TRAINER
+from tailrace.runtime.executor.deployment import TRAINER
 
 _DONE = {c.Why.NO_SIGNAL, c.Why.NOT_SCORED, c.Why.REFUSED, c.Why.UNANSWERED}
 BOUND, ONCE = "the bound holds", "everything admitted ends exactly once"

@@ -9,7 +9,7 @@ from tailrace import contracts as c
 from tailrace.controller.controller import Controller
 from tailrace.controller.trajectories import Phase
 from tailrace.fuzz.errors import InvariantError
-from tailrace.pipeline.executor.deployment import ENVIRONMENT
+from tailrace.runtime.executor.deployment import ENVIRONMENT
 
 TURNS = "every turn is answered once and kept"
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import Checkpoint, Durable, TailraceError
-from tailrace.pipeline.errors import CheckpointUnusableError, DeadlineError
-from tailrace.pipeline.executor.doors import DataCalls
-from tailrace.pipeline.hosts.ray_machines import own_machine
+from tailrace.pipeline.roles.calls import DataCalls
 from tailrace.pipeline.roles.peer_memory import PeerMemory
-from tailrace.pipeline.roles.worker import RoleWorker
+from tailrace.runtime.errors import CheckpointUnusableError, DeadlineError
+from tailrace.runtime.hosts.ray_machines import own_machine
+from tailrace.runtime.role_worker import RoleWorker
 from tailrace.trainer.checkpoint_files import verify
 
 _POLL_S = 0.1

@@ -29,14 +29,14 @@ from tailrace.contracts import (
     Resume,
     TrajectoryRef,
 )
-from tailrace.pipeline.errors import RoleError
-from tailrace.pipeline.executor.doors import DataCalls
+from tailrace.pipeline.roles.calls import DataCalls
 from tailrace.pipeline.roles.dropped import Dropped
 from tailrace.pipeline.roles.finished_lengths import FinishedLength, FinishedLengths
 from tailrace.pipeline.roles.prompts import Prompts, item_metadata
-from tailrace.pipeline.roles.worker import RoleWorker
 from tailrace.reward import ScoreItem
 from tailrace.reward.turns import of_turns
+from tailrace.runtime.errors import RoleError
+from tailrace.runtime.role_worker import RoleWorker
 from tailrace.trajstore import (
     Assignment,
     Conversation,

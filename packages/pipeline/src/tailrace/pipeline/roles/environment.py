@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any
 from tailrace.contracts import Call, CallFailed, Close, Command, Event, FinishReason, SessionOrigin, Turned
 from tailrace.environment import Action, EnvironmentPool, Observation, SessionError, SessionLostError, StepResult
 from tailrace.faulttol import FaultKind, strike
-from tailrace.pipeline.errors import RoleError
-from tailrace.pipeline.executor.doors import DATA_DOOR, EnvironmentCalls
-from tailrace.pipeline.executor.seam import Caller
+from tailrace.pipeline.roles.calls import DATA_DOOR
 from tailrace.pipeline.roles.observations import Glue, Observations
 from tailrace.pipeline.roles.prompts import beginning_of, session_row
 from tailrace.pipeline.roles.role_loop import RoleLoop
 from tailrace.pipeline.roles.stops import Stops
+from tailrace.runtime.errors import RoleError
+from tailrace.runtime.executor.doors import EnvironmentCalls
+from tailrace.runtime.executor.seam import Caller
 from tailrace.trajstore import Conversation, Prompt, Turn
 
 TOOL = "tool"

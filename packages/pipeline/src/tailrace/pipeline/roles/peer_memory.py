@@ -19,9 +19,9 @@ from threading import Lock
 from typing import Any
 
 from tailrace.paramserver import ParamServerError, Publisher, RelayReader
-from tailrace.pipeline.errors import DeadlineError, RoleError
-from tailrace.pipeline.executor.doors import RELAY_DOOR
-from tailrace.pipeline.executor.seam import Caller, MemberDeadError
+from tailrace.pipeline.roles.calls import RELAY_DOOR
+from tailrace.runtime.errors import DeadlineError, RoleError
+from tailrace.runtime.executor.seam import Caller, MemberDeadError
 from tailrace.trainer.checkpoint_files import partial_directory, put_in_place, sync, verify
 
 _log = logging.getLogger(__name__)

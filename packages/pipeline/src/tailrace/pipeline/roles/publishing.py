@@ -27,11 +27,11 @@ from tailrace.paramserver import (
     RelayGroup,
     RelayUnreachable,
 )
-from tailrace.pipeline.errors import DeadlineError
-from tailrace.pipeline.executor.doors import TRAINER_DOOR
-from tailrace.pipeline.executor.seam import Caller, MemberDeadError
+from tailrace.pipeline.roles.calls import TRAINER_DOOR
 from tailrace.pipeline.roles.rank_publisher import HOPELESS, RankPublisher, Shards, Weights
 from tailrace.pipeline.roles.transfer import WeightTransfer
+from tailrace.runtime.errors import DeadlineError
+from tailrace.runtime.executor.seam import Caller, MemberDeadError
 
 PATIENCE_S = 60.0
 _log = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from tailrace.paramserver import (
     shares,
 )
 from tailrace.paramserver.codec.cast import matrices
-from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.roles.transfer import WeightTransfer
+from tailrace.runtime.errors import RoleError
 from tailrace.trainer.backend import TrainingBackend
 
 _VERSIONS_OF_ONE_LIFE = 2**40

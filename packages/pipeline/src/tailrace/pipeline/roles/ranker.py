@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailrace.contracts import Activity, Command, Event, Predict, Predicted, PredictionFailed
-from tailrace.pipeline.errors import RoleError
-from tailrace.pipeline.executor.doors import DATA_DOOR, Role
-from tailrace.pipeline.executor.seam import Caller
+from tailrace.pipeline.roles.calls import DATA_DOOR
 from tailrace.pipeline.roles.finished_lengths import MOST, FinishedLength
-from tailrace.pipeline.roles.worker import RoleWorker
 from tailrace.ranker import DamagedRankerError, Example, LengthRanker, Prediction, PredictionError
+from tailrace.runtime.errors import RoleError
+from tailrace.runtime.executor.doors import Role
+from tailrace.runtime.executor.seam import Caller
+from tailrace.runtime.role_worker import RoleWorker
 
 TRAINED, UPDATED = "trained", "updated"
 """Phases of the ranker's activity: what it has just done."""

@@ -21,10 +21,10 @@ from tailrace.paramserver import (
     RelayTimeout,
     RelayUnreachable,
 )
-from tailrace.pipeline.errors import RoleError
-from tailrace.pipeline.executor.doors import RelayCalls
+from tailrace.pipeline.roles.calls import RelayCalls
 from tailrace.pipeline.roles.peer_memory import KEPT, machine
 from tailrace.pipeline.roles.transfer import WeightTransfer
+from tailrace.runtime.errors import RoleError
 
 _LOOK_S = 0.05
 _PROBE_S = 2.0

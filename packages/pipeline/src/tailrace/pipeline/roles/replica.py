@@ -22,14 +22,15 @@ from tailrace.contracts import (
     TrajectoryRef,
 )
 from tailrace.faulttol import FaultKind
-from tailrace.pipeline.errors import RoleError
-from tailrace.pipeline.executor.doors import DATA_DOOR, DataCalls, ReplicaCalls
-from tailrace.pipeline.executor.seam import Caller
+from tailrace.pipeline.roles.calls import DATA_DOOR, DataCalls
 from tailrace.pipeline.roles.prompts import SamplingTable
 from tailrace.pipeline.roles.stops import Stops
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.roles.weights import RelayWeights
 from tailrace.rollout import ReplicaWorker, build_engine
+from tailrace.runtime.errors import RoleError
+from tailrace.runtime.executor.doors import StopCalls
+from tailrace.runtime.executor.seam import Caller
 
 
 class _Source:
@@ -153,4 +154,4 @@ class ReplicaRole:
 
 
 if TYPE_CHECKING:
-    _: type[ReplicaCalls] = ReplicaRole  # mypy checks it here
+    _: type[StopCalls] = ReplicaRole  # mypy checks it here

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from tailrace.contracts import Event
-from tailrace.pipeline.roles.worker import EventQueue
+from tailrace.runtime.role_worker import EventQueue
 
 Serve = Callable[[Callable[[], None]], Coroutine[Any, Any, None]]
 _CLOSE_S = 10.0

@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.contracts import Abort, Activity, Command, Event, Rechecked, Scored, ScoringFailed
 from tailrace.contracts import Score as ScoreCommand
-from tailrace.pipeline.errors import RoleError
-from tailrace.pipeline.executor.doors import DATA_DOOR, Role
-from tailrace.pipeline.executor.seam import Caller
+from tailrace.pipeline.roles.calls import DATA_DOOR
 from tailrace.pipeline.roles.role_loop import RoleLoop
 from tailrace.reward import (
     CodeSettings,
@@ -32,6 +30,9 @@ from tailrace.reward import (
     VerifierSettings,
     kind_of,
 )
+from tailrace.runtime.errors import RoleError
+from tailrace.runtime.executor.doors import Role
+from tailrace.runtime.executor.seam import Caller
 
 _AT_ONCE = 64  # responses that are fetched together
 

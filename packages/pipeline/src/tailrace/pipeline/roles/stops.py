@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 
 from tailrace.faulttol import FaultKind, InjectedError
-from tailrace.pipeline.errors import RoleError
+from tailrace.runtime.errors import RoleError
 
 
 class EndedError(RoleError):

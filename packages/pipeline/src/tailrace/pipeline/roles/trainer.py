@@ -35,9 +35,7 @@ from tailrace.contracts import (
 )
 from tailrace.faulttol.injection import LOAD
 from tailrace.faulttol.tensor_cores import open_tensor_cores, own_devices
-from tailrace.pipeline.errors import RoleError
-from tailrace.pipeline.executor.doors import DATA_DOOR, TrainerCalls
-from tailrace.pipeline.executor.seam import Caller
+from tailrace.pipeline.roles.calls import DATA_DOOR, RankCalls
 from tailrace.pipeline.roles.checkpoint_retention import Saving, on_own_disk
 from tailrace.pipeline.roles.peer_memory import PeerMemory, machine
 from tailrace.pipeline.roles.publishing import Publishing
@@ -45,7 +43,9 @@ from tailrace.pipeline.roles.rank_publisher import Follower, Shards
 from tailrace.pipeline.roles.stops import Stops
 from tailrace.pipeline.roles.trainer_activity import TensorCoreWatch, TrainerActivity
 from tailrace.pipeline.roles.transfer import WeightTransfer
-from tailrace.pipeline.roles.worker import RoleWorker
+from tailrace.runtime.errors import RoleError
+from tailrace.runtime.executor.seam import Caller
+from tailrace.runtime.role_worker import RoleWorker
 from tailrace.trainer import TrainerConfig
 from tailrace.trainer.backend import TrainingBackend, build_backend
 from tailrace.trainer.metrics import merge_metrics
@@ -379,4 +379,4 @@ class TrainerRole:
 
 
 if TYPE_CHECKING:
-    _: type[TrainerCalls] = TrainerRole  # mypy checks it here
+    _: type[RankCalls] = TrainerRole  # mypy checks it here

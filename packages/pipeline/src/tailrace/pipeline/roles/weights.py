@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.paramserver import ProtocolError, RelayReader, RelayTimeout, RelayUnreachable
-from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.roles.transfer import WeightTransfer
+from tailrace.runtime.errors import RoleError
 
 
 class RelayWeights:

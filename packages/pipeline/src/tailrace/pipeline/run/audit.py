@@ -23,10 +23,10 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.pipeline.errors import RunDirectoryError
-from tailrace.pipeline.executor.deployment import TRAINER
 from tailrace.pipeline.run.build import CPU_ENVIRONMENT, trainer_config
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.eventlog import Instant, read_log
+from tailrace.runtime.executor.deployment import TRAINER
 from tailrace.trainer.backend import TrainingBackend, build_backend
 from tailrace.trainer.weights_file import weights_sha256
 

@@ -18,20 +18,6 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options, registered
 from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.executor.deployment import (
-    DATA,
-    RANKER,
-    RELAY,
-    REPLICA,
-    SCORER,
-    TRAINER,
-    Deadlines,
-    Deployment,
-    MachineChecks,
-)
-from tailrace.pipeline.executor.seam import RoleSpec
-from tailrace.pipeline.hosts.local import LocalHost
-from tailrace.pipeline.hosts.ray import RayHost
 from tailrace.pipeline.roles.data import DataRole
 from tailrace.pipeline.roles.prompts import SamplingTable
 from tailrace.pipeline.roles.ranker import RankerRole
@@ -73,6 +59,20 @@ from tailrace.pipeline.run.prompts.stop_tokens import end_markers, stop_tokens
 from tailrace.pipeline.run.ranking import check_ranker, ranker_settings
 from tailrace.pipeline.run.scoring import check_scoring, score_settings
 from tailrace.pipeline.run.scripted_faults import check_faults
+from tailrace.runtime.executor.deployment import (
+    DATA,
+    RANKER,
+    RELAY,
+    REPLICA,
+    SCORER,
+    TRAINER,
+    Deadlines,
+    Deployment,
+    MachineChecks,
+)
+from tailrace.runtime.executor.seam import RoleSpec
+from tailrace.runtime.hosts.local import LocalHost
+from tailrace.runtime.hosts.ray import RayHost
 
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 

@@ -14,11 +14,11 @@ from tailrace.environment import GROUP, Abilities, SetupError, environment_names
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import check_options
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.executor.deployment import ENVIRONMENT
-from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.roles.environment import EnvironmentRole
 from tailrace.pipeline.roles.observations import Glue
 from tailrace.pipeline.run.prompts.chat import has_template
+from tailrace.runtime.executor.deployment import ENVIRONMENT
+from tailrace.runtime.executor.seam import RoleSpec
 
 if TYPE_CHECKING:
     from tailrace.reward.tasks import GeneratedTask

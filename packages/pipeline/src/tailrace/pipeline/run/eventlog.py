@@ -20,7 +20,8 @@ from typing import Any
 
 from tailrace.contracts import Checkpoint, CodecError, Command, Event, Finish, decode
 from tailrace.contracts.codec import encode_level
-from tailrace.pipeline.errors import LogWriteError, RunDirectoryError, SupersededError
+from tailrace.pipeline.errors import LogWriteError, RunDirectoryError
+from tailrace.runtime.errors import SupersededError
 
 FORMAT = 2
 _KIND = "event log"

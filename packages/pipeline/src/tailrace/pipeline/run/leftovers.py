@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tailrace.paramserver import LeftSegments, left_segments, remove_left
 from tailrace.pipeline.errors import RunDirectoryError
-from tailrace.pipeline.hosts import ray_session
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.rollout.service import left_directories
+from tailrace.runtime.hosts import ray_session
 from tailrace.trainer import CheckpointError
 from tailrace.trainer.checkpoint_files import read_manifest
 

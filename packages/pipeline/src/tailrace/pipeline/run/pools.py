@@ -14,9 +14,9 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options
 from tailrace.pipeline.config.pools import PoolConfig
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.executor.deployment import PoolReplicas
-from tailrace.pipeline.executor.seam import RoleSpec
-from tailrace.pipeline.hosts.ray_sites import SITE
+from tailrace.runtime.executor.deployment import PoolReplicas
+from tailrace.runtime.executor.seam import RoleSpec
+from tailrace.runtime.hosts.ray_sites import SITE
 
 _TP = "tensor_parallel_size"
 

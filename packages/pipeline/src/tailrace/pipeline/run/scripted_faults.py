@@ -11,10 +11,10 @@ from tailrace.faulttol.injection import LOAD, MACHINE, WORKER, FaultKind
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.executor.deployment import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.run.environments import environment_of
 from tailrace.pipeline.run.machines import PEER, machine_names
 from tailrace.pipeline.run.pools import relay_count
+from tailrace.runtime.executor.deployment import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
 
 _LATER = re.compile(r"r?\d+")
 

@@ -19,9 +19,6 @@ from typing import Any
 from tailrace import contracts as c
 from tailrace.controller.spec import EvaluationPlan, PipelineSpec
 from tailrace.controller.view import RunView
-from tailrace.pipeline.executor.deployment import REPLICA, TRAINER, Deployment
-from tailrace.pipeline.executor.executor import Executor
-from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.figures.folding import follow
@@ -37,6 +34,9 @@ from tailrace.pipeline.testing.small_run import (
     make_spec,
     policy,
 )
+from tailrace.runtime.executor.deployment import REPLICA, TRAINER, Deployment
+from tailrace.runtime.executor.executor import Executor
+from tailrace.runtime.executor.seam import RoleSpec
 
 _EASIER, _STEPS, _JOINER = "easier", 18, "r1"
 _SLOW_STEP_S, _SLOW_TRAINING_S, _SLOW_START_S = 0.05, 1.2, 1.0

@@ -21,9 +21,6 @@ from tailrace.controller.controller import Controller
 from tailrace.controller.spec import PipelineSpec
 from tailrace.faulttol import parse_fault
 from tailrace.faulttol.injection import LOAD, PHASES
-from tailrace.pipeline.errors import RunFailedError
-from tailrace.pipeline.executor.deployment import RANKER, RELAY, REPLICA, TRAINER, Deployment, MachineChecks
-from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.testing.observers import Damages, Kills, KillsTheRanker, Watching
 from tailrace.pipeline.testing.real_runs import RealRuns
@@ -40,6 +37,9 @@ from tailrace.pipeline.testing.small_run import (
     make_staleflow_spec,
     policy,
 )
+from tailrace.runtime.errors import RunFailedError
+from tailrace.runtime.executor.deployment import RANKER, RELAY, REPLICA, TRAINER, Deployment, MachineChecks
+from tailrace.runtime.executor.executor import Executor
 from tailrace.trajstore import PromptPool
 
 

@@ -18,8 +18,6 @@ import pytest
 from tailrace import contracts as c
 from tailrace.controller.spec import PipelineSpec, RolloutPool
 from tailrace.faulttol.injection import LOAD, PHASES
-from tailrace.pipeline.executor.deployment import REPLICA, SCORER, TRAINER, Deployment, PoolReplicas
-from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.roles.scorer import ScorerRole
 from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.figures.effective_time import EffectiveTime, RoleDevices
@@ -36,6 +34,8 @@ from tailrace.pipeline.testing.small_run import (
     policy,
 )
 from tailrace.reward import VerifierSettings
+from tailrace.runtime.executor.deployment import REPLICA, SCORER, TRAINER, Deployment, PoolReplicas
+from tailrace.runtime.executor.seam import RoleSpec
 from tailrace.trainer.weights_file import weights_sha256
 
 _POOLS = (RolloutPool("hybrid", 1, replica_batch=16, hybrid=True), RolloutPool("standalone", 1, replica_batch=16))

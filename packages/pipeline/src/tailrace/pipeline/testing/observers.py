@@ -8,8 +8,8 @@ from pathlib import Path
 from tailrace import contracts as c
 from tailrace.controller.view import RunView
 from tailrace.faulttol import FaultKind
-from tailrace.pipeline.executor.deployment import RANKER, TRAINER
-from tailrace.pipeline.executor.executor import Executor, Observer
+from tailrace.runtime.executor.deployment import RANKER, TRAINER
+from tailrace.runtime.executor.executor import Executor, Observer
 
 
 class Dies(Exception):  # noqa: N818 - it stands for the driver's death

@@ -13,14 +13,14 @@ from tailrace.controller.controller import Controller
 from tailrace.controller.spec import PipelineSpec
 from tailrace.controller.view import RunView
 from tailrace.faulttol import RoleAware, parse_fault
-from tailrace.pipeline.executor.deployment import Deployment
-from tailrace.pipeline.executor.executor import Executor, Observer
-from tailrace.pipeline.executor.roster import Roster
-from tailrace.pipeline.executor.seam import Host
 from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.run.launching.replay import replay
 from tailrace.pipeline.testing.observers import Dies, Striking
 from tailrace.pipeline.testing.small_run import LOG, check_run, events_of, make_deployment, make_files, make_spec
+from tailrace.runtime.executor.deployment import Deployment
+from tailrace.runtime.executor.executor import Executor, Observer
+from tailrace.runtime.executor.roster import Roster
+from tailrace.runtime.executor.seam import Host
 
 
 def notices_soon(spec: PipelineSpec) -> PipelineSpec:

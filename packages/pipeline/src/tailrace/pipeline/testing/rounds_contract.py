@@ -16,13 +16,13 @@ from tailrace import contracts as c
 from tailrace.controller.controller import Controller
 from tailrace.controller.spec import PipelineSpec
 from tailrace.controller.view import RunView
-from tailrace.pipeline.executor.deployment import REPLICA, TRAINER
 from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.figures.folding import follow
 from tailrace.pipeline.run.figures.rounds import RoundFigures
 from tailrace.pipeline.testing.observers import Dies, Kills, Striking
 from tailrace.pipeline.testing.real_runs import RealRuns, notices_soon
 from tailrace.pipeline.testing.small_run import LOG, STEPS, commands_of, make_deployment, make_rounds_spec
+from tailrace.runtime.executor.deployment import REPLICA, TRAINER
 
 
 class _DiesInRound(Striking):

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tailrace.pipeline.executor.seam import Host
-from tailrace.pipeline.hosts import ray_session
-from tailrace.pipeline.hosts.ray import RayHost
+from tailrace.runtime.executor.seam import Host
+from tailrace.runtime.hosts import ray_session
+from tailrace.runtime.hosts.ray import RayHost
 
 
 class SharedCluster(RayHost):

@@ -19,9 +19,7 @@ from tailrace import contracts as c
 from tailrace.contracts.plugins import load
 from tailrace.controller.controller import Controller
 from tailrace.controller.spec import EvaluationPlan, PipelineSpec
-from tailrace.pipeline.executor.deployment import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER, Deadlines, Deployment
-from tailrace.pipeline.executor.executor import Executor
-from tailrace.pipeline.executor.seam import RoleSpec
+from tailrace.pipeline.roles.calls import DATA_DOOR
 from tailrace.pipeline.roles.data import DataRole
 from tailrace.pipeline.roles.prompts import DecodingMode, SamplingTable
 from tailrace.pipeline.roles.ranker import RankerRole
@@ -32,6 +30,9 @@ from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run.eventlog import Instant, read_log
 from tailrace.rollout.testing import FakeEngine, fake_token
+from tailrace.runtime.executor.deployment import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER, Deadlines, Deployment
+from tailrace.runtime.executor.executor import Executor
+from tailrace.runtime.executor.seam import RoleSpec
 
 STEPS, GROUPS, SAMPLES = 5, 4, 4
 MODES = {"sampled": DecodingMode(1.0), "greedy": DecodingMode(0.0)}
@@ -290,7 +291,7 @@ def check_run(controller: Controller, executor: Executor, root: Path) -> None:
     assert counts.trained == groups
     assert view.contradictions == 0
     assert view.bound is None or max(view.staleness_at_consumption, default=0) <= view.bound
-    audit = executor.data.audit()
+    audit = DATA_DOOR.open(executor.host.caller(DATA)).audit()
     assert samples is None or audit["consumed"] == groups * samples.needed
     assert not audit["consumed_twice"]
     assert not audit["inconsistent"]
@@ -315,7 +316,7 @@ def _check_tokens(controller: Controller, executor: Executor, root: Path) -> Non
             return None
 
     weights: dict[int, int | None] = {}
-    executor.data.export(root / TRAINED)
+    DATA_DOOR.open(executor.host.caller(DATA)).export(root / TRAINED)
     rows = {row["trajectory"]: row for row in map(json.loads, (root / TRAINED).read_text().splitlines())}
     found = trained(read_log(root / LOG), view.made)
     assert rows.keys() == {name for names in found.values() for name in names}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tailrace import contracts as c
-from tailrace.pipeline.executor.deployment import TRAINER
 from tailrace.pipeline.testing.real_runs import RealRuns
 from tailrace.pipeline.testing.small_run import commands_of, make_spec, policy
+from tailrace.runtime.executor.deployment import TRAINER
 
 STEPS = 4
 

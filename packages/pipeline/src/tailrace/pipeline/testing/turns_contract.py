@@ -20,8 +20,6 @@ import pytest
 from tailrace import contracts as c
 from tailrace.controller.spec import PipelineSpec
 from tailrace.controller.view import RunView
-from tailrace.pipeline.executor.deployment import ENVIRONMENT, REPLICA, Deployment
-from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.roles.environment import EnvironmentRole
 from tailrace.pipeline.roles.prompts import SamplingTable
 from tailrace.pipeline.testing import small_environments
@@ -37,6 +35,8 @@ from tailrace.pipeline.testing.small_run import (
     make_spec,
     make_staleflow_spec,
 )
+from tailrace.runtime.executor.deployment import ENVIRONMENT, REPLICA, Deployment
+from tailrace.runtime.executor.seam import RoleSpec
 
 _STOPS, _MOST_TOKENS, _MOST_TURNS = (1, 2), 120, 3
 

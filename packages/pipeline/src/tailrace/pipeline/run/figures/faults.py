@@ -10,7 +10,7 @@ from typing import Any
 from tailrace import contracts as c
 from tailrace.faulttol import CONTROLLER, Fault
 from tailrace.faulttol.injection import MACHINE
-from tailrace.pipeline.executor.deployment import REPLICA, TRAINER
+from tailrace.runtime.executor.deployment import REPLICA, TRAINER
 
 
 @dataclass(slots=True)

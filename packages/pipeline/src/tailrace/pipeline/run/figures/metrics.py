@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 from tailrace import contracts as c
 from tailrace.controller.view import RunView
 from tailrace.pipeline.errors import RunWriteError
-from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.figures.figures import Batch
 from tailrace.pipeline.run.figures.results import MeasuredAnswers
+from tailrace.runtime.executor.executor import Executor
 
 _log = logging.getLogger(__name__)
 _PREFIX = "tailrace"

@@ -9,11 +9,11 @@ from tailrace.contracts import Start, Tick
 from tailrace.contracts.plugins import load
 from tailrace.controller.controller import Controller
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER
-from tailrace.pipeline.executor.seam import RoleSpec
-from tailrace.pipeline.hosts.ray import RayHost
 from tailrace.pipeline.run.build import CPU_ENVIRONMENT, build_spec, selected_engine
 from tailrace.pipeline.run.pools import relay_count
+from tailrace.runtime.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER
+from tailrace.runtime.executor.seam import RoleSpec
+from tailrace.runtime.hosts.ray import RayHost
 
 
 def start_ahead(host: RayHost, config: RunConfig) -> None:

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError
-from tailrace.pipeline.hosts.ray import RayHost
-from tailrace.pipeline.hosts.ray_cluster import RayCluster, claimed_ago_s, name_run, start_cluster
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import take_over_log
 from tailrace.pipeline.run.machines import machine_names
+from tailrace.runtime.hosts.ray import RayHost
+from tailrace.runtime.hosts.ray_cluster import RayCluster, claimed_ago_s, name_run, start_cluster
 
 SILENT_S = 10.0
 """A controller that has not claimed its run for so long may be replaced, even if its process lives."""

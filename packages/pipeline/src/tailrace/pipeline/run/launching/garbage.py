@@ -10,7 +10,7 @@ from tailrace import contracts as c
 
 if TYPE_CHECKING:
     from tailrace.controller.view import RunView
-    from tailrace.pipeline.executor.executor import Executor
+    from tailrace.runtime.executor.executor import Executor
 
 
 class GarbageCollection:

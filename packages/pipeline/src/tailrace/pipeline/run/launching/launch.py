@@ -19,14 +19,8 @@ from tailrace.controller.evaluations import EvaluationResult
 from tailrace.faulttol import Fault
 from tailrace.paramserver import new_token
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.errors import RunDirectoryError, SupersededError
-from tailrace.pipeline.executor.deployment import DATA
-from tailrace.pipeline.executor.executor import Executor
-from tailrace.pipeline.executor.roster import Roster
-from tailrace.pipeline.hosts.local import LocalHost
-from tailrace.pipeline.hosts.ray import RayHost
-from tailrace.pipeline.hosts.ray_cluster import Claim, RayCluster
-from tailrace.pipeline.hosts.real_time import RealTime
+from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.roles.calls import DATA_DOOR
 from tailrace.pipeline.run.build import build_deployment, build_spec, check, holding
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog, Instant, read_log
@@ -48,6 +42,14 @@ from tailrace.pipeline.run.pools import check_labels, relay_count
 from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare
 from tailrace.pipeline.run.prompts.stop_tokens import stops_in_words
 from tailrace.pipeline.run.scripted_faults import build_faults, further_faults
+from tailrace.runtime.errors import SupersededError
+from tailrace.runtime.executor.deployment import DATA
+from tailrace.runtime.executor.executor import Executor
+from tailrace.runtime.executor.roster import Roster
+from tailrace.runtime.hosts.local import LocalHost
+from tailrace.runtime.hosts.ray import RayHost
+from tailrace.runtime.hosts.ray_cluster import Claim, RayCluster
+from tailrace.runtime.hosts.real_time import RealTime
 from tailrace.trainer import checkpoints
 from tailrace.trainer.weights_file import weights_sha256
 
@@ -358,7 +360,7 @@ class _Launch:
     ) -> dict[str, Any]:
         if not executor.members:  # the run had ended before this driver started
             executor.membership.start(c.Start(0, DATA, "0"))
-        data = executor.data
+        data = DATA_DOOR.open(executor.host.caller(DATA))
         data.export(self.directory.trained)
         return summarise(
             self.config,

@@ -7,8 +7,8 @@ from pathlib import Path
 from tailrace.controller.controller import Controller
 from tailrace.controller.errors import ControllerError
 from tailrace.pipeline.errors import RunDirectoryError
-from tailrace.pipeline.executor.roster import Roster
 from tailrace.pipeline.run.eventlog import read_log
+from tailrace.runtime.executor.roster import Roster
 
 
 def replay(controller: Controller, path: Path, roster: Roster | None = None) -> float | None:

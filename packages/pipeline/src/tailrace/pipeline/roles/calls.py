@@ -1,0 +1,89 @@
+"""What roles ask of each other: protocols, beside those of what the executor asks them (`tailrace.runtime.executor.doors`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tailrace.contracts import Experience, FinishReason, PartialDelta, Resume, TrajectoryRef
+from tailrace.pipeline.roles.finished_lengths import FinishedLength
+from tailrace.runtime.executor.deployment import DATA, RELAY, TRAINER
+from tailrace.runtime.executor.doors import Role, RoleDoor, StoreCalls, TrainerCalls
+
+if TYPE_CHECKING:
+    from tailrace.reward import ScoreItem
+    from tailrace.trajstore import Conversation, Prompt, Turn
+else:
+    # Only who asks for these imports where they come from: a relay needs neither.
+    _HOMES = {"ScoreItem": "reward", "Conversation": "trajstore", "Prompt": "trajstore", "Turn": "trajstore"}
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"tailrace.{_HOMES[name]}"), name)
+
+
+class RankCalls(TrainerCalls, Protocol):
+    """One rank of the trainer, as the first rank calls the others."""
+
+    def follow(self, address: str, /) -> None:
+        """Send to this relay from now on."""
+        ...
+
+
+class RelayCalls(Role, Protocol):
+    """A machine's relay."""
+
+    def memory(self, but: str | None, /) -> str:
+        """Address of a process that holds checkpoints in this machine's memory; empty on the machine `but`."""
+        ...
+
+
+class DataCalls(StoreCalls, Protocol):
+    """The trajectory store and the prompts; `DataRole` says what each call does. A call may be repeated."""
+
+    def begin(self, owner: str, version: int, refs: Sequence[TrajectoryRef], seq: int, /) -> list[Resume]: ...
+
+    def append(self, owner: str, deltas: Sequence[PartialDelta], /) -> list[str]: ...
+
+    def conversations(self, ids: Sequence[str], /) -> list[tuple[Conversation, Prompt, str]]: ...
+
+    def observe(
+        self,
+        trajectory: str,
+        serial: int,
+        tokens: Sequence[int],
+        finish: FinishReason | None,
+        reward: float,
+        session: bytes | None,
+        /,
+    ) -> Turn | None: ...
+
+    def to_score(self, ids: Sequence[str], /) -> list[ScoreItem]: ...
+
+    def set_rewards(self, rewards: Mapping[str, float], /) -> None: ...
+
+    def prompt_texts(self, prompts: Sequence[int], /) -> list[str]: ...
+
+    def finished_lengths(self, after: int, /) -> list[FinishedLength]: ...
+
+    def experiences(self, ids: Sequence[str], /) -> list[Experience]: ...
+
+    def consume(self, ids: Sequence[str], version: int, /) -> None: ...
+
+    def roll_back(self, version: int, /) -> None: ...
+
+    def trim(self, version: int, /) -> None: ...
+
+    def audit(self) -> dict[str, Any]: ...
+
+    def trained_lengths(self) -> list[int]: ...
+
+    def export(self, path: Path, /) -> None: ...
+
+
+DATA_DOOR = RoleDoor[DataCalls](DATA, DataCalls)
+TRAINER_DOOR = RoleDoor[RankCalls](TRAINER, RankCalls)
+RELAY_DOOR = RoleDoor[RelayCalls](RELAY, RelayCalls)

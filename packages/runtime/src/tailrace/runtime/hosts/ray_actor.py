@@ -1,0 +1,98 @@
+"""The process of a member on Ray."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from tailrace.faulttol import LateAnswerError, MemberGoneError
+from tailrace.faulttol.elastic import NamedCaller
+from tailrace.runtime.errors import DeadlineError
+from tailrace.runtime.executor.seam import MemberDeadError
+from tailrace.runtime.hosts.mailbox import InjectedCalls, Mailbox
+
+_LOOK_S = 1.0
+
+
+class RoleActor:
+    """A process, and the role in it once that is built.
+
+    Args:
+        nice: added to its niceness.
+        unclaimed_s: the role is closed and the process ends when nobody has called it for so many seconds, no controller and no
+            other member; infinite if it does not outlive its controller.
+    """
+
+    def __init__(self, nice: int, unclaimed_s: float = math.inf) -> None:
+        self._began_s: float | None = time.monotonic()
+        os.nice(nice)
+        self._unclaimed_s = unclaimed_s
+        self._role: Future[Mailbox] = Future()
+        self._calls = InjectedCalls()
+        # Libraries that replace their module while they are imported, as transformers does, break in a second thread that
+        # imports them meanwhile: it gets the module that was replaced.
+        self._importing = threading.Lock()
+        self._told = False
+
+    def prepare(self, function: Callable[..., object], arguments: Mapping[str, Any], after: object) -> None:
+        """Call a function that saves the role time later. Ray begins once `after`, another actor's answer, is there."""
+        del after
+        self._began_s = None
+        with self._importing:
+            function(**arguments)
+
+    def build(self, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+        """Build the role, once. Ray has imported what its factory and arguments need before."""
+        try:
+            began_s = time.monotonic()
+            took = {} if self._began_s is None else {"import": began_s - self._began_s}
+            with self._importing:
+                if self._told:
+                    return
+                self._told = True
+                role = factory(**arguments)
+            mailbox = Mailbox(role, {**took, "initialise": time.monotonic() - began_s})
+            self._role.set_result(mailbox)
+            if self._unclaimed_s < math.inf:
+                threading.Thread(target=self._watch, args=(mailbox,), name="unclaimed", daemon=True).start()
+        except BaseException as error:
+            self._role.set_exception(error)  # whoever calls the role hears of it
+
+    def _watch(self, mailbox: Mailbox) -> None:
+        """Save and stop once nobody controls the run any more."""
+        while mailbox.quiet_s() < self._unclaimed_s:
+            time.sleep(_LOOK_S)
+        try:
+            mailbox.close()
+        finally:
+            os._exit(0)
+
+    def where(self) -> tuple[str, int]:
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    def call(self, method: str, arguments: tuple[Any, ...], epoch: int | None = None) -> Any:
+        return self._calls.call(self._role.result(), method, arguments, epoch)
+
+
+class RayCaller(NamedCaller):
+    """Calls the newest incarnation of a member by name, from any process, and waits for the result."""
+
+    def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
+        """Call a method and wait for its result; if the member is gone, its next incarnation is looked for."""
+        try:
+            return super().call(method, *arguments, timeout_s=timeout_s)
+        except MemberGoneError as error:
+            raise MemberDeadError(str(error)) from error
+        except LateAnswerError as error:
+            raise DeadlineError(str(error)) from error
+
+    def send(self, actor: Any, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Begin a call of the role in an actor."""
+        return actor.call.remote(method, arguments)

@@ -1,0 +1,58 @@
+"""Keeps a Ray cluster for a run whose controllers come and go: ``python -m ...ray_keeper ROOT CPUS SECONDS MACHINES``.
+
+It ends the cluster when it is told to (SIGTERM), and when no controller has claimed the run for so many seconds and the members
+have had time to stop by themselves. If it is killed, Ray's processes die with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from tailrace.processes import ProcessId
+from tailrace.runtime.hosts import ray_session
+from tailrace.runtime.hosts.ray_cluster import CLAIM, CLOSE_S, CLUSTER, TOKEN, RayCluster, claimed_ago_s, name_run
+from tailrace.runtime.hosts.ray_machines import StartedMachines
+from tailrace.runtime.hosts.ray_options import check_own, environment, options, own_cluster
+
+_LOOK_S = 0.5
+
+
+def keep(root: Path, cpus: int, unclaimed_s: float, machines: int) -> None:
+    """Start a cluster, note it in the run directory, and end it when its time has come."""
+    environment(own=True)
+    import ray
+
+    run, token = name_run()
+    folder = ray_session.make()
+    started = None
+    try:
+        context = ray.init(**options(namespace=run), **own_cluster(cpus, folder))
+        session = check_own(context)
+        address = context.address_info["gcs_address"]
+        started, keeper = StartedMachines(root, address), asdict(ProcessId.current())
+        fields = tuple(asdict(machine) for machine in started.start(machines))
+        over = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):  # until here they are Ray's, which ends this process
+            signal.signal(number, lambda *_: over.set())
+        ray_session.seal(session)
+        RayCluster(run, address, token, time.time(), unclaimed_s, str(session), keeper, fields).write(root)
+        while not over.wait(_LOOK_S) and claimed_ago_s(root) < unclaimed_s + CLOSE_S:
+            ray_session.seal(session)
+    finally:
+        if started is not None:
+            started.end()
+        ray.shutdown()
+        for name in (CLUSTER, CLAIM, TOKEN):
+            (root / name).unlink(missing_ok=True)
+        if not os.environ.get("TAILRACE_DEBUG"):
+            ray_session.remove(folder)
+
+
+if __name__ == "__main__":
+    keep(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,183 @@
+"""What stands in front of a role: events are kept until they are logged, commands taken once, old controllers refused."""
+
+import random
+import threading
+
+import pytest
+
+from tailrace import contracts as c
+from tailrace.runtime.errors import StaleEpochError
+from tailrace.runtime.hosts.mailbox import Mailbox
+from tailrace.runtime.role_worker import EventQueue
+
+
+class Role(EventQueue):
+    """Remembers what it was given, and counts how often it got ready."""
+
+    def __init__(self):
+        super().__init__()
+        self.taken, self.began, self.closed = [], 0, 0
+
+    def ready(self, *arguments):
+        self.began += 1
+        return {"address": f"here {arguments}"}
+
+    def submit(self, commands):
+        self.taken += [command.seq for command in commands]
+
+    def adopt(self):
+        self.forget()
+
+    def close(self):
+        self.closed += 1
+
+
+def events(*numbers):
+    return [c.Discarded(number) for number in numbers]
+
+
+def scores(*numbers):
+    return [c.Score(number, ("0.0",)) for number in numbers]
+
+
+@pytest.fixture
+def role():
+    return Role()
+
+
+@pytest.fixture
+def mailbox(role):
+    return Mailbox(role)
+
+
+def ask(mailbox, told, logged, epoch=1, timeout_s=0.0):
+    return mailbox.call("events", (timeout_s, told, logged), epoch)
+
+
+def test_what_a_dead_controller_took_along_is_told_again(role, mailbox):
+    role.put(*events(1, 2))
+    assert ask(mailbox, 0, 0) == (2, events(1, 2))
+    role.put(*events(3))
+    assert ask(mailbox, 2, 1) == (3, events(3))
+    assert ask(mailbox, 1, 1, epoch=2) == (3, events(2, 3))
+    assert ask(mailbox, 3, 3, epoch=2) == (3, [])
+
+
+def test_events_are_forgotten_only_once_they_are_in_the_log(role, mailbox):
+    role.put(*events(*range(1, 6)))
+    ask(mailbox, 0, 0)
+    for logged in range(5):
+        ask(mailbox, 5, logged)
+        assert ask(mailbox, logged, logged) == (5, events(*range(logged + 1, 6)))
+    with_nothing = ask(mailbox, 0, 5)
+    assert with_nothing == (5, [])
+
+
+def test_the_error_that_broke_a_role_comes_after_all_events_for_the_next_controller_too(role, mailbox):
+    role.put(*events(1))
+    role.fail(ValueError("broken"))
+    for epoch in (1, 2):
+        assert ask(mailbox, 0, 0, epoch) == (1, events(1))
+        with pytest.raises(ValueError, match="broken"):
+            ask(mailbox, 1, 0, epoch)
+
+
+def test_a_command_that_comes_twice_is_carried_out_once(role, mailbox):
+    mailbox.call("submit", (scores(3, 5),), 1)
+    mailbox.call("submit", (scores(3, 5, 9),), 2)
+    mailbox.call("submit", (scores(9),), 2)
+    assert role.taken == [3, 5, 9]
+
+
+def test_another_runs_controller_numbers_its_commands_anew(role, mailbox):
+    mailbox.call("submit", (scores(3),), 1)
+    mailbox.call("adopt", (), 1)
+    mailbox.call("submit", (scores(1),), 1)
+    assert role.taken == [3, 1]
+
+
+def test_a_role_gets_ready_and_closes_once_and_says_so_to_everyone(role, mailbox):
+    first = mailbox.call("ready", (7,), 1)
+    first.pop("address")
+    assert mailbox.call("ready", (8,), 2) == {"address": "here (7,)", **first}
+    mailbox.call("close", (), 2)
+    mailbox.close()
+    assert (role.began, role.closed) == (1, 1)
+
+
+def test_what_kept_a_role_from_getting_ready_is_said_to_everyone(role, mailbox):
+    role.ready = dict.fromkeys
+    for epoch in (1, 2):
+        with pytest.raises(TypeError):
+            mailbox.call("ready", (1,), epoch)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [("submit", (scores(9),)), ("events", (0.0, 0, 0)), ("ready", ()), ("close", ()), ("adopt", ())],
+)
+def test_a_controller_that_was_replaced_is_refused(role, mailbox, method, arguments):
+    ask(mailbox, 0, 0, epoch=2)
+    with pytest.raises(StaleEpochError, match="found a call of controller 1, expected one of 2, which replaced it"):
+        mailbox.call(method, arguments, 1)
+    assert (role.taken, role.began, role.closed) == ([], 0, 0)
+
+
+def test_events_that_come_for_one_that_was_replaced_meanwhile_are_the_others(role, mailbox):
+    refused = []
+
+    def old():
+        try:
+            ask(mailbox, 0, 0, epoch=1, timeout_s=30.0)
+        except StaleEpochError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=old)
+    thread.start()
+    while not mailbox._polling.locked():
+        pass
+    mailbox.call("submit", ([],), 2)
+    role.put(*events(1))
+    thread.join(30)
+    assert len(refused) == 1
+    assert ask(mailbox, 0, 0, epoch=2) == (1, events(1))
+
+
+def test_other_members_need_no_epoch(role, mailbox):
+    ask(mailbox, 0, 0, epoch=2)
+    mailbox.call("put", tuple(events(1)))
+    assert ask(mailbox, 0, 0, epoch=2) == (1, events(1))
+
+
+def test_it_is_quiet_only_while_nobody_waits_for_an_answer(role, mailbox):
+    mailbox._called_s -= 100.0
+    assert mailbox.quiet_s() >= 100.0
+    seen = []
+    role.export = lambda: seen.append(mailbox.quiet_s())
+    mailbox.call("export", ())
+    assert seen == [0.0]
+    assert mailbox.quiet_s() < 100.0
+    mailbox._called_s -= 100.0
+    ask(mailbox, 0, 0)
+    assert mailbox.quiet_s() < 100.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whenever_controllers_die_the_log_has_every_event_once_and_in_order(role, mailbox, seed):
+    drawn = random.Random(seed)
+    log, said, told, epoch = [], 0, 0, 1
+    logged = 0
+    while said < 200:
+        for _ in range(drawn.choice([0, 1, 3])):
+            said += 1
+            role.put(*events(said))
+        told, found = ask(mailbox, told, logged, epoch)
+        if drawn.random() < 0.3:  # it dies with what it has heard
+            told, epoch = logged, epoch + 1
+            continue
+        log += found
+        logged = told
+    for _ in range(2):  # first what was told before, then what is new
+        told, found = ask(mailbox, told, logged, epoch)
+        log += found
+    assert log == events(*range(1, said + 1)), f"seed {seed}"

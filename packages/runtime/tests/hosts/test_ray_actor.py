@@ -1,0 +1,85 @@
+"""The process of a member on Ray imports in one thread at a time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tailrace.runtime.hosts.ray_actor import RoleActor
+
+LAZY = """
+import sys, time, types
+lazy = types.ModuleType(__name__)
+lazy.name = "there"
+open(__file__ + ".begun", "w").close()
+time.sleep(0.5)
+sys.modules[__name__] = lazy
+"""
+
+
+def _name() -> str:
+    from replaces_itself import name  # type: ignore[import-not-found]
+
+    return str(name)
+
+
+def test_a_module_that_replaces_itself_is_whole_for_the_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "replaces_itself.py"
+    module.write_text(LAZY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "replaces_itself", raising=False)
+    actor = RoleActor(0)
+    ahead = threading.Thread(target=actor.prepare, args=(_name, {}, None))
+    ahead.start()
+    while ahead.is_alive() and not module.with_name("replaces_itself.py.begun").exists():
+        ahead.join(0.01)
+    actor.build(_name, {})
+    ahead.join()
+    assert actor.call("upper", ()) == "THERE"
+
+
+def test_it_is_built_once_though_two_controllers_say_so() -> None:
+    built = []
+    actor = RoleActor(0)
+    for _ in range(2):
+        actor.build(lambda: built.append(1), {})
+    assert built == [1]
+
+
+WATCHED = """
+import sys, time
+from tailrace.runtime.hosts.ray_actor import RoleActor
+
+class Role:
+    def events(self, timeout_s):
+        time.sleep(timeout_s)
+        return []
+
+    def close(self):
+        print("saved", flush=True)
+
+actor = RoleActor(0, 1.0)
+actor.build(Role, {})
+while True:
+    line = sys.stdin.readline()
+    if not line:
+        time.sleep(600)
+    actor.call("events", (0.0, 0, 0), 1)
+    print("asked", flush=True)
+"""
+
+
+def test_a_role_that_no_controller_calls_saves_and_stops() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WATCHED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert [line.strip() for line in process.stdout] == ["asked", "saved"]
+        assert process.wait(60) == 0
