@@ -71,7 +71,7 @@ def test_baselines_and_ablations_swap_what_they_say():
     full = whole()
     assert policies("synchronous") == {
         **full,
-        "batching": "Redundant",
+        "batching": "Plain",
         "training": "FullBatch",
         "provisioning": "Static",
     }

@@ -381,3 +381,31 @@ def test_a_policy_of_the_old_form_is_refused_in_one_line(axis, policy, words):
     line = str(found.value)
     assert "\n" not in line
     assert all(part in line for part in words.split(" .* ")), line
+
+
+@dataclass
+class Counted(c.ProvisioningPolicy):
+    """A policy of the form in which an option's name said that it follows from the run."""
+
+    count: int = 2
+
+    def plan(self, view):
+        return ()
+
+
+class Asking(Counted):
+    @classmethod
+    def options_from(cls, facts):
+        return {"count": facts.replicas}
+
+
+def test_an_option_that_was_filled_by_its_name_must_say_where_it_comes_from():
+    with pytest.raises(
+        c.PluginError, match=r"found Counted\.count, .* expected the class method Counted\.options_from"
+    ) as found:
+        c.check_options(Counted)
+    assert "\n" not in str(found.value)
+    c.check_options(Asking)
+    c.check_options(Named)
+    facts = c.Facts(prompts=2, samples=3, replicas=5, slots=7, max_tokens=11)
+    assert (Counted.options_from(facts), Asking.options_from(facts), facts.trajectories) == ({}, {"count": 5}, 6)

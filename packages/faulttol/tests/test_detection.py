@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.contracts import Reason, Signs, Suspected, Why
+from tailrace.contracts import DetectionPolicy, Reason, Signs, Suspected, Why
 from tailrace.contracts.plugins import load, names
 from tailrace.faulttol import ROLES, ClusterLevel, DetectionError, RankLevel, RoleAware
 from tailrace.faulttol.testing import check_detection_policy, random_signs
@@ -186,7 +186,7 @@ def test_who_is_suspected_stays_suspected_as_it_gets_older(policy, seed, more_s)
 
 
 @dataclass
-class Broken:
+class Broken(DetectionPolicy):
     """A policy that keeps the contract but for what a test replaces."""
 
     suspect: Any = lambda policy, signs: RoleAware().suspects(signs)

@@ -76,7 +76,7 @@ def test_a_batching_policy_says_how_many_samples_a_group_has():
     mine = Redundant(samples=3, surplus_samples=1, surplus_groups=1)
     assert {draw_case(seed, {"batching": mine}).pipeline.samples_per_prompt for seed in range(10)} == {3}
     assert not fuzz(12, batching=mine).found
-    with pytest.raises(CaseError, match="expected an admission with 'surplus'"):
+    with pytest.raises(CaseError, match="expected an admission with room for them"):
         fuzz(1, batching=mine, admission="on-policy")
 
 

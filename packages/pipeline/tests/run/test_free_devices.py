@@ -43,6 +43,10 @@ class Tidal(ProvisioningPolicy):
     count: int = 2
     spans: int | None = 2
 
+    @classmethod
+    def options_from(cls, facts):
+        return {"count": facts.replicas}
+
     def growth(self):
         return Growth(self.count, self.count + 2, self.spans)
 
@@ -64,7 +68,6 @@ def test_a_plugin_of_somebody_else_that_says_how_many_it_adds_is_checked_too(mon
 class Named(ProvisioningPolicy):
     """A policy whose properties happen to be called as those of `Growth`."""
 
-    count: int = 2
     start: int = 2
     most: int = 90
     spans: int = 8

@@ -3,6 +3,7 @@
 Standard library only. A type is here when two packages need it.
 """
 
+from tailrace.contracts.axes import BASES, Tried, check_options, check_policy
 from tailrace.contracts.clock import Clock
 from tailrace.contracts.codec import decode, encode
 from tailrace.contracts.commands import (
@@ -87,9 +88,11 @@ from tailrace.contracts.events import (
     TurnEnded,
     Up,
 )
+from tailrace.contracts.facts import Facts, StageCosts, StepCosts
 from tailrace.contracts.policies import (
     AdmissionGate,
     AdmissionPolicy,
+    AxisPolicy,
     BatchingPolicy,
     BatchingSource,
     Cycle,
@@ -101,11 +104,10 @@ from tailrace.contracts.policies import (
     RelocationPolicy,
     RoutingPolicy,
     Sampler,
+    StepPlanner,
     SyncPolicy,
     TentativeAdmission,
     TrainingPolicy,
-    Tried,
-    check_policy,
 )
 from tailrace.contracts.reasons import CHOSEN, SUSPICIONS, Reason, Why
 from tailrace.contracts.recovery import (
@@ -157,6 +159,8 @@ from tailrace.contracts.views import (
 
 __version__ = "0.1.0"
 __all__ = [
+    "BASES",
+    "check_options",
     "check_policy",
     "Abort",
     "Accumulate",
@@ -164,6 +168,7 @@ __all__ = [
     "Activity",
     "AdmissionGate",
     "AdmissionPolicy",
+    "AxisPolicy",
     "BatchView",
     "BatchingPolicy",
     "BatchingSource",
@@ -195,6 +200,7 @@ __all__ = [
     "Eviction",
     "Experience",
     "Fail",
+    "Facts",
     "Failure",
     "Finish",
     "FinishReason",
@@ -269,7 +275,10 @@ __all__ = [
     "Snapshot",
     "Start",
     "StartReplica",
+    "StageCosts",
     "Step",
+    "StepCosts",
+    "StepPlanner",
     "Stepped",
     "Stop",
     "StopReplica",

@@ -1,4 +1,4 @@
-"""Detection: what is known of each live member at a moment, who is suspected, and the protocol of a detection policy.
+"""Detection: what is known of each live member at a moment, who is suspected, and the base class of a detection policy.
 
     executor, members ──silence, activity, tokens──► controller ──Signs──► DetectionPolicy ──Suspected──► on_down (recovery)
 
@@ -7,9 +7,10 @@ A policy says who counts as down although nobody has seen its process end. What 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
+from tailrace.contracts.policies import AxisPolicy
 from tailrace.contracts.reasons import Reason
 from tailrace.contracts.record import record
 
@@ -55,14 +56,17 @@ class Suspected:
     reason: Reason
 
 
-class DetectionPolicy(Protocol):
+class DetectionPolicy(AxisPolicy):
     """Who counts as down although its process was not seen to end. Entry-point group ``tailrace.detection``."""
 
+    __slots__ = ()
+
     @property
+    @abstractmethod
     def look_s(self) -> float:
         """Seconds between two looks at members of which none is silent or says that it stands still: above 0 and finite."""
-        ...
 
+    @abstractmethod
     def suspects(self, signs: Sequence[Signs]) -> Sequence[Suspected]:
         """Members that count as down from now on, each once, with the reason.
 
@@ -71,11 +75,10 @@ class DetectionPolicy(Protocol):
         Args:
             signs: of every member that is up, each once.
         """
-        ...
 
+    @abstractmethod
     def within_s(self, role: str) -> float:
         """The longest time, in seconds, for which a member of a role that does nothing any more may go unnoticed.
 
         It counts from when it had work or stopped to answer. Infinite for a role that is not watched.
         """
-        ...

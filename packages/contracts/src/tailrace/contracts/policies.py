@@ -8,6 +8,9 @@ each axis checks the rules stated here.
 What is abstract must be written. Every other method has a default that does nothing: a policy says that it does more, or asks
 for more, by overriding it, and its answer is always the same. An attribute of another name says nothing.
 
+What follows from the run and not from a policy's own options is in its `Facts`. A policy takes from them what it asks for
+(`AxisPolicy.options_from`), never by what its options are called.
+
 Rules of every axis: the same arguments get the same answer; arguments are not changed; a `Reason` has the numbers and the name
 that its kind lists in `Why`, or is `Why.POLICY`, which has any; options that make no sense raise a `ValueError` in
 `__post_init__`. A gate refuses a wrong call with a `TailraceError`; a policy and a source raise nothing.
@@ -20,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from tailrace.contracts.errors import PluginError
+from tailrace.contracts.facts import Facts
 from tailrace.contracts.recovery import Failure, FleetAction, FleetView, RecoveryAction
 from tailrace.contracts.views import (
     Candidate,
@@ -38,6 +41,17 @@ from tailrace.contracts.views import (
     RoundView,
     Sync,
 )
+
+
+class AxisPolicy(ABC):  # noqa: B024 - each axis says what is abstract
+    """What the policies of all axes have in common."""
+
+    __slots__ = ()
+
+    @classmethod
+    def options_from(cls, facts: Facts) -> Mapping[str, object]:  # noqa: ARG003 - for those who override it
+        """Options that follow from the run, by name. Those that a configuration gives the policy itself are laid over them."""
+        return {}
 
 
 class TentativeAdmission(Protocol):
@@ -198,7 +212,7 @@ class AdmissionGate(ABC):
         return ()
 
 
-class AdmissionPolicy(ABC):
+class AdmissionPolicy(AxisPolicy):
     """Axis admission: may a group start at a version, and when is a batch trainable."""
 
     __slots__ = ()
@@ -206,6 +220,13 @@ class AdmissionPolicy(ABC):
     @abstractmethod
     def gate(self, batch_groups: int) -> AdmissionGate:
         """A gate for batches of `batch_groups` groups, with no group started and the trainer at version 0."""
+
+    # ---- optional
+
+    @property
+    def surplus_groups(self) -> int:
+        """Groups of each batch beyond what it needs that its gates have room for (`BatchingPolicy.surplus_groups`)."""
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +336,7 @@ class BatchingSource(ABC):
         return ()
 
 
-class BatchingPolicy(ABC):
+class BatchingPolicy(AxisPolicy):
     """Axis batching: which prompts and how many samples are launched next; what completes a group; what is kept."""
 
     __slots__ = ()
@@ -336,7 +357,25 @@ class BatchingPolicy(ABC):
         return False
 
 
-class RoutingPolicy(ABC):
+class StepPlanner(AxisPolicy):
+    """What policies of routing and relocation may ask for, since they plan decoding steps."""
+
+    __slots__ = ()
+
+    def plans_tokens(self) -> bool:
+        """Whether it plans with the tokens of trajectories, so that views count prompts (`TrajectoryView.tokens`)."""
+        return False
+
+    def learns_costs(self) -> bool:
+        """Whether it plans with the costs of a decoding step that the run itself fits (`with_costs`)."""
+        return False
+
+    def with_costs(self, k1: float, k2: float, k3: float, k4: float) -> Self:  # noqa: ARG002 - for those who override it
+        """The same policy with these coefficients: seconds of a step are k1 x tokens + max(k2, k3 x trajectories) + k4."""
+        return self
+
+
+class RoutingPolicy(StepPlanner):
     """Axis routing: which replica runs a trajectory."""
 
     __slots__ = ()
@@ -353,22 +392,8 @@ class RoutingPolicy(ABC):
         `Placements` is a faster result type where groups are placed whole.
         """
 
-    # ---- optional
 
-    def plans_tokens(self) -> bool:
-        """Whether it plans with the tokens of trajectories, so that views count prompts (`TrajectoryView.tokens`)."""
-        return False
-
-    def learns_costs(self) -> bool:
-        """Whether it plans with the costs of a decoding step that the run itself fits (`with_costs`)."""
-        return False
-
-    def with_costs(self, k1: float, k2: float, k3: float, k4: float) -> Self:  # noqa: ARG002 - for those who override it
-        """The same policy with these coefficients: seconds of a step are k1 x tokens + max(k2, k3 x trajectories) + k4."""
-        return self
-
-
-class SyncPolicy(ABC):
+class SyncPolicy(AxisPolicy):
     """Axis sync: when a replica pulls weights, and when it may be given work."""
 
     __slots__ = ()
@@ -393,7 +418,7 @@ class SyncPolicy(ABC):
         """Whether a replica may be given new groups now."""
 
 
-class RelocationPolicy(ABC):
+class RelocationPolicy(StepPlanner):
     """Axis relocation: which running trajectories move."""
 
     __slots__ = ()
@@ -419,20 +444,6 @@ class RelocationPolicy(ABC):
         named; an `exact` one is evicted only if another replica, which is not pulling, serves its version.
         """
 
-    # ---- optional
-
-    def plans_tokens(self) -> bool:
-        """Whether it plans with the tokens of trajectories, so that views count prompts (`TrajectoryView.tokens`)."""
-        return False
-
-    def learns_costs(self) -> bool:
-        """Whether it plans with the costs of a decoding step that the run itself fits (`with_costs`)."""
-        return False
-
-    def with_costs(self, k1: float, k2: float, k3: float, k4: float) -> Self:  # noqa: ARG002 - for those who override it
-        """The same policy with these coefficients: seconds of a step are k1 x tokens + max(k2, k3 x trajectories) + k4."""
-        return self
-
 
 @dataclass(frozen=True, slots=True)
 class EarlyGradients:
@@ -451,7 +462,7 @@ class EarlyGradients:
     share: float | None = None
 
 
-class TrainingPolicy(ABC):
+class TrainingPolicy(AxisPolicy):
     """Axis training: when gradients are computed and applied."""
 
     __slots__ = ()
@@ -497,7 +508,7 @@ class Growth:
     spans: int | None = None
 
 
-class ProvisioningPolicy(ABC):
+class ProvisioningPolicy(AxisPolicy):
     """Axis provisioning: who gets which devices, now."""
 
     __slots__ = ()
@@ -558,7 +569,7 @@ class ProvisioningPolicy(ABC):
         return None
 
 
-class RecoveryPolicy(ABC):
+class RecoveryPolicy(AxisPolicy):
     """Axis recovery: what restarts when a member fails. Who counts as down is for detection to say (`DetectionPolicy`)."""
 
     __slots__ = ()
@@ -580,6 +591,10 @@ class RecoveryPolicy(ABC):
 
     # ---- optional
 
+    def takes_standbys(self) -> bool:
+        """Whether it may answer `STANDBY`: there must then be replicas that can stand in for the trainer."""
+        return False
+
     def allowed(self, role: str) -> int | None:  # noqa: ARG002 - for those who override it
         """Restarts in a row, without work in between, that a member of a role has, for displays; None: it does not say."""
         return None
@@ -599,69 +614,3 @@ class Eviction(Protocol):
     def evict(self, candidates: Sequence[Candidate], count: int) -> Sequence[int]:
         """Keys of exactly `count` different candidates, all that the buffer holds with the group that came in last."""
         ...
-
-
-BASES: dict[str, type[Any]] = {
-    "admission": AdmissionPolicy,
-    "batching": BatchingPolicy,
-    "routing": RoutingPolicy,
-    "sync": SyncPolicy,
-    "relocation": RelocationPolicy,
-    "training": TrainingPolicy,
-    "provisioning": ProvisioningPolicy,
-    "recovery": RecoveryPolicy,
-}
-"""The base class of each axis's policies."""
-
-
-def check_policy(axis: str, policy: object) -> None:
-    """Check that a policy, or its class, has the base class of its axis, and so a default for all that it does not write.
-
-    The gate or the source that a policy opens is checked too.
-
-    Raises:
-        PluginError: one inherits no base class, lacks an abstract method, or has a value where the base class has a method.
-    """
-    _check_base(BASES[axis], policy)
-    if isinstance(policy, AdmissionPolicy):
-        _check_base(AdmissionGate, policy.gate(1))
-    elif isinstance(policy, BatchingPolicy):
-        _check_base(BatchingSource, policy.open())
-
-
-def _check_base(base: type[Any], found: object) -> None:
-    kind = found if isinstance(found, type) else type(found)
-    written = sorted(getattr(base, "__abstractmethods__", ()))
-    if not issubclass(kind, base):
-        raise PluginError(
-            f"found {kind.__name__}, which does not inherit {base.__name__}, expected class {kind.__name__}({base.__name__}) "
-            f"of tailrace.contracts with {', '.join(written)}; what it may do beside that it says by overriding "
-            f"{', '.join(_methods(base, optional=True)) or 'nothing'}"
-        )
-    lacking = [name for name in written if getattr(getattr(kind, name), "__isabstractmethod__", False)]
-    if lacking:
-        raise PluginError(f"found {kind.__name__} without {', '.join(lacking)}, expected what {base.__name__} asks for")
-    values = [name for name in _methods(base) if not callable(getattr(found, name))]
-    if values:
-        raise PluginError(
-            f"found {kind.__name__}.{values[0]}, which is no method, expected a method as in {base.__name__}, or another name"
-        )
-
-
-def _methods(base: type[Any], *, optional: bool = False) -> list[str]:
-    """The names of a base class's methods, or only of those that need not be written."""
-    mine = [name for name, value in vars(base).items() if callable(value) and not name.startswith("_")]
-    return [name for name in mine if not (optional and name in base.__abstractmethods__)]
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """Values that fuzzing gives an option: ``period_s: Annotated[float, Tried((0.5, 2.0))] = 5.0``.
-
-    Args:
-        values: one of them is drawn; one that stands there twice is drawn twice as often, and None leaves the option out.
-        rarely: one of these is drawn one time in ten instead: for values that soon end a run.
-    """
-
-    values: tuple[Any, ...]
-    rarely: tuple[Any, ...] = ()

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated
 
-from tailrace.contracts import Reason, Signs, Suspected, Tried, Why
+from tailrace.contracts import DetectionPolicy, Facts, Reason, Signs, Suspected, Tried, Why
 from tailrace.faulttol.errors import DetectionError
 
 REPLICA, TRAINER = "replica", "trainer"
@@ -26,7 +26,7 @@ GENERATING, PULLING, TRAINING = "generating", "pulling", "training"
 
 
 @dataclass(frozen=True, slots=True)
-class RoleAware:
+class RoleAware(DetectionPolicy):
     """Look at each role for what it should do in its phase (RobustRL, section 4). Plugin ``role-aware``.
 
     The trainer is watched in its training phase only, for micro-batches that end: it is quiet while it waits for rollouts. A
@@ -68,6 +68,11 @@ class RoleAware:
                 if not 0 < seconds < math.inf:
                     raise DetectionError(f"found {name}={{{key}: {seconds}}}, expected a number of seconds above 0")
 
+    @classmethod
+    def options_from(cls, facts: Facts) -> dict[str, object]:
+        """The run's own window of silence."""
+        return {"silent_s": facts.silent_s}
+
     def suspects(self, signs: Sequence[Signs]) -> Sequence[Suspected]:
         """Members that do not answer within their window, and those that answer and do not do what their phase asks for."""
         found = []
@@ -102,7 +107,7 @@ class RoleAware:
 
 
 @dataclass(frozen=True, slots=True)
-class RankLevel:
+class RankLevel(DetectionPolicy):
     """Suspect every member of the trainer and every replica on its own that shows no activity. Plugin ``rank-level``.
 
     The baseline of RobustRL (Figure 2a), from pre-training (ByteRobust), where all ranks do the same all the time. Here a
@@ -139,7 +144,7 @@ class RankLevel:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterLevel:
+class ClusterLevel(DetectionPolicy):
     """Suspect the trainer and all replicas once none of them shows any activity. Plugin ``cluster-level``.
 
     The other baseline of RobustRL (Figure 2b). It is not fooled by a replica that waits for tools while others generate, and
@@ -160,6 +165,11 @@ class ClusterLevel:
 
     def __post_init__(self) -> None:
         _check(self, ("device_s", "silent_s", "look_s"))
+
+    @classmethod
+    def options_from(cls, facts: Facts) -> dict[str, object]:
+        """The run's own window of silence."""
+        return {"silent_s": facts.silent_s}
 
     def suspects(self, signs: Sequence[Signs]) -> Sequence[Suspected]:
         """All that compute, if none does; and silent members of other roles."""

@@ -113,6 +113,10 @@ class RoleBased(RecoveryPolicy):
     def __post_init__(self) -> None:
         _check_limits(self)
 
+    def takes_standbys(self) -> bool:
+        """Where it is told so."""
+        return self.standby
+
     def on_down(self, failure: Failure) -> RecoveryAction:
         """Restart the member, evict it, let a replica stand in, restart the task, or fail."""
         role = failure.role

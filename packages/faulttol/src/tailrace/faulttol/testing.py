@@ -15,7 +15,16 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tailrace.contracts import Cause, DetectionPolicy, Failure, RecoveryAction, RecoveryPolicy, Signs, Suspected
+from tailrace.contracts import (
+    Cause,
+    DetectionPolicy,
+    Failure,
+    RecoveryAction,
+    RecoveryPolicy,
+    Signs,
+    Suspected,
+    check_policy,
+)
 from tailrace.contracts.testing import check_reason
 from tailrace.faulttol.recovery import DISPENSABLE, ROLES
 from tailrace.faulttol.workflow import Troubles
@@ -42,6 +51,7 @@ def check_recovery_policy(policy: RecoveryPolicy, *, failures: int = 100, seed: 
     Raises:
         AssertionError: the policy breaks the contract. The message shows the policy's input and the seed.
     """
+    check_policy("recovery", policy)
     assert 0 < policy.window_s < math.inf, f"window_s is {policy.window_s}, expected above 0"
     draw = random.Random(seed)
     cases = list(_failures(failures))
@@ -172,6 +182,7 @@ def check_detection_policy(policy: DetectionPolicy, *, fleets: int = 300, seed: 
     Raises:
         AssertionError: the policy breaks the contract. The message shows the policy's input and the seed.
     """
+    check_policy("detection", policy)
     assert 0 < policy.look_s < math.inf, f"look_s is {policy.look_s}, expected above 0"
     draw = random.Random(seed)
     cases = [random_signs(draw) for _ in range(fleets)]

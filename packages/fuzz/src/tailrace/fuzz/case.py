@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tailrace.contracts import TailraceError
+from tailrace.contracts import Facts, StepCosts, TailraceError
 from tailrace.controller.spec import EvaluationPlan, PipelineSpec, RolloutPool
 from tailrace.fleetsim.cost.decode import DecodeCost
 from tailrace.fleetsim.cost.prefill import PrefillCost
@@ -24,6 +25,7 @@ from tailrace.fuzz.faults import BreakKind, CaseFault, Seconds
 from tailrace.fuzz.policies import NONE, POLICIES, Policies, make_policy
 from tailrace.pipeline.config.loading import explain
 from tailrace.pipeline.config.models import PipelineConfig
+from tailrace.pipeline.config.policies import check_surplus
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -222,26 +224,14 @@ class Case(_Strict):
             CaseError: a policy is unknown, or does not take its options.
         """
         pipeline, evaluation = self.pipeline, self.evaluation
-        given: dict[str, dict[str, Any]] = {
-            "batching": {"samples": pipeline.samples_per_prompt},
-            "provisioning": {"count": self.replicas},
-        }
-        costs = self.costs.model_dump(include={"k1", "k2", "k3", "k4"})
-        known = {
-            **costs,
-            "prompts": pipeline.prompts_per_step,
-            "shuffle_seed": self.seed,
-            "max_tokens": self.max_tokens,
-            "slots": pipeline.prompts_per_replica * pipeline.samples_per_prompt,
-            "trajectories": pipeline.prompts_per_step * pipeline.samples_per_prompt,
-            "silent_s": self.delays.hang_s,
-        }
+        facts = self.facts
         try:
             made: dict[str, Any] = {}
             for axis in sorted(POLICIES, key=lambda axis: axis != "batching"):
-                made[axis] = make_policy(axis, getattr(pipeline, axis), given.get(axis, {}), known, policies)
-                if axis == "batching" and made[axis].surplus_groups:  # admission has to make room for them
-                    given["admission"] = {"surplus": made[axis].surplus_groups}
+                made[axis] = make_policy(axis, getattr(pipeline, axis), facts, policies)
+                if axis == "batching":
+                    facts = replace(facts, surplus_groups=made[axis].surplus_groups)
+            check_surplus(made["batching"], made["admission"])
         except TailraceError as error:
             raise CaseError(str(error)) from error
         return PipelineSpec(
@@ -266,6 +256,21 @@ class Case(_Strict):
             environments=self.environments.members if self.workload.environment else 0,
             environment_sessions=self.environments.sessions,
             evaluation=EvaluationPlan(evaluation.size, evaluation.every, first=("greedy",), last=("greedy",)),
+        )
+
+    @property
+    def facts(self) -> Facts:
+        """What its policies may ask for."""
+        pipeline, costs = self.pipeline, self.costs
+        return Facts(
+            prompts=pipeline.prompts_per_step,
+            samples=pipeline.samples_per_prompt,
+            replicas=self.replicas,
+            slots=pipeline.prompts_per_replica * pipeline.samples_per_prompt,
+            max_tokens=self.max_tokens,
+            shuffle_seed=self.seed,
+            silent_s=self.delays.hang_s,
+            costs=StepCosts(costs.k1, costs.k2, costs.k3, costs.k4),
         )
 
     @property

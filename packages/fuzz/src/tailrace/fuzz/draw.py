@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -25,6 +26,7 @@ from tailrace.fuzz.policies import (
     NONE,
     POLICIES,
     SHARE_OF_NEWER,
+    SMALL,
     Policies,
     admits_rounds,
     as_it_is,
@@ -33,6 +35,7 @@ from tailrace.fuzz.policies import (
     draw_policy,
     launches_rounds,
     lends_devices,
+    make_policy,
     streams_parts,
     takes,
     yields_devices,
@@ -229,14 +232,15 @@ def _pipeline(random: Random, policies: Policies) -> dict[str, Any]:
     drawn = {axis: draw_policy(random, axis, policies) for axis in POLICIES if axis not in APART}
     mine = as_it_is("batching", policies)
     surplus = drawn["batching"].get("surplus_groups", 0) if mine is None else mine.surplus_groups
-    while surplus and "surplus" not in takes("admission", drawn["admission"]["name"], policies):
+    facts = replace(SMALL, surplus_groups=surplus)
+    while make_policy("admission", Choice(**drawn["admission"]), facts, policies).surplus_groups < surplus:
         # That admission makes no room for surplus groups.
         if mine is None:
             surplus = 0
             del drawn["batching"]["surplus_groups"]
         elif "admission" in policies:
             raise CaseError(
-                f"found {surplus} surplus groups of a batching policy, expected an admission with 'surplus'"
+                f"found {surplus} surplus groups of a batching policy, expected an admission with room for them"
             )
         else:
             drawn["admission"] = draw_policy(random, "admission")

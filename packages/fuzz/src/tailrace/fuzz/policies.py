@@ -17,9 +17,11 @@ from tailrace.contracts import (
     AdmissionGate,
     BatchingSource,
     Cause,
+    Facts,
     Failure,
     ProvisioningPolicy,
     RecoveryAction,
+    StepCosts,
     TailraceError,
     TrainingPolicy,
     Tried,
@@ -30,38 +32,20 @@ from tailrace.controller.spec import AXES
 from tailrace.fuzz.errors import CaseError
 from tailrace.pipeline.config.models import Choice
 from tailrace.pipeline.config.options import Factory, options_of
-from tailrace.pipeline.config.policies import build_policy, check_form, load_policy
+from tailrace.pipeline.config.policies import build_policy, check_form, load_policy, options_from
 
 APART = ("detection",)
 """Policies that are drawn apart from the others, so that these are as they were before there were any."""
 POLICIES = (*AXES, "sampler", *APART)
 Policies = Mapping[str, Any]
 NONE: Policies = MappingProxyType({})
-FOLLOWS = {
-    "standby",
-    "samples",
-    "prompts",
-    "shuffle_seed",
-    "count",
-    "max_tokens",
-    "surplus",
-    "tp",
-    "heads",
-    "slots",
-    "trajectories",
-    "trainer_devices",
-    "k1",
-    "k2",
-    "k3",
-    "k4",
-    "predicted",
-    "projected",
-    "tokens",
-    "batchwise",
-    "silent_s",
-    "seeded",
-}
-"""Options that follow from the rest of a case, or are drawn apart (`draw_options`)."""
+DRAWN_APART = {"standby", "predicted", "projected", "tokens", "batchwise", "seeded"}
+"""Options that are drawn apart (`draw_options`), so that the cases of most seeds are as they were before there were any."""
+SMALL = Facts(
+    prompts=1, samples=1, replicas=1, slots=1, max_tokens=1, trainer_devices=1, shuffle_seed=1, silent_s=1.0, surplus_groups=1,
+    heads=1, costs=StepCosts(1.0, 1.0, 1.0, 1.0),
+)  # fmt: skip
+"""The facts with which options are tried that are drawn: a case has its own."""
 NEWER = {
     "recovery": ("role-based",),
     "detection": ("role-aware", "rank-level", "cluster-level"),
@@ -138,8 +122,7 @@ def draw_options(random: Random, pipeline: Mapping[str, Any], policies: Policies
 def make_policy(
     axis: str,
     choice: Choice,
-    given: Mapping[str, Any] = NONE,
-    where_taken: Mapping[str, Any] = NONE,
+    facts: Facts | None = None,
     policies: Policies = NONE,
 ) -> Any:
     """The policy that a case chooses; see `build_policy`.
@@ -149,9 +132,9 @@ def make_policy(
     """
     factory = policies.get(axis)
     if factory is None or isinstance(factory, str) or choice.name != _name(factory):
-        return build_policy(axis, choice, given, where_taken)
+        return build_policy(axis, choice, facts)
     if _is_factory(factory):
-        return build_policy(axis, choice, given, where_taken, factory)
+        return build_policy(axis, choice, facts, factory)
     check_form(axis, choice.name, factory)
     return factory
 
@@ -209,7 +192,7 @@ def ends_run(recovery: Any, role: str, *, failures: int, others: int) -> bool:
 
 def _drawn(random: Random, axis: str, name: str, policies: Policies = NONE) -> dict[str, Any]:
     """Options are drawn until the policy takes them; what it takes together with others is for it to say."""
-    fields = {option: kind for option, kind in takes(axis, name, policies).items() if option not in FOLLOWS}
+    fields = {option: kind for option, kind in takes(axis, name, policies).items() if option not in DRAWN_APART}
     for _ in range(DRAWS):
         options = {option: value for option, kind in fields.items() if (value := draw_value(random, kind)) is not None}
         factory = _factory(axis, name, policies)
@@ -219,9 +202,8 @@ def _drawn(random: Random, axis: str, name: str, policies: Policies = NONE) -> d
 
 
 def _takes_them(factory: Factory, options: Mapping[str, Any]) -> bool:
-    required = {option: 1 for option in options_of(factory) if option in FOLLOWS}
     try:
-        factory(**{**required, **options})
+        factory(**{**options_from(factory, SMALL), **options})
     except (TailraceError, ValueError, TypeError):
         return False
     return True

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Annotated
 
 from tailrace.contracts import (
+    Facts,
     FleetAction,
     FleetView,
     Health,
@@ -107,6 +108,19 @@ class AdaptiveTP(ProvisioningPolicy):
                     f"{self.devices_per_machine} devices{heads}"
                 )
 
+    @classmethod
+    def options_from(cls, facts: Facts) -> dict[str, object]:
+        """The run's replicas, and what is known of the devices that one can have."""
+        asked = {
+            "devices_per_machine": facts.devices_per_machine,
+            "smallest": facts.smallest_tp,
+            "short": facts.best_tp,
+            "long": facts.best_tp,
+            "heads": facts.heads,
+        }
+        known = {name: value for name, value in asked.items() if value is not None}
+        return {"count": facts.replicas, "tp": facts.tp, **known}
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """Devices that a replica can span: powers of two that divide the heads, within a machine and all that there are."""
@@ -204,6 +218,11 @@ class AdaptiveTPScaleDown(AdaptiveTP):
     def __post_init__(self) -> None:
         AdaptiveTP.__post_init__(self)
         self._scale_down()
+
+    @classmethod
+    def options_from(cls, facts: Facts) -> dict[str, object]:
+        """What `AdaptiveTP` asks for, and the longest response."""
+        return {**AdaptiveTP.options_from(facts), "max_tokens": facts.max_tokens}
 
     def lends_devices(self) -> bool:
         """It lends devices to cells of the trainer, which must share them."""

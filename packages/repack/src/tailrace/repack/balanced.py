@@ -10,6 +10,7 @@ literally, one noisy iteration is enough, a replica that saves nothing is always
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +18,7 @@ from statistics import fmean
 from typing import Annotated
 
 from tailrace.contracts import (
+    Facts,
     FleetView,
     Growth,
     Health,
@@ -129,6 +131,22 @@ class Balanced(ProvisioningPolicy):
         self._check_rows()
         if self.begins is None or not self.replica_costs:
             self._check_count()
+
+    @classmethod
+    def options_from(cls, facts: Facts) -> dict[str, object]:
+        """The run's replicas, what they and the trainer are, and what is known of the times of both stages."""
+        costs = {} if facts.costs is None else dataclasses.asdict(facts.costs)
+        stages = {} if facts.stages is None else dataclasses.asdict(facts.stages)
+        return {
+            "count": facts.replicas,
+            "tp": facts.tp,
+            "slots": facts.slots,
+            "trajectories": facts.trajectories,
+            "trainer_devices": facts.trainer_devices,
+            "heads": facts.heads,
+            **costs,
+            **stages,
+        }
 
     def growth(self) -> Growth:
         """Replicas at the start, most of them, and the devices of each."""

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from tailrace.contracts import (
     BatchView,
+    Facts,
     FleetView,
     Health,
     LendReplica,
@@ -50,6 +51,11 @@ class Hybrid(ProvisioningPolicy):
             raise LoadError(f"found count={self.count}, expected at least 1")
         if not 0 < self.yields_at <= 1:
             raise LoadError(f"found yields_at={self.yields_at}, expected above 0 and at most 1")
+
+    @classmethod
+    def options_from(cls, facts: Facts) -> dict[str, object]:
+        """The run's replicas."""
+        return {"count": facts.replicas}
 
     def yields_from(self) -> float:
         """The share at which hybrids yield."""

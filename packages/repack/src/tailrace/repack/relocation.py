@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Self
 
-from tailrace.contracts import Cycle, Move, RelocationPolicy, ReplicaView, Tried
+from tailrace.contracts import Cycle, Facts, Move, RelocationPolicy, ReplicaView, Tried
 from tailrace.repack.consolidation import ReplicaLoad, consolidate
 from tailrace.repack.errors import LoadError
 
@@ -95,6 +95,12 @@ class BestFit(RelocationPolicy):
             raise LoadError(f"found roofline_batch={self.roofline_batch!r}, expected at least 1")
         if not (self.period_s > 0 and math.isfinite(self.period_s)):
             raise LoadError(f"found period_s={self.period_s!r}, expected seconds above 0")
+
+    @classmethod
+    def options_from(cls, facts: Facts) -> dict[str, object]:
+        """The coefficients that the run knows."""
+        costs = facts.costs
+        return {} if costs is None else {"k2": costs.k2, "k3": costs.k3, "k4": costs.k4}
 
     @property
     def batch(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tailrace.contracts import (
+    Facts,
     FleetView,
     Health,
     LendReplica,
@@ -56,6 +57,11 @@ class ScaleDown(ProvisioningPolicy):
                 f"found first={self.first}, last={self.last} and every={self.every}, expected 0 < first <= last <= 1 and "
                 "0 < every <= 1"
             )
+
+    @classmethod
+    def options_from(cls, facts: Facts) -> dict[str, object]:
+        """The run's replicas, and its longest response."""
+        return {"count": facts.replicas, "max_tokens": facts.max_tokens}
 
     def lends_devices(self) -> bool:
         """It lends devices to cells of the trainer, which must share them."""

@@ -26,6 +26,7 @@ the paper leaves a choice:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +36,7 @@ from typing import Annotated
 from tailrace.contracts import (
     CHOSEN,
     Cycle,
+    Facts,
     MeasuredLengths,
     MeasuredRecall,
     Placement,
@@ -164,6 +166,12 @@ class SkewAware(Costed, RoutingPolicy):
         if not (self.hysteresis >= 0 and math.isfinite(self.hysteresis)):
             raise LoadError(f"found hysteresis={self.hysteresis!r}, expected a finite share of at least 0")
         models_of(self.pool_costs)
+
+    @classmethod
+    def options_from(cls, facts: Facts) -> dict[str, object]:
+        """The coefficients that the run knows, and those of each pool that has its own."""
+        pools = [(name, *dataclasses.astuple(costs)) for name, costs in facts.pool_costs]
+        return {**Costed.options_from(facts), **({"pool_costs": pools} if pools else {})}
 
     def route(self, cycle: Cycle) -> Sequence[Placement]:
         """Everything that a replica may take now, in the order in which it should start."""

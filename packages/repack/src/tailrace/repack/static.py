@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tailrace.contracts import FleetView, Health, ProvisioningPolicy, StartReplica
+from tailrace.contracts import Facts, FleetView, Health, ProvisioningPolicy, StartReplica
 from tailrace.repack.errors import LoadError
 
 
@@ -25,6 +25,11 @@ class Static(ProvisioningPolicy):
     def __post_init__(self) -> None:
         if self.count < 1:
             raise LoadError(f"found count={self.count}, expected at least 1")
+
+    @classmethod
+    def options_from(cls, facts: Facts) -> dict[str, object]:
+        """The run's replicas."""
+        return {"count": facts.replicas}
 
     def plan(self, view: FleetView) -> Sequence[StartReplica]:
         """Start all replicas while there is none; nothing after that."""

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
+from tailrace.contracts import Facts
 from tailrace.repack.errors import FitError, LoadError
 
 
@@ -170,6 +171,11 @@ class Costed:
     def model(self) -> ThroughputModel:
         """The cost model, with the KV cache counted in tokens."""
         return ThroughputModel(self.k1, self.k2, self.k3, self.k4)
+
+    @classmethod
+    def options_from(cls, facts: Facts) -> dict[str, object]:
+        """The coefficients that the run knows."""
+        return {} if facts.costs is None else dataclasses.asdict(facts.costs)
 
     def learns_costs(self) -> bool:
         """The run fits what `with_costs` takes."""

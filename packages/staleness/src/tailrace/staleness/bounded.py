@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tailrace.contracts import AdmissionGate, AdmissionPolicy, Candidate, Sampler, Tried
+from tailrace.contracts import AdmissionGate, AdmissionPolicy, Candidate, Facts, Sampler, Tried
 from tailrace.staleness.buffers import Entry
 from tailrace.staleness.errors import LimitError, whole
 from tailrace.staleness.manager import StalenessManager
@@ -49,6 +49,16 @@ class Bounded(AdmissionPolicy):
             raise LimitError(
                 f"found patience_s={self.patience_s!r}, expected seconds above 0, or none to wait for ever"
             )
+
+    @classmethod
+    def options_from(cls, facts: Facts) -> dict[str, object]:
+        """Room for the surplus groups of batching."""
+        return {"surplus": facts.surplus_groups}
+
+    @property
+    def surplus_groups(self) -> int:
+        """Its surplus."""
+        return self.surplus
 
     def gate(self, batch_groups: int) -> BoundedGate:
         """A gate with no group started and the trainer at version 0.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -26,6 +27,7 @@ from tailrace.fleetsim.plan import Option, Search, Split, devices_of, plan
 from tailrace.pipeline.config.models import Choice, RunConfig
 from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.config.target import configuration
+from tailrace.pipeline.run.facts import facts_of
 from tailrace.repack import Balanced, StageShare, batch_like, share_devices
 from tailrace.report.words import duration, money, price
 
@@ -298,8 +300,8 @@ def plan_measured(config: RunConfig, devices: int) -> MeasuredPlan:
     pipeline = config.pipeline
     free = {name: value for name, value in pipeline.provisioning.options.items() if name not in ("devices", "fewest")}
     trajectories = pipeline.prompts_per_step * pipeline.samples_per_prompt
-    given = {"slots": pipeline.prompts_per_replica * pipeline.samples_per_prompt, "trajectories": trajectories}
-    policy = build_policy("provisioning", Choice(name=pipeline.provisioning.name, **free), given)
+    facts = dataclasses.replace(facts_of(config), trainer_devices=None)  # the plan says how many
+    policy = build_policy("provisioning", Choice(name=pipeline.provisioning.name, **free), facts)
     assert isinstance(policy, Balanced)
     if build_policy("admission", pipeline.admission).gate(pipeline.prompts_per_step).bound == 0:
         raise CommandError(

@@ -1,7 +1,7 @@
 """Contract suites of the axes that no component owns: run them on your own class. Standard library only.
 
-Each case is drawn from a seed; a failure's message names the seed. The protocols in `tailrace.contracts.policies` state the
-rules.
+Each case is drawn from a seed; a failure's message names the seed. The base classes in `tailrace.contracts.policies` state
+the rules.
 """
 
 from tailrace.contracts.testing.batching import check_batching_policy

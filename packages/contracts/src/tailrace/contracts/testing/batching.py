@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 
+from tailrace.contracts.axes import check_policy
 from tailrace.contracts.policies import BatchingPolicy, BatchingSource
 from tailrace.contracts.views import GroupEnd, Launch, Progress, PromptFate
 
@@ -27,6 +28,7 @@ def check_batching_policy(policy: BatchingPolicy, *, seed: int = 0, cases: int =
     Raises:
         AssertionError: the policy breaks the contract; the message names the seed.
     """
+    check_policy("batching", policy)
     done = 0
     for case in range(seed, seed + cases):
         drive = BatchingDrive(policy, case)

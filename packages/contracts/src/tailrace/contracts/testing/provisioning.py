@@ -7,7 +7,8 @@ import dataclasses
 import random
 from collections.abc import Iterable, Sequence
 
-from tailrace.contracts.policies import ProvisioningPolicy, check_policy
+from tailrace.contracts.axes import check_policy
+from tailrace.contracts.policies import ProvisioningPolicy
 from tailrace.contracts.recovery import (
     BatchView,
     FleetAction,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from tailrace.contracts.policies import TrainingPolicy, check_policy
+from tailrace.contracts.axes import check_policy
+from tailrace.contracts.policies import TrainingPolicy
 
 
 def check_training_policy(policy: TrainingPolicy, *, seed: int = 0, cases: int = 300) -> int:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from tailrace.contracts import (
     BatchingPolicy,
     BatchingSource,
+    Facts,
     GroupEnd,
     Launch,
     Progress,
@@ -55,6 +56,11 @@ class Redundant(BatchingPolicy):
                 f"surplus_groups={self.surplus_groups} and deferrals={self.deferrals}, expected at least 1, 0, 0 and 0"
             )
 
+    @classmethod
+    def options_from(cls, facts: Facts) -> dict[str, object]:
+        """The run's samples of a prompt."""
+        return {"samples": facts.samples}
+
     def draws_again(self) -> bool:
         """Whether an engine must keep the seeds of trajectories."""
         return self.seeded
@@ -64,11 +70,40 @@ class Redundant(BatchingPolicy):
         return StreamInOrder(self)
 
 
-def plain(
-    samples: int = 8, *, filter_equal_rewards: bool = False, deferrals: int = 1, seeded: bool = False
-) -> Redundant:
-    """The next prompt of the stream, with as many samples as the algorithm needs."""
-    return Redundant(samples, filter_equal_rewards=filter_equal_rewards, deferrals=deferrals, seeded=seeded)
+@dataclass(frozen=True, slots=True)
+class Plain(BatchingPolicy):
+    """The next prompt of the stream, with as many samples as the algorithm needs. Plugin ``plain``.
+
+    Args:
+        samples, filter_equal_rewards, deferrals, seeded: see `Redundant`.
+
+    Raises:
+        PolicyError: a number is out of its range.
+    """
+
+    samples: int = 8
+    filter_equal_rewards: bool = False
+    deferrals: int = 1
+    seeded: bool = False
+
+    def __post_init__(self) -> None:
+        self._redundant()
+
+    @classmethod
+    def options_from(cls, facts: Facts) -> dict[str, object]:
+        """The run's samples of a prompt."""
+        return {"samples": facts.samples}
+
+    def draws_again(self) -> bool:
+        """Whether an engine must keep the seeds of trajectories."""
+        return self.seeded
+
+    def open(self) -> StreamInOrder:
+        """A source of the prompts in order, each once, but for those that could not be scored or were delayed."""
+        return self._redundant().open()
+
+    def _redundant(self) -> Redundant:
+        return Redundant(self.samples, 0, 0, self.filter_equal_rewards, self.deferrals, self.seeded)
 
 
 class StreamInOrder(BatchingSource):

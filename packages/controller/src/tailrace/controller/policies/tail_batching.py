@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from tailrace.contracts import (
     BatchingPolicy,
     BatchingSource,
+    Facts,
     GroupEnd,
     Launch,
     Progress,
@@ -75,6 +76,16 @@ class TailBatching(BatchingPolicy):
             self.rounds()
         except RoundError as error:
             raise PolicyError(str(error)) from error
+
+    @classmethod
+    def options_from(cls, facts: Facts) -> dict[str, object]:
+        """The run's batch and its sources of prompts."""
+        return {
+            "prompts": facts.prompts,
+            "samples": facts.samples,
+            "shares": facts.shares,
+            "shuffle_seed": facts.shuffle_seed,
+        }
 
     def draws_again(self) -> bool:
         """Whether an engine must keep the seeds of trajectories."""

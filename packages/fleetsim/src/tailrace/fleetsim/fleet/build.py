@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import inspect
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tailrace.contracts import ProvisioningPolicy
 from tailrace.fleetsim.cost import DecodeCost, TrainingCost
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.fleet.config import FleetConfig, Goal, fleet_config
@@ -26,15 +27,17 @@ from tailrace.fleetsim.fleet.quantities import (
     warm_up,
     with_environments,
 )
-from tailrace.fleetsim.fleet.stage_times import fitted_stages
+from tailrace.fleetsim.fleet.stage_times import stage_costs
 from tailrace.fleetsim.hardware.devices import price_per_hour
 from tailrace.fleetsim.profile.fleet import profiled_fleet
 from tailrace.fleetsim.workload.config import WorkloadConfig
 from tailrace.fleetsim.workload.workload import Workload
 from tailrace.pipeline.config.models import Choice, RunConfig
-from tailrace.pipeline.config.policies import load_policy
+from tailrace.pipeline.config.policies import build_policy, load_policy, options_from
 from tailrace.pipeline.config.pools import CostModelConfig, PoolConfig
+from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.build import build_spec
+from tailrace.pipeline.run.facts import facts_of
 
 BEYOND = 1_000  # batches that a steady run would still have before it; it stops long before
 
@@ -141,7 +144,6 @@ def _completed(
     first, sizes = split.pools[0], costs[0]
     decode = sizes[first.tp][0]
     rollout: dict[str, Any] = {"replicas": split.replicas}
-    pipeline: dict[str, Choice] = {}
     if first.name:
         rollout["pools"] = tuple(
             PoolConfig(
@@ -158,30 +160,54 @@ def _completed(
         )
     if first.tp > 1:
         rollout["options"] = {**config.rollout.options, "tensor_parallel_size": first.tp}
-    provisioning = config.pipeline.provisioning
-    takes = inspect.signature(load_policy("provisioning", provisioning.name)).parameters
-    if "devices_per_machine" in takes:
-        if len(costs) > 1:
-            raise FleetError(
-                f"keys 'pipeline.provisioning' and 'fleet.rollout': found {provisioning.name!r}, which resizes replicas, and "
-                f"{len(costs)} pools of them, expected one pool, or provisioning that resizes none, such as 'static'"
-            )
-        known = {"heads": split.model.query_heads, "devices_per_machine": max(sizes), "smallest": min(sizes)}
-        if {"short", "long"} - set(provisioning.options):
-            groups, samples = config.pipeline.prompts_per_step, config.pipeline.samples_per_prompt
-            best = best_size(sizes, workload, first.table, devices=first.gpus, groups=groups, samples=samples)
-            known |= {"short": best, "long": best}
-        pipeline["provisioning"] = Choice(name=provisioning.name, **{**known, **provisioning.options})
-    if table.fit_stages:
-        pipeline["provisioning"] = Choice(name=provisioning.name, **fitted_stages(config, split, sizes, takes))
     if table.fit_cost:
         rollout["cost_model"] = _cost_model(decode)
-    return config.model_copy(
-        update={
-            "rollout": config.rollout.model_copy(update=rollout),
-            "pipeline": config.pipeline.model_copy(update=pipeline),
-        }
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update=rollout)})
+    provisioning = _provisioning(config, table, split, workload, sizes)
+    return config.model_copy(update={"pipeline": config.pipeline.model_copy(update={"provisioning": provisioning})})
+
+
+def _provisioning(
+    config: RunConfig, table: FleetConfig, split: FleetLayout, workload: Workload, sizes: Mapping[int, Costs]
+) -> Choice:
+    """The choice of provisioning with the options that follow from facts of the fleet which no configuration says.
+
+    So whoever reads the completed configuration has the same policy.
+
+    Args:
+        config: what is completed but for that.
+        sizes: costs of a replica of the first pool, by its devices.
+
+    Raises:
+        FleetError: provisioning cannot be on such a fleet.
+    """
+    chosen, first, usual = config.pipeline.provisioning, split.pools[0], facts_of(config)
+    facts = dataclasses.replace(
+        usual, heads=split.model.query_heads, devices_per_machine=max(sizes), smallest_tp=min(sizes)
     )
+    alike = len(split.pools) == 1
+    if table.fit_stages and alike:
+        facts = dataclasses.replace(facts, stages=stage_costs(config, split, sizes))
+    with contextlib.suppress(ConfigError):  # it is named with what else is wrong
+        policy: ProvisioningPolicy = build_policy("provisioning", chosen, facts)
+        if table.fit_stages and not (policy.watched_iterations() and alike):
+            raise FleetError(
+                f"table 'fleet': found fit_stages = true with provisioning {chosen.name!r} and {len(split.pools)} pools, "
+                "expected provisioning 'balanced' and one pool"
+            )
+        if policy.sizes_of_replicas() and not alike:
+            raise FleetError(
+                f"keys 'pipeline.provisioning' and 'fleet.rollout': found {chosen.name!r}, which resizes replicas, and "
+                f"{len(split.pools)} pools of them, expected one pool, or provisioning that resizes none, such as 'static'"
+            )
+        if policy.sizes_of_replicas():
+            groups, samples = config.pipeline.prompts_per_step, config.pipeline.samples_per_prompt
+            best = best_size(sizes, workload, first.table, devices=first.gpus, groups=groups, samples=samples)
+            facts = dataclasses.replace(facts, best_tp=best)
+    factory = load_policy("provisioning", chosen.name)
+    known, said = options_from(factory, facts), options_from(factory, usual)
+    of_fleet = {name: value for name, value in known.items() if name not in said or said[name] != value}
+    return Choice(name=chosen.name, **{**of_fleet, **chosen.options})
 
 
 def _cost_model(decode: DecodeCost) -> CostModelConfig:

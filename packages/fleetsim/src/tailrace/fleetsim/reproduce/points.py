@@ -11,6 +11,7 @@ from typing import Any
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.config.target import configuration
+from tailrace.pipeline.run.facts import facts_of
 
 
 class Toml(str):
@@ -64,8 +65,7 @@ class Point:
         assert isinstance(gpus, int)
         assert isinstance(parallel, int)
         config = self.config()  # without its fleet, from which other policies may have their cost model
-        known = {} if config.rollout.cost_model is None else config.rollout.cost_model.model_dump()
-        sync = build_policy("sync", config.pipeline.sync, None, known)
+        sync = build_policy("sync", config.pipeline.sync, facts_of(config))
         return steps * (1_000 + gpus / parallel) * (2 if sync.mixes_versions else 1)
 
     def __str__(self) -> str:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from tailrace.contracts import PluginError, check_policy, plugins
-from tailrace.contracts.policies import BASES
+from tailrace.contracts import (
+    BASES,
+    AdmissionPolicy,
+    AxisPolicy,
+    BatchingPolicy,
+    Facts,
+    PluginError,
+    check_options,
+    check_policy,
+    plugins,
+)
 from tailrace.pipeline.config.models import Choice
 from tailrace.pipeline.config.options import Factory, read_options
 from tailrace.pipeline.errors import ConfigError
@@ -26,20 +34,14 @@ def load_policy(axis: str, name: str) -> Factory:
     return factory
 
 
-def build_policy(
-    axis: str,
-    choice: Choice,
-    given: Mapping[str, Any] | None = None,
-    where_taken: Mapping[str, Any] | None = None,
-    factory: Factory | None = None,
-) -> Any:
+def build_policy(axis: str, choice: Choice, facts: Facts | None = None, factory: Factory | None = None) -> Any:
     """The policy that a configuration chooses.
 
     Args:
         axis: the policy's axis.
         choice: the policy's name and options.
-        given: options that follow from the rest of the configuration. The policy must have them.
-        where_taken: further such options, used only if the policy has them.
+        facts: what the run knows of itself, from which a policy's class takes the options that the choice does not give.
+            None: nothing. A function takes nothing.
         factory: builds the policy; None: the plugin of that name.
 
     Raises:
@@ -49,12 +51,17 @@ def build_policy(
     factory = factory or load_policy(axis, choice.name)
     if isinstance(factory, type):
         check_form(axis, choice.name, factory)
-    takes = inspect.signature(factory).parameters
-    offered = {name: value for name, value in (where_taken or {}).items() if name in takes}
-    options = {**offered, **(given or {}), **choice.options}
+    options = {**options_from(factory, facts), **choice.options}
     policy = read_options(factory, options, f"key 'pipeline.{axis}': {choice.name!r}")
     check_form(axis, choice.name, policy)
     return policy
+
+
+def options_from(factory: Factory, facts: Facts | None) -> Mapping[str, object]:
+    """The options that a policy's class takes from the facts; none of a function, or without facts."""
+    if facts is None or not (isinstance(factory, type) and issubclass(factory, AxisPolicy)):
+        return {}
+    return factory.options_from(facts)
 
 
 def check_form(axis: str, name: str, policy: object) -> None:
@@ -67,5 +74,21 @@ def check_form(axis: str, name: str, policy: object) -> None:
         return  # a part of a component
     try:
         check_policy(axis, policy)
+        if isinstance(policy, type):
+            check_options(policy)
     except PluginError as error:
         raise ConfigError(f"key 'pipeline.{axis}': {name!r}: {error}") from error
+
+
+def check_surplus(batching: BatchingPolicy, admission: AdmissionPolicy) -> None:
+    """Check that admission has room for the groups that batching generates beyond a batch.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    if batching.surplus_groups > admission.surplus_groups:
+        raise ConfigError(
+            f"keys 'pipeline.batching' and 'pipeline.admission': found {batching.surplus_groups} surplus groups of a batch and "
+            f"room for {admission.surplus_groups} of {type(admission).__name__}, expected an admission that makes room for "
+            "them, such as 'bounded', or no surplus groups"
+        )

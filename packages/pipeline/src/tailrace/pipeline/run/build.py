@@ -16,7 +16,7 @@ from tailrace.paramserver import ParamServerError
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options, registered
-from tailrace.pipeline.config.policies import build_policy
+from tailrace.pipeline.config.policies import build_policy, check_surplus
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.roles.data import DataRole
 from tailrace.pipeline.roles.prompts import SamplingTable
@@ -36,6 +36,7 @@ from tailrace.pipeline.run.environments import (
     held_out_problems,
     no_tool_prefix,
 )
+from tailrace.pipeline.run.facts import facts_of
 from tailrace.pipeline.run.machines import (
     check_domains,
     check_own_machines,
@@ -43,7 +44,6 @@ from tailrace.pipeline.run.machines import (
     checkpoint_holders,
     machine_names,
 )
-from tailrace.pipeline.run.policy_facts import cost_facts, device_facts, stream_facts
 from tailrace.pipeline.run.pools import (
     cell_devices,
     check_pools,
@@ -93,21 +93,12 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
             f"keys 'pipeline.buffer_prompts' and 'pipeline.prompts_per_step': found {pipeline.buffer_prompts} and "
             f"{pipeline.prompts_per_step}, expected room for at least one batch: otherwise none is ever complete"
         )
-    given = {
-        "batching": {"samples": pipeline.samples_per_prompt},
-        "provisioning": {"count": config.rollout.replicas},
-    }
-    known = {
-        **cost_facts(config),
-        **stream_facts(config),
-        **device_facts(config),
-        "silent_s": config.deadlines.silent_s,
-    }
+    facts = facts_of(config)
     policies: dict[str, Any] = {}
     gathered = Gathered()
     for axis in (*AXES, "detection", "sampler"):
         with gathered.check():
-            policies[axis] = build_policy(axis, getattr(pipeline, axis), given.get(axis), known)
+            policies[axis] = build_policy(axis, getattr(pipeline, axis), facts)
     if pipeline.eviction is not None:
         with gathered.check():
             if pipeline.buffer_prompts is None:
@@ -125,8 +116,9 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
             check_environment(config)
     gathered.done()
     if policies["batching"].surplus_groups:  # admission must have room for them
-        surplus = {"surplus": policies["batching"].surplus_groups}
-        policies["admission"] = build_policy("admission", pipeline.admission, surplus)
+        facts = dataclasses.replace(facts, surplus_groups=policies["batching"].surplus_groups)
+        policies["admission"] = build_policy("admission", pipeline.admission, facts)
+        check_surplus(policies["batching"], policies["admission"])
     task = config.task
     forced = (FORCED, FORCED_GREEDY) if task.name is not None and config.evaluation.controls else ()
     no_tool = (NO_TOOL,) if config.evaluation.controls and no_tool_prefix(config) else ()
@@ -235,7 +227,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
             "end_tokens": end_markers(config, prepared.model),
         },
         "verifier": prepared.verifier,
-        "mixed_versions": build_policy("sync", config.pipeline.sync, None, cost_facts(config)).mixes_versions,
+        "mixed_versions": build_policy("sync", config.pipeline.sync, facts_of(config)).mixes_versions,
     }
     checkpoints = directory.checkpoints.absolute()
     trainer_arguments = {
@@ -343,8 +335,7 @@ def _check_seeds(config: RunConfig) -> None:
     """Check that the engine keeps seeds if the batching policy draws the same noise twice."""
     from tailrace.rollout import keeps_seeds
 
-    samples = {"samples": config.pipeline.samples_per_prompt}
-    policy = build_policy("batching", config.pipeline.batching, samples, stream_facts(config))
+    policy = build_policy("batching", config.pipeline.batching, facts_of(config))
     engine = selected_engine(config)
     if policy.draws_again() and not keeps_seeds(engine):
         raise ConfigError(

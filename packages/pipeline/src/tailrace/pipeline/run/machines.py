@@ -47,7 +47,7 @@ def check_standby(config: RunConfig) -> None:
         ConfigError: there is no machine, no replica of the trainer's kind, or not as many as its largest parallel group has.
     """
     key = "key 'pipeline.recovery.standby'"
-    if not getattr(build_policy("recovery", config.pipeline.recovery), "standby", False):
+    if not build_policy("recovery", config.pipeline.recovery).takes_standbys():
         return
     if not machine_names(config):
         raise ConfigError(f"{key}: found it on 1 machine, expected executor.machines = 2 or more")

@@ -6,7 +6,17 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
-from tailrace.contracts import Cycle, Evict, Move, Placement, RelocationPolicy, ReplicaView, RoutingPolicy, SyncPolicy
+from tailrace.contracts import (
+    Cycle,
+    Evict,
+    Move,
+    Placement,
+    RelocationPolicy,
+    ReplicaView,
+    RoutingPolicy,
+    SyncPolicy,
+    check_policy,
+)
 from tailrace.contracts.testing import check_reason
 from tailrace.repack.testing.cycles import random_cycle, shuffled
 
@@ -25,6 +35,7 @@ def check_routing_policy(policy: RoutingPolicy, *, seed: int = 0, cases: int = 3
     Raises:
         AssertionError: the policy breaks the contract; the message names the seed.
     """
+    check_policy("routing", policy)
     placed = 0
     for case in range(seed, seed + cases):
         random_numbers = random.Random(case)
@@ -85,6 +96,7 @@ def check_sync_policy(
     Raises:
         AssertionError: the policy breaks the contract; the message names the seed.
     """
+    check_policy("sync", policy)
     pulls = 0
     for case in range(seed, seed + cases):
         random_numbers = random.Random(case)
@@ -138,6 +150,7 @@ def check_relocation_policy(policy: RelocationPolicy, *, kv_limit: float = 1.0, 
     Raises:
         AssertionError: the policy breaks the contract; the message names the seed.
     """
+    check_policy("relocation", policy)
     planned = 0
     for case in range(seed, seed + cases):
         random_numbers = random.Random(case)

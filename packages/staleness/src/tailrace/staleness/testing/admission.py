@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from tailrace.contracts import AdmissionGate, AdmissionPolicy, Candidate, TailraceError
+from tailrace.contracts import AdmissionGate, AdmissionPolicy, Candidate, TailraceError, check_policy
 
 
 class RandomSampler:
@@ -45,6 +45,7 @@ def check_admission_policy(policy: AdmissionPolicy, *, seed: int = 0, cases: int
     Raises:
         AssertionError: the admission breaks the contract; the message names the seed.
     """
+    check_policy("admission", policy)
     oldest = 0
     for case in range(seed, seed + cases):
         drive = AdmissionDrive(policy, case)
