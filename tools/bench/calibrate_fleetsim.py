@@ -21,8 +21,7 @@ import time
 
 from tailrace.contracts import plugins
 from tailrace.fleetsim.reproduce import Paper, reproduce
-from tailrace.fleetsim.reproduce.paper import GROUP, Lab
-from tailrace.fleetsim.reproduce.parameters import Parameter
+from tailrace.fleetsim.reproduce.paper import GROUP, Lab, Parameter
 from tailrace.staleflow.paper.points import ASYNC, BOUNDS, MODELS, NODE, ONE_STEP, point
 
 STEP = 1.15

@@ -16,7 +16,7 @@ from tailrace.paramserver import RelayProcess, left_segments
 from tailrace.paramserver.machine.segments import living_owner
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.rollout.service.own_directory import OwnDirectory
+from tailrace.rollout.service.service import OwnDirectory
 from tailrace.runtime.hosts import ray_session
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system does not list shared memory")

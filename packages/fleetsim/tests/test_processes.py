@@ -6,13 +6,13 @@ import subprocess
 import sys
 import time
 
-from tailrace.fleetsim.processes import in_processes
+from tailrace.fleetsim.run import in_processes
 
 PARENT = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from waiting_work import work
-from tailrace.fleetsim.processes import in_processes
+from tailrace.fleetsim.run import in_processes
 if __name__ == "__main__":
     for _, pid in in_processes(work, [0.0, 0.0, 600.0, 600.0, 600.0], processes=2):
         print(pid, flush=True)

@@ -33,7 +33,7 @@ def test_a_function_of_a_file(source):
 
 
 def test_a_function_of_a_module():
-    assert load_reference("tailrace.reward.verifiers.exact:exact")("<answer>a</answer>", "a", {}) == 1.0
+    assert load_reference("tailrace.reward.verifiers.basic:exact")("<answer>a</answer>", "a", {}) == 1.0
 
 
 @pytest.mark.parametrize(

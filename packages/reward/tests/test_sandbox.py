@@ -11,9 +11,9 @@ import pytest
 
 from tailrace.reward.sandbox import Limits, NoSandboxError, RunVerdict, probe_sandbox, sandbox_names, select_sandbox
 from tailrace.reward.sandbox import select as selection
-from tailrace.reward.sandbox.probe import Probe
 from tailrace.reward.sandbox.scratch import DEEPEST, remove, scratch_size
 from tailrace.reward.sandbox.seccomp import PROTECTED, program_filter, protecting_filters
+from tailrace.reward.sandbox.select import Probe
 
 SLEEP = "import os, time\nif os.fork() == 0: os.fork()\ntime.sleep(60)"
 LOCAL = ("sandlock", "bubblewrap")

@@ -19,7 +19,7 @@ import tailrace.reward
 from tailrace.reward.code import CodeRun, SandboxFailedError, read_tests, run_tests
 from tailrace.reward.sandbox import probe_sandbox, select_sandbox
 from tailrace.reward.sandbox.testing import HOSTILE, hostile
-from tailrace.reward.sandbox.testing.bait import Bait
+from tailrace.reward.sandbox.testing.hostile import Bait
 
 BACKENDS = {
     "sandlock": "tailrace.reward.sandbox.sandlock:sandlock_sandbox:8",

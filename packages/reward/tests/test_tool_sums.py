@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tailrace.reward.tasks import split_of
 from tailrace.reward.tasks.tool_sums import TOOL_SUMS, ToolSums
-from tailrace.reward.verifiers.exact import exact
+from tailrace.reward.verifiers.basic import exact
 
 SEEDS = st.integers(0, 2**31)
 _PIECE = re.compile(r" ?[^\s<>]+|\s|[<>]")  # as the small tokenizer cuts texts

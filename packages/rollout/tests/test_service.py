@@ -31,7 +31,7 @@ from tailrace.rollout import (
 )
 from tailrace.rollout.service import ReplicaProcess, left_directories
 from tailrace.rollout.service.prompts import PromptReader
-from tailrace.rollout.service.replica_thread import in_thread
+from tailrace.rollout.service.replica_process import in_thread
 from tailrace.rollout.testing import TensorFakeEngine, build_fake_engine, fake_token, fake_weights, save_fake_model
 
 DEADLINE_S = 60.0

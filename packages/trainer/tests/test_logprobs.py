@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from tailrace.trainer import logprobs as module
-from tailrace.trainer.logprobs import token_logprobs
+from tailrace.trainer import policy as module
+from tailrace.trainer.policy import token_logprobs
 
 
 @pytest.mark.parametrize("chunk_elements", [1 << 24, 17 * 5, 1])

@@ -18,10 +18,11 @@ from tailrace.trainer.warmstart import (
     TokenizerShape,
     WarmStartConfig,
     WarmStartJob,
+    _report,
     continue_sft,
+    run_ranks,
     warm_start,
 )
-from tailrace.trainer.warmstart_processes import _report, run_ranks
 
 EXAMPLES = [(f"{a} + {b} = ", f"<answer>{a + b}</answer>") for a in range(10) for b in range(10)]
 CONFIG = WarmStartConfig(steps=6, batch=8, lr=0.01, warmup_steps=2, processes=2, device="cpu")

@@ -1,4 +1,4 @@
-"""The slow, obvious engine: one step at a time, every token counted one by one. The rules are those of `boundaries.py`."""
+"""The slow, obvious engine: one step at a time, every token counted one by one. The rules are those of `engine.py`."""
 
 from math import inf
 

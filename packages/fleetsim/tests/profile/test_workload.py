@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profile_machine import FLAT, GROUPS
 
+from tailrace.fleetsim.profile.fleet import MeasuredWorkload, grown
 from tailrace.fleetsim.profile.machine import Curve, WorkloadPart
-from tailrace.fleetsim.profile.workload import MeasuredWorkload, grown
 from tailrace.trajstore import MixOrder
 
 

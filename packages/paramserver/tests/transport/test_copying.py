@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.paramserver import ChunkDamaged, ManifestInvalid, RawTensor
-from tailrace.paramserver.clients.copy_into import copy_tensors
+from tailrace.paramserver.clients.lease_view import copy_tensors
 from tailrace.paramserver.copying import BLOCK_BYTES, copy, hashed_copy, joined
 from tailrace.paramserver.manifest import DTYPES, Manifest, TensorSpec, aligned, byte_size, checksum
 

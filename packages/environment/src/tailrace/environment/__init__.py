@@ -16,12 +16,10 @@ from tailrace.environment.errors import (
     SetupError,
     UnknownSessionError,
 )
-from tailrace.environment.examining import examine_environment
-from tailrace.environment.finding import environment_names
 from tailrace.environment.pool import EnvironmentPool
 from tailrace.environment.protocol import GROUP, Action, Environment, Observation, StepResult
 from tailrace.environment.sessions import Opened, PoolCounts, Replayed
-from tailrace.environment.workers import Abilities
+from tailrace.environment.workers import Abilities, environment_names, examine_environment
 
 __version__ = "0.1.0"
 __all__ = [

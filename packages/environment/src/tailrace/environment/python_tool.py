@@ -8,12 +8,14 @@ of `tailrace.reward.sandbox` alone; without one that works here the environment 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import math
 import random
 import re
 import textwrap
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.contracts import extra
 from tailrace.environment.protocol import Observation, StepResult
-from tailrace.environment.shared_sandbox import get_sandbox, run_program
 
 if TYPE_CHECKING:
-    from tailrace.reward.sandbox import Limits
+    from tailrace.reward.sandbox import Limits, ProgramRun, Sandbox
+
 
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _HARNESS = Path(__file__).with_name("blocks.py.txt").read_text(encoding="utf-8")
@@ -155,3 +157,50 @@ def _checked_latency(given: Mapping[str, float]) -> dict[str, float]:
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: max(0, most - len(_CUT))] + _CUT
+
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+_sandboxes: dict[tuple[str, tuple[str, ...]], Sandbox] = {}
+
+
+def run_program(sandbox: str, program: str, stdin: bytes, limits: Limits, modules: tuple[str, ...] = ()) -> ProgramRun:
+    """Run a program and wait for its end.
+
+    Args:
+        sandbox: the sandbox's name, see `tailrace.reward.sandbox.select_sandbox`.
+        program: its source.
+        stdin: its input.
+        limits: its limits.
+        modules: installed modules that it may import.
+
+    Raises:
+        NoSandboxError: no sandbox works here.
+        SandboxFailedError: the sandbox failed, which says nothing of the program.
+    """
+    from tailrace.reward.errors import SandboxFailedError
+    from tailrace.reward.sandbox import RunVerdict
+
+    found, loop = get_sandbox(sandbox, modules)
+    run = asyncio.run_coroutine_threadsafe(found.run(program, stdin=stdin, limits=limits), loop).result()
+    if run.verdict is RunVerdict.INFRASTRUCTURE:
+        raise SandboxFailedError(f"the sandbox {run.isolation!r} failed: {run.reason}")
+    return run
+
+
+def get_sandbox(name: str, modules: tuple[str, ...] = ()) -> tuple[Sandbox, asyncio.AbstractEventLoop]:
+    """The process's sandbox of this name with these modules, and the loop in which it runs; the first call probes it.
+
+    Raises:
+        NoSandboxError: no sandbox works here.
+    """
+    global _loop
+    from tailrace.reward.sandbox import select_sandbox
+
+    with _lock:
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name="tailrace-sandbox", daemon=True).start()
+        if (name, modules) not in _sandboxes:
+            _sandboxes[name, modules] = select_sandbox(name, modules)
+        return _sandboxes[name, modules], _loop

@@ -1,17 +1,66 @@
-"""The workers of a pool: as many as there should be, each with its environment loaded, and who is given the next session."""
+"""The workers of a pool: as many as there should be, each with its environment loaded, and who is given the next session.
+
+A worker is told to load a registration of this interpreter, or the file of an adapter for another interpreter.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from tailrace.contracts import PluginError, plugins
 from tailrace.environment.errors import PoolClosedError, SetupError
-from tailrace.environment.finding import for_worker
 from tailrace.environment.link import WorkerGoneError, WorkerLink
+from tailrace.environment.protocol import GROUP
+
+
+def environment_names() -> list[str]:
+    """The registered environments."""
+    return plugins.names(GROUP)
+
+
+def for_worker(environment: str, python: str) -> str:
+    """How a worker finds the environment.
+
+    Another interpreter need not have the package that registers an environment: it is handed the module's file, which may
+    import the standard library and what that interpreter has. A name that is not registered here is looked up there.
+
+    Args:
+        environment: a registered name, ``module:Class`` or ``file.py:Class``.
+        python: the worker's interpreter; empty: this one.
+
+    Raises:
+        SetupError: no environment has this name, or there is no such file.
+    """
+    source, colon, name = environment.rpartition(":")
+    if colon:
+        if source.endswith(".py"):
+            if not Path(source).is_file():
+                raise SetupError(f"found no file {source!r}, expected one with the environment {name}")
+            return f"{Path(source).absolute()}:{name}"
+        return environment
+    if python and environment not in environment_names():
+        return environment
+    try:
+        reference = plugins.reference(GROUP, environment)
+    except PluginError as error:
+        raise SetupError(str(error)) from error
+    if not python:
+        return reference
+    module, _, name = reference.partition(":")
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise SetupError(
+            f"found the environment {environment!r} in {module}, which has no file for another interpreter"
+        )
+    return f"{spec.origin}:{name}"
+
 
 _FAILED_STARTS = 3  # in a row, after which a worker is started only when there is none left
 
@@ -185,3 +234,30 @@ class Workers:
             self.links = [each for each in self.links if each is not link]
             self._retiring = [each for each in self._retiring if each is not link]
             self._replace()
+
+
+_SILENT_S = 10.0
+
+
+def examine_environment(
+    environment: str, options: Mapping[str, Any] | None = None, *, python: str = "", start_s: float = 60.0
+) -> Abilities:
+    """Start one worker, have it load the environment with these options, and end it. Not for a thread with an event loop.
+
+    Args:
+        environment: a registered name, ``module:Class`` or ``file.py:Class``.
+        options: its options; JSON values.
+        python: the interpreter; empty: this one.
+        start_s: deadline.
+
+    Raises:
+        SetupError: the environment cannot be had; one line says why.
+    """
+
+    async def examine() -> Abilities:
+        workers = Workers(environment, options or {}, 1, python, start_s, _SILENT_S)
+        await workers.start()
+        await workers.stop()
+        return workers.abilities
+
+    return asyncio.run(examine())

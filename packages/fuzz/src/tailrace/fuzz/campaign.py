@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from tailrace.fleetsim.processes import in_processes
+from tailrace.fleetsim.run import in_processes
 from tailrace.fuzz.draw import draw_case
 from tailrace.fuzz.policies import NONE, Policies
 from tailrace.fuzz.trial import Violation, run_case

@@ -1,7 +1,6 @@
 """The data module of asynchronous RL: prompts, trajectories until they were trained on, samplers, eviction. No dependency."""
 
 from tailrace.contracts import PartialDelta, Resume
-from tailrace.trajstore.dataset_rows import DATASET
 from tailrace.trajstore.errors import (
     AlreadyConsumedError,
     DatasetsSupportError,
@@ -15,9 +14,9 @@ from tailrace.trajstore.errors import (
     TrajstoreError,
     UnknownTrajectoryError,
 )
-from tailrace.trajstore.eviction import Oldest, Stalest
-from tailrace.trajstore.group_samplers import Fifo, InOrder, Lifo, Newest, RewardVariance
+from tailrace.trajstore.group_policies import Fifo, InOrder, Lifo, Newest, Oldest, RewardVariance, Stalest
 from tailrace.trajstore.messages import Messages
+from tailrace.trajstore.prompt_files import DATASET
 from tailrace.trajstore.prompt_mix import MixOrder, PromptMix
 from tailrace.trajstore.prompt_pool import Prompt, PromptPool, read_prompts
 from tailrace.trajstore.records import (

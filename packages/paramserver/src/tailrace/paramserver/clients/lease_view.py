@@ -1,19 +1,192 @@
-"""The tensors of one version, by name, which a reader may use during a lease."""
+"""The tensors of one version, by name, which a reader may use during a lease, and their copies into the caller's own.
+
+A chunk's checksum covers all its bytes in order, and tensors begin and end anywhere in it. So a verified copy goes through a
+chunk from its first byte to its last: what belongs to a wanted tensor is copied and hashed where it was copied to, the
+rest (padding, tensors that nobody asked for) is hashed where it lies. Chunks without a wanted tensor are not read at all.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
-from tailrace.paramserver.clients.copy_into import copy_tensors
 from tailrace.paramserver.clients.needs import Selection
+from tailrace.paramserver.copying import Address, Hasher, joined, move
 from tailrace.paramserver.dlpack import flat_torch
 from tailrace.paramserver.errors import ChunkDamaged, LeaseExpired, ManifestInvalid
 from tailrace.paramserver.layout.sharding import GlobalTensor
 from tailrace.paramserver.machine.host import HOST
-from tailrace.paramserver.manifest import Manifest, checksum
-from tailrace.paramserver.tensors import RawTensor, as_torch
+from tailrace.paramserver.manifest import Manifest, TensorSpec, checksum
+from tailrace.paramserver.tensors import RawTensor, as_torch, source
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTarget:
+    """The place to which one tensor is copied.
+
+    Args:
+        spec: the tensor.
+        address: the address of its first byte in this process's memory; None if it is elsewhere, or has gaps.
+        write: for such a tensor, a function that copies it from the version's bytes.
+    """
+
+    spec: TensorSpec
+    address: int | None
+    write: Callable[[memoryview], None] | None = None
+
+
+def target(spec: TensorSpec, value: Any, held: ExitStack) -> TensorTarget:
+    """The target that a caller gave for a tensor: a torch tensor, a `RawTensor` or a writable buffer (numpy array).
+
+    Args:
+        held: keeps the buffer where it is for as long as it is open.
+
+    Raises:
+        ManifestInvalid: its dtype, shape or size is not that of the tensor, or it cannot be written.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _torch_target(torch, spec, value)
+    found = source(spec.name, value)
+    if (found.dtype, found.shape) != (spec.dtype, spec.shape) and not _bytes_of(spec, found.dtype, found.shape):
+        raise _differs(spec, found.dtype, found.shape)
+    buffer = value.data if isinstance(value, RawTensor) else value
+    try:
+        return TensorTarget(spec, held.enter_context(Address(buffer, writable=True)).start)
+    except BufferError as error:
+        raise ManifestInvalid(f"{spec.name!r}: found a buffer that cannot be written ({error})") from error
+
+
+def _torch_target(torch: Any, spec: TensorSpec, tensor: Any) -> TensorTarget:
+    dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    if (dtype, shape) != (spec.dtype, spec.shape):
+        raise _differs(spec, dtype, shape)
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise ManifestInvalid(f"{spec.name!r}: found a {tensor.layout} tensor on {tensor.device}, expected a dense one")
+    tensor = tensor.detach()  # a parameter is written like its `.data`: no autograd, no gradient
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        return TensorTarget(spec, int(tensor.data_ptr()))
+
+    def write(version: memoryview) -> None:
+        tensor.copy_(as_torch(spec, flat_torch(version)))
+
+    return TensorTarget(spec, None, write)
+
+
+def _bytes_of(spec: TensorSpec, dtype: str, shape: tuple[int, ...]) -> bool:
+    """Whether a plain byte buffer is meant for the tensor's bytes."""
+    return dtype == "uint8" and shape == (spec.nbytes,)
+
+
+def _differs(spec: TensorSpec, dtype: str, shape: tuple[int, ...]) -> ManifestInvalid:
+    return ManifestInvalid(
+        f"{spec.name!r}: found a target of {dtype} {list(shape)}, expected {spec.dtype} {list(spec.shape)}"
+    )
+
+
+def copy_tensors(
+    manifest: Manifest,
+    view: memoryview,
+    checksums: Sequence[int] | Mapping[int, int],
+    targets: Mapping[str, Any],
+    *,
+    verify: bool,
+) -> None:
+    """Copy named tensors of a version.
+
+    Args:
+        manifest: the version's layout.
+        view: its bytes.
+        checksums: the checksums of its chunks.
+        targets: for names of the version (tied ones too): torch tensors, `RawTensor`s or writable buffers of the same dtype
+            and shape. A plain buffer of bytes stands for a tensor of its size.
+        verify: compare the chunks with their checksums.
+
+    Raises:
+        ManifestInvalid: a name is not in the version, or its target does not fit; nothing was written.
+        ChunkDamaged: a chunk differs from its checksum. The targets may hold anything.
+    """
+    with ExitStack() as held:
+        start = held.enter_context(Address(view)).start
+        wanted = _resolve(manifest, targets, held)
+        if verify:
+            for index, inside in _by_chunk(manifest, wanted).items():
+                _copy_chunk(manifest, view, start, index, inside, checksums[index])
+        else:
+            moves = [
+                (first.address, start + first.spec.offset, first.spec.nbytes)
+                for first, *_ in wanted
+                if first.address is not None
+            ]
+            for into, origin, nbytes in joined(moves):
+                move(into, origin, nbytes)
+        for first, *others in wanted:
+            origin = start + first.spec.offset if first.address is None else first.address
+            for item in others if first.address is not None else (first, *others):
+                if item.address is not None:
+                    move(item.address, origin, item.spec.nbytes)
+                elif item.write is not None:
+                    item.write(view)
+
+
+def _resolve(manifest: Manifest, targets: Mapping[str, Any], held: ExitStack) -> list[list[TensorTarget]]:
+    """The targets of each wanted tensor, by offset. A tied tensor may have several; those in memory come first."""
+    specs = {spec.name: spec for spec in manifest.tensors}
+    by_tensor = dict[str, list[TensorTarget]]()
+    for name, value in targets.items():
+        spec = specs.get(manifest.tied.get(name, name))
+        if spec is None:
+            raise ManifestInvalid(
+                f"version {manifest.version} has no tensor {name!r}, expected one of its {len(specs)}: "
+                f"{', '.join(list(specs)[:5])}, ..."
+            )
+        by_tensor.setdefault(spec.name, []).append(target(spec, value, held))
+    found = [sorted(same, key=lambda item: item.address is None) for same in by_tensor.values()]
+    # An empty tensor may share its offset with the next one, and needs nothing.
+    return sorted((same for same in found if same[0].spec.nbytes), key=lambda same: same[0].spec.offset)
+
+
+def _copy_chunk(
+    manifest: Manifest,
+    view: memoryview,
+    start: int,
+    index: int,
+    inside: list[tuple[TensorTarget, int, int]],
+    expected: int,
+) -> None:
+    offset, nbytes = manifest.chunk(index)
+    hasher, position = Hasher(), offset
+    for item, first, last in inside:
+        hasher.skip(view[position:first])
+        if item.address is None:
+            hasher.skip(view[first:last])
+        else:
+            hasher.copy(item.address + first - item.spec.offset, start + first, last - first)
+        position = last
+    hasher.skip(view[position : offset + nbytes])
+    if (found := hasher.value()) != expected:
+        names = [item.spec.name for item, _, _ in inside]
+        raise ChunkDamaged(
+            f"chunk {index} of version {manifest.version} (bytes {offset} to {offset + nbytes}, with "
+            f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}) has the checksum "
+            f"{found:016x}, expected {expected:016x}; the targets hold a mixture: copy the version again"
+        )
+
+
+def _by_chunk(manifest: Manifest, wanted: list[list[TensorTarget]]) -> dict[int, list[tuple[TensorTarget, int, int]]]:
+    """For every chunk with a wanted tensor, in order: the tensors in it, and the bytes that they occupy."""
+    found = dict[int, list[tuple[TensorTarget, int, int]]]()
+    for same in wanted:
+        spec = same[0].spec
+        end = spec.offset + spec.nbytes
+        for index in range(spec.offset // manifest.chunk_bytes, -(-end // manifest.chunk_bytes)):
+            offset, nbytes = manifest.chunk(index)
+            found.setdefault(index, []).append((same[0], max(spec.offset, offset), min(end, offset + nbytes)))
+    return found
 
 
 class WeightLease(Mapping[str, Any]):

@@ -1,4 +1,4 @@
-"""Scores of programs: in a sandbox, with a timeout that adapts to right programs of the same prompt.
+"""Scores of programs by hidden tests: in a sandbox, with a timeout that adapts to right programs of the same prompt.
 
 A sample of the programs that used up their timeout is tried again with the largest one, which shows false timeouts.
 """
@@ -9,15 +9,16 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
 
 from tailrace.reward.code.rows import CodeTests, program_in, read_tests
 from tailrace.reward.code.run import CodeRun, run_tests
 from tailrace.reward.errors import ScoringError
 from tailrace.reward.items import Recheck, ScoreItem, ScoringResult
-from tailrace.reward.sandbox import Sandbox
+from tailrace.reward.sandbox import Sandbox, select_sandbox
 from tailrace.reward.settings import CodeSettings
-from tailrace.reward.timeouts import Anchors
+from tailrace.reward.timeouts import AdaptiveTimeout, Anchors
 from tailrace.reward.turns import TURNS, said
 
 
@@ -115,3 +116,30 @@ def _prompt(item: ScoreItem) -> int:
         return hash(item.prompt_text)
     columns = {name: value for name, value in item.metadata.items() if name != TURNS}
     return hash(json.dumps(columns, sort_keys=True, default=str))
+
+
+def code(response: str, answer: str, metadata: Mapping[str, Any]) -> float:  # noqa: ARG001 (the protocol passes it)
+    """1.0 if the response's program passes every test, else 0.0. For a single call; a scheduler keeps its sandbox.
+
+    Args:
+        response: its program is found as in `program_in`.
+        answer: the reference solution, which is not needed here.
+        metadata: the tests, see `read_tests`.
+
+    Raises:
+        CodeRowError: the row's tests are missing or malformed.
+        NoSandboxError: no sandbox works here, so nothing was run.
+        SandboxFailedError: the sandbox failed.
+    """
+    tests = read_tests(metadata)
+    program = program_in(said(response, metadata), tests.entry_point)
+
+    async def judge() -> float:
+        sandbox = select_sandbox()
+        try:
+            limit = AdaptiveTimeout().timeout_s(tests.reference_time_s)
+            return float((await run_tests(sandbox, program, tests, limit)).right)
+        finally:
+            await sandbox.close()
+
+    return asyncio.run(judge())

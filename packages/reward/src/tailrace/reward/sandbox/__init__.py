@@ -2,9 +2,8 @@
 
 from tailrace.reward.errors import NoSandboxError
 from tailrace.reward.sandbox.limits import DEFAULT_LIMITS, Limits
-from tailrace.reward.sandbox.probe import Probe
 from tailrace.reward.sandbox.protocol import ProgramRun, RunVerdict, Sandbox
-from tailrace.reward.sandbox.select import AUTOMATIC, probe_sandbox, sandbox_names, select_sandbox
+from tailrace.reward.sandbox.select import AUTOMATIC, Probe, probe_sandbox, sandbox_names, select_sandbox
 
 __all__ = [
     "AUTOMATIC",

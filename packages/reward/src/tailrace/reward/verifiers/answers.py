@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from tailrace.reward.extraction import solution_answer, unboxed
-from tailrace.reward.verifiers.exact import normalise
+from tailrace.reward.verifiers.basic import normalise
 from tailrace.reward.verifiers.notation import plain
 from tailrace.reward.verifiers.numeric import is_number
 

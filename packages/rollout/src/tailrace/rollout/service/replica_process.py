@@ -16,7 +16,8 @@ from tailrace.contracts import EngineFactory, Event, Resume, Route, Sampling
 from tailrace.processes import Child
 from tailrace.rollout.errors import CloseTimeoutError, ReplicaCrashedError
 from tailrace.rollout.order import ReplicaCommand
-from tailrace.rollout.service.handle import ReplicaSetup
+from tailrace.rollout.replica import ReplicaWorker
+from tailrace.rollout.service.handle import ReplicaHandle, ReplicaSetup, StartReplica
 
 _CHILD = "tailrace.rollout.service.replica_child"
 _LOOK_S = 0.1
@@ -140,3 +141,20 @@ class ReplicaProcess:
             return ""
         how = f"by signal {-status}" if status < 0 else f"with status {status}"
         return f" {how}{': ' if self._reason else ''}{self._reason}"
+
+
+def in_thread(build: EngineFactory) -> StartReplica:
+    """Start replicas as threads here, with engines of a factory. What such a replica holds ends with this process only."""
+
+    def start(setup: ReplicaSetup) -> ReplicaHandle:
+        return ReplicaWorker(
+            setup.name,
+            build(str(setup.model), setup.options),
+            setup.book,
+            setup.weights,
+            sampling=setup.book.sampling,
+            flush_s=setup.flush_s,
+            pull_timeout_s=setup.pull_timeout_s,
+        )
+
+    return start

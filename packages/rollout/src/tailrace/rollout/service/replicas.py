@@ -32,8 +32,8 @@ from tailrace.contracts import (
 )
 from tailrace.rollout.errors import CloseTimeoutError, ReplicaCrashedError, RolloutError, ServiceDownError
 from tailrace.rollout.order import ReplicaCommand
+from tailrace.rollout.service.book import SampleOrder
 from tailrace.rollout.service.handle import ReplicaHandle, ReplicaSetup, StartReplica
-from tailrace.rollout.service.sample import SampleOrder
 
 _EVENTS_S = 0.5
 _CLOSE_S = 10.0

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 
 from tailrace.rollout.errors import ServiceDownError
-from tailrace.rollout.service.sample import Sample, SampleOrder
+from tailrace.rollout.service.book import Sample, SampleOrder
 
 Key = tuple[int, int]
 

@@ -11,8 +11,16 @@
 
 from typing import Any
 
-from tailrace.rollout.testing.fake_model import TensorFakeEngine, build_fake_engine, fake_weights, save_fake_model
-from tailrace.rollout.testing.fakes import FakeEngine, MemorySource, MemoryWeights, fake_token
+from tailrace.rollout.testing.fakes import (
+    FakeEngine,
+    MemorySource,
+    MemoryWeights,
+    TensorFakeEngine,
+    build_fake_engine,
+    fake_token,
+    fake_weights,
+    save_fake_model,
+)
 
 __all__ = [
     "EngineContract",

@@ -10,7 +10,7 @@ from typing import Any
 from tailrace.reward.errors import ScoringError
 from tailrace.reward.extraction import boxed, last_number, solution_answer, tagged, unboxed
 from tailrace.reward.turns import said
-from tailrace.reward.verifiers.math import expressions, words
+from tailrace.reward.verifiers.math import expressions
 from tailrace.reward.verifiers.math.expressions import flat
 from tailrace.reward.verifiers.math.structure import (
     AnswerShape,
@@ -25,6 +25,56 @@ from tailrace.reward.verifiers.math.structure import (
 from tailrace.reward.verifiers.notation import plain
 from tailrace.reward.verifiers.protocol import with_cpu_budget
 from tailrace.reward.verifiers.quantities import endless, quantity, rounds_to, value
+
+# Answers that are words or the letter of a choice are compared as texts: the library takes words for products.
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_CHOICE = re.compile(r"^(?:(?:option|choice|answer)\s+)?\(?([A-J])\)?(?:[.:)]+\s*(.*))?$", re.I)
+_BARE_CHOICE = re.compile(r"^\(?([A-J])\)?\.?$")
+_OTHER_CHOICE = re.compile(r"(?<![\w\\])[A-J](?!\w)")
+_LONG = re.compile(r"[a-zA-Z]{3,}")
+_SHORT = frozenset(("no", "on", "in", "up", "am", "pm", "to", "go", "so", "do", "he", "eh", "we", "is", "si"))
+_READ = frozenset(
+    """sin cos tan cot sec csc log exp sqrt arcsin arccos arctan sinh cosh
+    tanh infinity inf det gcd lcm max min mod""".split()  # noqa: SIM905 (twenty lines otherwise)
+)
+
+
+def unwrapped(text: str) -> str:
+    r"""The text with the content of each ``\text{...}`` in its place."""
+    return " ".join(_TEXT.sub(r"\1", text).split())
+
+
+def choice(text: str) -> str:
+    """The letter of a choice, such as ``B`` of ``(B)``, ``b.`` or ``B) 12 metres``, or an empty text."""
+    found = _CHOICE.match(unwrapped(text))
+    if found is None or _OTHER_CHOICE.search(found[2] or ""):
+        return ""
+    return found[1].upper()
+
+
+def is_choice(reference: str) -> bool:
+    """Whether a reference answer is nothing but the letter of a choice."""
+    return _BARE_CHOICE.match(unwrapped(reference)) is not None
+
+
+def is_text(text: str) -> bool:
+    """Whether an answer is words and no expression."""
+    if r"\begin" in text:
+        return False
+    bare = _COMMAND.sub(" ", unwrapped(text))
+    found = {word.lower() for word in _LONG.findall(bare)} - _READ
+    return bool(found) or bare.strip().lower() in _SHORT
+
+
+def same_text(reference: str, response: str) -> bool:
+    """Whether two answers are the same words, whatever their case and white space."""
+    return _folded(reference) == _folded(response)
+
+
+def _folded(text: str) -> str:
+    return " ".join(unwrapped(text).casefold().split())
+
 
 CPU_BUDGET_S = 2.0
 """CPU seconds for one response (RollPacker, section 4.3); most take a hundredth."""
@@ -108,8 +158,8 @@ def same(reference: str, response: str) -> bool:
         return True
     if not response:
         return False
-    if words.is_choice(reference):
-        return words.choice(reference) == words.choice(response)
+    if is_choice(reference):
+        return choice(reference) == choice(response)
     if r"\approx" in response:
         exact = _exact_side(response)
         return exact is not None and same(reference, exact)
@@ -174,8 +224,8 @@ def _same_one(reference: str, response: str) -> bool:
         return False
     if unit or given_unit:
         return same(number, given)
-    if words.is_text(reference) or words.is_text(response):
-        return words.same_text(reference, response)
+    if is_text(reference) or is_text(response):
+        return same_text(reference, response)
     exact, said = value(reference), value(response)
     if exact is not None and said is not None:
         return _same_number(reference, response, exact, said)

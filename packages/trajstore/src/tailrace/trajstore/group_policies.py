@@ -1,4 +1,6 @@
-"""Which complete groups the trainer consumes. Entry-point group ``tailrace.sampler``."""
+"""Which complete groups the trainer consumes (entry-point group ``tailrace.sampler``), and which leave a full experience buffer
+(Laminar, section 3.1; ``tailrace.eviction``).
+"""
 
 from __future__ import annotations
 
@@ -68,3 +70,21 @@ def _variance(rewards: Sequence[float]) -> Fraction:
     values = [Fraction(reward) for reward in rewards]
     mean = sum(values, Fraction(0)) / len(values)
     return sum(((value - mean) ** 2 for value in values), Fraction(0)) / len(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Oldest:
+    """The group that was completed first leaves. Plugin ``oldest``."""
+
+    def evict(self, candidates: Sequence[Candidate], count: int) -> Sequence[int]:
+        """The groups that were completed first."""
+        return [group.key for group in sorted(candidates, key=lambda group: group.order)[:count]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stalest:
+    """The group of the oldest weight version leaves, even if it has just come in. Plugin ``stalest``."""
+
+    def evict(self, candidates: Sequence[Candidate], count: int) -> Sequence[int]:
+        """The groups of the oldest versions, the first completed among equals."""
+        return [group.key for group in sorted(candidates, key=lambda group: (group.version, group.order))[:count]]
