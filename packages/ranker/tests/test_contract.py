@@ -9,9 +9,7 @@ import pytest
 from tailrace.ranker import method_names
 from tailrace.ranker.baselines.lexical import Lexical
 from tailrace.ranker.baselines.prompt_length import PromptLength
-from tailrace.ranker.learned.encoder import Encoder
-from tailrace.ranker.learned.hidden import Hidden
-from tailrace.ranker.learned.sft import Sft
+from tailrace.ranker.learned.methods import Encoder, Hidden, Sft
 from tailrace.ranker.methods import Method, load_method
 from tailrace.ranker.testing import check_method, made_examples
 

@@ -12,13 +12,11 @@ from tailrace.ranker import Example, LengthRanker, RankerModelError, RankerOptio
 from tailrace.ranker.deadline import Deadline
 from tailrace.ranker.features import features_of
 from tailrace.ranker.learned import encoding, hidden_states
-from tailrace.ranker.learned.encoder import Encoder
 from tailrace.ranker.learned.fitting import Plan, fit_network
-from tailrace.ranker.learned.hidden import Hidden
+from tailrace.ranker.learned.methods import Encoder, Hidden, Sft
 from tailrace.ranker.learned.network import OUTPUTS, P50, SHARES
 from tailrace.ranker.learned.outputs import list_mle, pairwise, pinball, predictions_of, quantile_logs
 from tailrace.ranker.learned.samples import Samples, Scale
-from tailrace.ranker.learned.sft import Sft
 from tailrace.ranker.learned.text import TextCodec
 from tailrace.ranker.learned.writing import as_digits, log_likelihood, quantile
 from tailrace.ranker.methods import Setting

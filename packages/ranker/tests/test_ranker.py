@@ -150,7 +150,7 @@ def test_auto_names_the_methods_whose_library_is_not_installed(monkeypatch):
 
 def test_a_method_that_lacks_its_model_is_left_out_and_named():
     examples = made_examples(30)
-    from tailrace.ranker.learned.hidden import Hidden
+    from tailrace.ranker.learned.methods import Hidden
 
     trials = try_methods({"hidden": Hidden(), "says": Says()}, examples, examples, Setting(0, Deadline(100.0)))  # type: ignore[dict-item]
     assert "found no policy" in trials.left_out["hidden"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tailrace.ranker.errors import RankerOptionError
 
@@ -41,19 +40,9 @@ class EncoderOptions:
     init_lr: float = 3e-5
 
     def __post_init__(self) -> None:
-        _above_zero(self, ("width", "layers", "heads", "mlp", "epochs", "batch", "lr", "init_lr"))
+        _check(self, "width", "layers", "heads", "mlp", "epochs", "batch", "lr", "init_lr")
         if self.width % self.heads:
             raise RankerOptionError(f"found width = {self.width} and heads = {self.heads}, expected a multiple")
-        if not 0 <= self.dropout < 1:
-            raise RankerOptionError(f"found dropout = {self.dropout!r}, expected 0 <= dropout < 1")
-        if self.vocabulary < 257:
-            raise RankerOptionError(
-                f"found vocabulary = {self.vocabulary}, expected at least 257: all bytes and a start"
-            )
-        if self.most_tokens < 8:
-            raise RankerOptionError(f"found most_tokens = {self.most_tokens}, expected at least 8")
-        if self.loss not in ("pairwise", "listmle"):
-            raise RankerOptionError(f"found loss = {self.loss!r}, expected pairwise or listmle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +52,7 @@ class HiddenOptions:
     Args:
         width: of the layer between the state and the outputs.
         dropout: before each layer.
-        most_tokens: of a prompt; of a longer one the first and the last are read.
-        loss: ``"pairwise"`` (RankNet) or ``"listmle"``.
+        most_tokens, loss: see `EncoderOptions`.
         epochs: most passes over the states.
         batch: prompts of a step.
         lr: highest learning rate.
@@ -82,13 +70,7 @@ class HiddenOptions:
     lr: float = 2e-3
 
     def __post_init__(self) -> None:
-        _above_zero(self, ("width", "epochs", "batch", "lr"))
-        if not 0 <= self.dropout < 1:
-            raise RankerOptionError(f"found dropout = {self.dropout!r}, expected 0 <= dropout < 1")
-        if self.most_tokens < 8:
-            raise RankerOptionError(f"found most_tokens = {self.most_tokens}, expected at least 8")
-        if self.loss not in ("pairwise", "listmle"):
-            raise RankerOptionError(f"found loss = {self.loss!r}, expected pairwise or listmle")
+        _check(self, "width", "epochs", "batch", "lr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +79,8 @@ class SftOptions:
 
     Args:
         width, layers, heads, mlp: the shape. Keys and values have half the heads.
-        vocabulary: most tokens of the encoding.
-        most_tokens: of a prompt; of a longer one the first and the last are read.
+        vocabulary, most_tokens, batch, lr, init_lr: see `EncoderOptions`.
         epochs: most passes over the prompts; in each a prompt comes with one of its samples.
-        batch: prompts of a step.
-        lr: highest learning rate.
-        init_lr: that of a pretrained model.
 
     Raises:
         RankerOptionError: a value is outside its range.
@@ -120,20 +98,23 @@ class SftOptions:
     init_lr: float = 3e-5
 
     def __post_init__(self) -> None:
-        _above_zero(self, ("width", "layers", "heads", "mlp", "epochs", "batch", "lr", "init_lr"))
+        _check(self, "width", "layers", "heads", "mlp", "epochs", "batch", "lr", "init_lr")
         if self.heads % 2 or self.width % self.heads:
             raise RankerOptionError(
                 f"found width = {self.width} and heads = {self.heads}, expected a multiple of an even number"
             )
-        if self.vocabulary < 257:
-            raise RankerOptionError(
-                f"found vocabulary = {self.vocabulary}, expected at least 257: all bytes and a start"
-            )
-        if self.most_tokens < 8:
-            raise RankerOptionError(f"found most_tokens = {self.most_tokens}, expected at least 8")
 
 
-def _above_zero(options: object, names: Sequence[str]) -> None:
-    for name in names:
+def _check(options: Any, *above_zero: str) -> None:
+    """Check the ranges of what the methods have alike; a method without dropout, vocabulary or loss passes there."""
+    for name in above_zero:
         if not getattr(options, name) > 0:
             raise RankerOptionError(f"found {name} = {getattr(options, name)!r}, expected more than 0")
+    if not 0 <= (dropout := getattr(options, "dropout", 0.0)) < 1:
+        raise RankerOptionError(f"found dropout = {dropout!r}, expected 0 <= dropout < 1")
+    if (vocabulary := getattr(options, "vocabulary", 257)) < 257:
+        raise RankerOptionError(f"found vocabulary = {vocabulary}, expected at least 257: all bytes and a start")
+    if options.most_tokens < 8:
+        raise RankerOptionError(f"found most_tokens = {options.most_tokens}, expected at least 8")
+    if (loss := getattr(options, "loss", "pairwise")) not in ("pairwise", "listmle"):
+        raise RankerOptionError(f"found loss = {loss!r}, expected pairwise or listmle")
