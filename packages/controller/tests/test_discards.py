@@ -35,6 +35,17 @@ def test_what_begins_anew_is_routed_only_after_the_store_dropped_it():
     assert evaluated(run.go(*(c.Discarded(abort.seq) for abort in aborts), leave=(c.Route,))) == names
 
 
+def test_what_is_being_dropped_twice_waits_for_both_answers():
+    run, aborts = stranded_evaluation()
+    names = [name for abort in aborts for name in abort.trajectories]
+    discards, ledger = run.controller.discards, run.controller.ledger
+    discards.begin_anew([ledger.trajectories[name] for name in names], c.Reason(c.Why.VERSION_GONE))
+    again = of(c.Abort, run.controller.outbox.take())
+    assert [name for abort in again for name in abort.trajectories] == names
+    assert not evaluated(run.go(*(c.Discarded(abort.seq) for abort in aborts), leave=(c.Route,)))
+    assert evaluated(run.go(*(c.Discarded(abort.seq) for abort in again), leave=(c.Route,))) == set(names)
+
+
 def test_a_store_that_died_before_it_answered_is_told_again():
     run, aborts = stranded_evaluation()
     again = of(c.Abort, run.down("data", leave=(c.Route, c.Abort)))

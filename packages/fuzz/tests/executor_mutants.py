@@ -12,6 +12,7 @@ from tailrace.fuzz.checks.data_plane import TOKENS, WEIGHTS
 from tailrace.fuzz.checks.progress import PROGRESS
 from tailrace.fuzz.checks.training import ONCE
 from tailrace.fuzz.trial import CRASHED
+from tailrace.runtime.executor.answers import Answers
 from tailrace.runtime.executor.executor import Executor
 from tailrace.runtime.executor.membership import Membership
 from tailrace.runtime.executor.waits import Waits
@@ -113,6 +114,33 @@ def _commands_in_another_order(patch):
     patch.setattr(Executor, "_send", first)
 
 
+def _a_checkpoint_without_deadline(patch):
+    """A trainer that lives and never says that its checkpoint is durable is waited for, for ever."""
+    expect = Answers.expect
+
+    def forgets(answers, running, command, now):
+        if not isinstance(command, c.Checkpoint):
+            expect(answers, running, command, now)
+
+    patch.setattr(Answers, "expect", forgets)
+
+
+def _waits_of_the_dead(patch):
+    """What a member was waited for stays among the waits when it is gone."""
+    patch.setattr(Waits, "forget", lambda waits, owner: None)
+
+
+def _a_discard_that_is_over_at_its_first_answer(patch):
+    """A trajectory that is being dropped twice is back in the pool after the first answer."""
+
+    def done(discards, event):
+        for name in discards.pending.pop(event.answers, ((), None))[0]:
+            if name in discards.ledger.discarding:
+                discards.ledger.restarted(discards.ledger.trajectories[name])
+
+    patch.setattr(Discards, "done", done)
+
+
 ANY = (PROGRESS, BOOKS, TOKENS, WEIGHTS, ONCE, REBUILT, CRASHED)
 EXECUTOR_MUTANTS = {
     "a route sent before its discard": Mutant(_a_route_before_its_discard, ANY),
@@ -124,4 +152,7 @@ EXECUTOR_MUTANTS = {
     "a chain that keeps a dead relay": Mutant(_a_chain_that_keeps_a_dead_relay, ANY),
     "a stale heartbeat": Mutant(_a_stale_heartbeat, ANY),
     "commands in another order": Mutant(_commands_in_another_order, ANY),
+    "a checkpoint without deadline": Mutant(_a_checkpoint_without_deadline, (PROGRESS,)),
+    "waits of the dead": Mutant(_waits_of_the_dead, (PROGRESS,)),
+    "a discard that is over at its first answer": Mutant(_a_discard_that_is_over_at_its_first_answer, ANY),
 }

@@ -126,6 +126,8 @@ class Case(_Strict):
         pipeline: as in a configuration.
         max_tokens: of a response.
         scoring_failures: share of scorings that fail.
+        unscored: share of scorings of which nothing is heard any more, until the scorer's deadline.
+        drops_s: the store takes up to so long to drop the trajectories of an abort, its own time for each.
         refusals: share of prompts that engines refuse.
         predictions: share of prompts that a ranker has a length for: late, twice, and right by chance; 0: there is no ranker.
         far: replicas at another site than the trainer's, a pool of their own with smaller batches; of several relays the last
@@ -154,6 +156,8 @@ class Case(_Strict):
     scoring_attempts: Positive = 3
     failed_groups_limit: Positive = 1_000
     scoring_failures: Share = 0.0
+    unscored: Share = 0.0
+    drops_s: Seconds = 0.0
     refusals: Share = 0.0
     predictions: Share = 0.0
     far: Annotated[int, Field(ge=0)] = 0
@@ -358,7 +362,12 @@ class Case(_Strict):
             self.pipeline.detection.name != "role-aware"
         ):  # it notices what hangs after its own window, or once all are quiet
             restarts_s += max(STILL_S, self.pipeline.detection.options.get("device_s", 0.0))
-        waits_s = 2 * delays.reward_s + 4 * self.messages.delay_s + max((f.for_s for f in self.faults), default=0.0)
+        waits_s = (
+            2 * delays.reward_s
+            + 4 * self.messages.delay_s
+            + 20 * self.drops_s
+            + max((f.for_s for f in self.faults), default=0.0)
+        )
         return 10.0 + 2 * (rounds * alone_s + train_s + restarts_s + moving_s + waits_s + self.replica.start_s)
 
     @property

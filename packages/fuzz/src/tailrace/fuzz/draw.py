@@ -10,6 +10,7 @@ from tailrace.contracts import BatchingPolicy, Progress
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.errors import CaseError
 from tailrace.fuzz.faults import (
+    SILENT,
     attaches,
     fault_of_a_case,
     how_many,
@@ -18,7 +19,9 @@ from tailrace.fuzz.faults import (
     of_a_joiner,
     of_an_environment,
     of_the_ranker,
+    restarts_twice,
     standbys,
+    stuck_checkpoints,
 )
 from tailrace.fuzz.policies import (
     APART,
@@ -178,6 +181,12 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     pipeline |= draw_newer(detection, "detection", policies)
     if "detection" in policies:
         pipeline["detection"] = draw_policy(detection, "detection", policies)
+    content["faults"] += stuck_checkpoints(Random(f"tailrace fuzz {seed}, stuck checkpoints"), pipeline["steps"])
+    silent = Random(f"tailrace fuzz {seed}, what nobody hears of")
+    content["unscored"] = silent.choice([0.01, 0.05]) if silent.random() < SILENT else 0.0
+    content["drops_s"] = silent.choice([0.5, 2.0]) if silent.random() < SILENT else 0.0
+    if "recovery" not in policies:
+        restarts_twice(Random(f"tailrace fuzz {seed}, a task that restarts twice"), content)
     hurry = Random(f"tailrace fuzz {seed}, deadlines")
     if hurry.random() < SHARE_OF_HURRY and not {"detection", "recovery"} & set(policies):
         _hurries(hurry, content)

@@ -20,6 +20,9 @@ MACHINES = 1 / 3
 """Share of the cases whose members stand on machines, but for those with sites."""
 IN_A_STEP = 0.5
 """Share of the cases with batches in order in which the trainer is struck in a phase of its steps."""
+SILENT = 0.06
+"""Share of the cases in which a checkpoint never ends, of those whose verifiers forget some scores, and of those whose store is
+slow to drop."""
 _TRAINER_PHASES = tuple(phase for phase in PHASES["trainer"] if phase != LOAD)
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -34,6 +37,7 @@ class BreakKind(StrEnum):
     PARTITION: messages to it and from it arrive only after `for_s` seconds; it counts as hung meanwhile.
     TORN_PULL: the next `count` pulls of a replica arrive damaged.
     LOST_CHECKPOINT: the next `count` checkpoints cannot be written, which ends the trainer.
+    STUCK_CHECKPOINT: the next `count` checkpoints never end, and the trainer lives on.
     DAMAGED_CHECKPOINT: the newest checkpoint cannot be read any more.
     BROKEN_SCORING: nothing can be scored for `for_s` seconds.
     REPLAY: the controller dies alone; its log rebuilds it, and the rebuilt one goes on.
@@ -50,6 +54,7 @@ class BreakKind(StrEnum):
     PARTITION = "partition"
     TORN_PULL = "torn-pull"
     LOST_CHECKPOINT = "lost-checkpoint"
+    STUCK_CHECKPOINT = "stuck-checkpoint"
     DAMAGED_CHECKPOINT = "damaged-checkpoint"
     BROKEN_SCORING = "broken-scoring"
     REPLAY = "replay"
@@ -144,6 +149,25 @@ def in_a_step(random: Random, pipeline: dict[str, Any]) -> tuple[dict[str, Any],
         at_step = random.randint(0, pipeline["steps"] - 1)
         faults.append({"kind": kind, "role": "trainer", "member": "0", "at_step": at_step, "phase": phase})
     return tuple(faults)
+
+
+def stuck_checkpoints(random: Random, steps: int) -> tuple[dict[str, Any], ...]:
+    """Checkpoints that never end, in few cases; half of them at the end, where no later one makes up for them."""
+    if random.random() >= SILENT:
+        return ()
+    at_step = random.choice([steps - 1, random.randrange(steps)])
+    return ({"kind": BreakKind.STUCK_CHECKPOINT, "at_step": at_step, "count": random.choice([1, 1, 2])},)
+
+
+def restarts_twice(random: Random, content: dict[str, Any]) -> None:
+    """Let a task that restarts as a whole do so again, in half of the cases, while the store still drops for the first time."""
+    if content["pipeline"]["recovery"]["name"] != "restart-task" or random.random() < 0.5:
+        return
+    content["delays"]["detect_s"], content["drops_s"] = 0.0, 6.0
+    at_step, after_s = random.randrange(content["pipeline"]["steps"]), round(random.random(), 3)
+    for role, later_s in (("trainer", 0.0), ("scorer", 1.0 + random.random())):
+        fault = {"kind": BreakKind.KILL, "role": role, "member": "0", "at_step": at_step}
+        content["faults"] += ({**fault, "after_s": round(after_s + later_s, 3)},)
 
 
 def of_an_environment(random: Random, members: int, steps: int, step_s: float) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,9 @@ from tailrace.fleetsim.members.environment import EnvironmentModel
 from tailrace.fleetsim.members.ranker import RankerModel
 from tailrace.fleetsim.members.relays import Relays
 from tailrace.fleetsim.members.replica import ModelledReplica
-from tailrace.fleetsim.members.stores import ScorerModel
+from tailrace.fleetsim.members.stores import Data, ScorerModel
 from tailrace.fleetsim.members.trainer import Trainer
-from tailrace.fuzz.case import EnvironmentsCase
+from tailrace.fuzz.case import Case, EnvironmentsCase
 from tailrace.fuzz.checks.data_plane import DataPlane, Lineage
 
 if TYPE_CHECKING:
@@ -115,11 +115,11 @@ class FuzzRanker(RankerModel):
 
 
 class FuzzScorer(ScorerModel):
-    """A scorer whose verifiers take their own time each, and break."""
+    """A scorer whose verifiers take their own time each, break, and say nothing more of some."""
 
-    def __init__(self, world: World, random: Random, breaks: float) -> None:
+    def __init__(self, world: World, random: Random, case: Case) -> None:
         super().__init__(world)
-        self._random, self._breaks = random, breaks
+        self._random, self._breaks, self._unscored = random, case.scoring_failures, case.unscored
 
     def score(self, command: c.Score) -> None:
         world, random = self._world, self._random
@@ -134,11 +134,38 @@ class FuzzScorer(ScorerModel):
         known = self._world.tokens.trajectories.get(name)
         if member is not self._member or known is None:
             return
+        if self._unscored and self._random.random() < self._unscored:
+            return
         broken = self._world.time.now() < self._world.injuries.scoring_broken_until_s
         if broken or self._random.random() < self._breaks:
             member.say([c.ScoringFailed(name, "the verifier broke", seq)])
         else:
             member.say([c.Scored(name, known.sample.reward, seq)])
+
+
+class FuzzData(Data):
+    """A data role whose store takes its time to drop what an abort names, one abort after the other."""
+
+    def __init__(self, world: World, random: Random, drops_s: float) -> None:
+        super().__init__(world)
+        self._random, self._drops_s, self._dropped_s = random, drops_s, 0.0
+
+    def submit(self, commands: Sequence[c.Command]) -> None:
+        if not self._drops_s:
+            super().submit(commands)
+            return
+        time = self._world.time
+        for command in commands:
+            if isinstance(command, c.Abort):
+                self._dropped_s = max(self._dropped_s, time.now()) + self._random.random() * self._drops_s
+                time.at(self._dropped_s, self._drop, (self._member, command))
+            else:
+                super().submit([command])
+
+    def _drop(self, dropping: tuple[VirtualMember, c.Abort]) -> None:
+        member, command = dropping
+        if member is self._member and member.lives:
+            super().submit([command])
 
 
 class FuzzEnvironment(EnvironmentModel):
@@ -173,13 +200,10 @@ class FuzzModels(Models):
     """The members of a case.
 
     Args:
-        random: draws what verifiers do.
-        breaks: share of scorings that fail.
-        refuses: whether engines refuse a prompt.
+        case: how often they fail.
+        random: draws what verifiers and the store do.
         predicting: draws what is predicted.
-        predictions: share of the prompts that a ranker has a length for.
         answering: draws what environments do.
-        environments: how often they fail.
     """
 
     def __init__(
@@ -187,31 +211,30 @@ class FuzzModels(Models):
         world: World,
         plane: DataPlane,
         lineage: Lineage,
+        case: Case,
         random: Random,
         *,
-        breaks: float,
-        refuses: Callable[[int], bool],
         predicting: Random,
-        predictions: float,
         answering: Random,
-        environments: EnvironmentsCase,
     ) -> None:
-        self._answering, self._environments = answering, environments
-        self._plane, self._lineage, self._random, self._breaks = plane, lineage, random, breaks
-        self._refuses, self._predicting, self._predictions = refuses, predicting, predictions
+        self._plane, self._lineage, self._case, self._random = plane, lineage, case, random
+        self._predicting, self._answering = predicting, answering
         super().__init__(world)
 
     def new_trainer(self) -> FuzzTrainer:
         return FuzzTrainer(self.world, self.relays, self._lineage)
 
     def new_ranker(self) -> FuzzRanker:
-        return FuzzRanker(self.world, self._predicting, self._predictions)
+        return FuzzRanker(self.world, self._predicting, self._case.predictions)
+
+    def new_data(self) -> FuzzData:
+        return FuzzData(self.world, self._random, self._case.drops_s)
 
     def new_environment(self, id_: str) -> FuzzEnvironment:
-        return FuzzEnvironment(self.world, id_, self._answering, self._environments)
+        return FuzzEnvironment(self.world, id_, self._answering, self._case.environments)
 
     def new_scorer(self) -> FuzzScorer:
-        return FuzzScorer(self.world, self._random, self._breaks)
+        return FuzzScorer(self.world, self._random, self._case)
 
     def new_replica(self, name: str) -> FuzzReplica:
-        return FuzzReplica(self.world, self.relays, name, self._plane, self._refuses)
+        return FuzzReplica(self.world, self.relays, name, self._plane, self._case.refuses)

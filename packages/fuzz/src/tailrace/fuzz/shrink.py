@@ -127,6 +127,11 @@ def _less_around(case: Case) -> Iterator[Case | None]:
 
 def _no_scoring_failures(case: Case) -> Iterator[Case | None]:
     yield _with(case, scoring_failures=0.0)
+    yield _with(case, unscored=0.0)
+
+
+def _no_slow_store(case: Case) -> Iterator[Case | None]:
+    yield _with(case, drops_s=0.0)
 
 
 def _no_refusals(case: Case) -> Iterator[Case | None]:
@@ -231,6 +236,7 @@ def _pipeline(case: Case, **changes: Any) -> Case | None:
 _SIMPLER: Sequence[Callable[[Case], Iterator[Case | None]]] = (
     _plain_messages,
     _no_scoring_failures,
+    _no_slow_store,
     _no_refusals,
     _no_predictions,
     _no_pools,

@@ -77,6 +77,8 @@ class Strikes:
                 injuries.torn_pulls[fault.member] += fault.count
             case BreakKind.LOST_CHECKPOINT:
                 injuries.lost_checkpoints += fault.count
+            case BreakKind.STUCK_CHECKPOINT:
+                injuries.stuck_checkpoints += fault.count
             case BreakKind.DAMAGED_CHECKPOINT:
                 injuries.damaged |= set(list(simulation.world.disk)[-1:])
             case BreakKind.BROKEN_SCORING:

@@ -68,12 +68,14 @@ class Injuries:
     """The present faults.
 
     `torn_pulls` counts the next pulls of a replica that arrive damaged, `lost_checkpoints` the next ones that cannot be
-    written. `damaged` are checkpoints that cannot be read. Until `scoring_broken_until_s` no verifier works. Only the newest
-    `kept_versions` can be pulled; 0 is no limit.
+    written, `stuck_checkpoints` the next ones of whose end a trainer that lives never speaks. `damaged` are checkpoints that
+    cannot be read. Until `scoring_broken_until_s` no verifier works. Only the newest `kept_versions` can be pulled; 0 is no
+    limit.
     """
 
     torn_pulls: Counter[str] = field(default_factory=Counter)
     lost_checkpoints: int = 0
+    stuck_checkpoints: int = 0
     damaged: set[int] = field(default_factory=set)
     scoring_broken_until_s: float = 0.0
     kept_versions: int = 0
@@ -89,5 +91,12 @@ class Injuries:
         """Whether the checkpoint that is being written is lost."""
         if self.lost_checkpoints:
             self.lost_checkpoints -= 1
+            return True
+        return False
+
+    def sticks_checkpoint(self) -> bool:
+        """Whether the checkpoint that is being written never ends."""
+        if self.stuck_checkpoints:
+            self.stuck_checkpoints -= 1
             return True
         return False

@@ -300,6 +300,8 @@ class Trainer:
         command, incarnation = saving
         if self.incarnation != incarnation or self.member is None or self.hung:
             return
+        if self.world.injuries.sticks_checkpoint():
+            return
         if self.world.injuries.loses_checkpoint():
             self.member.end(f"the checkpoint of version {command.version} could not be written")
             return

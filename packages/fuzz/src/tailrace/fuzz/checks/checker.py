@@ -19,6 +19,7 @@ from tailrace.fuzz.checks.serving import VersionCheck
 from tailrace.fuzz.checks.training import ONCE, Training
 from tailrace.fuzz.checks.turns import TurnCheck
 from tailrace.fuzz.errors import InvariantError
+from tailrace.fuzz.faults import BreakKind
 from tailrace.runtime.executor.executor import Executor
 
 RESTARTS = "a controller that attaches restarts nobody"
@@ -80,6 +81,8 @@ class Checker:
             self.progress.seen(event, now)
             if isinstance(event, c.Down) and event.reason.startswith("silent for"):
                 self._check_silent(event)
+            elif isinstance(event, c.Down) and event.reason.startswith("waited "):
+                self._check_late(event)
             elif isinstance(event, c.Attached):
                 _check_attached(events, commands)
         controller = self._simulation.controller
@@ -91,6 +94,10 @@ class Checker:
         if controller.failure is None:  # what came with a failure is not looked at any more
             check_books(controller, self.versions.pulling)
         self.progress.check(now, run)
+        executor = self._simulation.executor
+        gone = executor.awaited.difference(executor.members.values())
+        if gone:
+            raise InvariantError(PROGRESS, f"members that are gone are waited for: {sorted(map(str, gone))}")
         steps = sum(type(event) is c.Stepped for event in events)
         if steps:
             self._steps += steps
@@ -109,6 +116,17 @@ class Checker:
         if (event.role, event.id) not in self.silenced:
             raise InvariantError(
                 PROGRESS, f"{event.role} {event.id} is taken for silent, but nothing kept it from answering"
+            )
+
+    def _check_late(self, event: c.Down) -> None:
+        """A member that missed a deadline was kept from answering, or says nothing of what the case lets it keep to itself."""
+        case, silenced = self._case, {role for role, _ in self.silenced}
+        keeps = {"ranker"} | ({"scorer"} if case.unscored else set()) | ({"trainer"} if case.hurries else set())
+        keeps |= {"environment"} if case.environments.unanswered else set()
+        keeps |= {"trainer"} if any(fault.kind is BreakKind.STUCK_CHECKPOINT for fault in case.faults) else set()
+        if event.role not in keeps and event.role not in silenced and "relay" not in silenced:
+            raise InvariantError(
+                PROGRESS, f"{event.role} {event.id} is down: {event.reason}; nothing kept it from answering"
             )
 
     def tick(self, now: float, executor: Executor) -> None:

@@ -130,6 +130,11 @@ class Executor:
         """The running members, by role and id."""
         return self.membership.running
 
+    @property
+    def awaited(self) -> set[object]:
+        """The members that something is waited for from."""
+        return self._waits.owners() - {None}
+
     def run(
         self,
         controller: Controller,

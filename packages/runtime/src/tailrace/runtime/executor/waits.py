@@ -119,6 +119,10 @@ class Waits:
         for number in [number for number, wait in self._waits.items() if wait.owner is owner]:
             del self._waits[number]
 
+    def owners(self) -> set[object]:
+        """The members that are waited for, and None where it is for nobody."""
+        return {wait.owner for wait in self._waits.values()}
+
     def expire(self, now: float) -> None:
         """End the waits whose deadline has passed."""
         for number in list(self._due(now)):
