@@ -132,6 +132,11 @@ def test_status_summary_and_report_say_the_same_of_a_graded_run(config, tmp_path
     assert int(facts["repacks"]) == summary["repacks"] == status["repacks"]
     assert (facts["restarts"], summary["replica_restarts"], status["replica_restarts"]) == ("0", 0, 0)
 
+    moved = run.rename(tmp_path / "moved")
+    audited = tailrace("audit", moved)
+    said, _ = audited.communicate(timeout=300)
+    assert audited.returncode == 0, said
+
 
 @pytest.mark.long
 @pytest.mark.timeout(600)

@@ -137,6 +137,13 @@ def test_one_that_ended_by_itself_is_not_replaced(on_ray):
     assert watched(on_ray, Scripted(), stopped=lambda: True)[1] == 130
 
 
+def test_one_that_could_not_write_why_it_failed_is_not_silent(directory):
+    found, _ = watched(directory, Scripted(status=1))  # its log is on a disk that is full
+    (line,) = found.last_words
+    assert "could not write why: found" in line
+    assert line.endswith(f"go on with: tailrace run --resume {directory.root}")
+
+
 def test_one_that_stands_still_is_killed_and_replaced(on_ray):
     claim = on_ray.root / CLAIM
     claim.touch()

@@ -139,5 +139,5 @@ def _tokenizer_path(directory: RunDirectory) -> Path | None:
     note = directory.prepared
     places = [directory.model]
     if note.exists():
-        places.append(Path(str(read_json(note).get("model", ""))))
+        places.append(directory.noted(str(read_json(note).get("model", ""))))
     return next((place / "tokenizer.json" for place in places if (place / "tokenizer.json").is_file()), None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import sys
 import time
@@ -18,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tailrace.cli.exit_status import INTERRUPTED, KILLED
+from tailrace.cli.exit_status import FAILED, INTERRUPTED, KILLED
 from tailrace.cli.runs.controller_process import ATTACH, LOG, ControllerOrder, ControllerProcess, LeftController
 from tailrace.cli.runs.display import RunLines, Screen, display
 from tailrace.cli.runs.outcome import show_outcome
@@ -91,11 +92,22 @@ class RunWatcher:
                 time.sleep(LOOK_S)
             self._look()
             if status >= 0:
+                if status == FAILED and not self.last_words:
+                    self.last_words.append(self._without_a_word())
                 return status
             if stopped():
                 return INTERRUPTED
             if not self._replaced(-status, stopped):
                 return INTERRUPTED if stopped() else KILLED - status
+
+    def _without_a_word(self) -> str:
+        """The last word for a controller that could not write its own: its log is on the disk that is full, for instance."""
+        root = self.directory.root
+        free_mib = shutil.disk_usage(root).free >> 20 if root.exists() else 0
+        return (
+            f"{_OURS}the run failed, and its controller could not write why: found {free_mib} MiB free for {root}, "
+            f"expected room for {self._log}; go on with: tailrace run --resume {root}"
+        )
 
     def _replaced(self, number: int, stopped: Callable[[], bool]) -> bool:
         """Let another controller take the place of one that a signal ended, if it can."""

@@ -93,7 +93,7 @@ def audit(directory: RunDirectory, progress: Callable[[int, int], None] = lambda
             f"{directory.trained}: found no trajectory {missing[0]}, expected the {len(missing)} that the run was trained on"
         )
     once = trained_once(made, rows)
-    model = Path(read_json(directory.prepared)["model"])
+    model = directory.noted(str(read_json(directory.prepared)["model"]))
     if not model.is_dir():
         raise RunDirectoryError(f"{model}: found no such directory, expected the model that the run began with")
     table, experiences = config.trainer, {name: experience(row) for name, row in known.items()}

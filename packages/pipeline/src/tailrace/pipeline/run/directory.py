@@ -170,6 +170,17 @@ class RunDirectory:
         found = read_json(self.config).get("simulated")
         return found if isinstance(found, dict) else None
 
+    def noted(self, path: str) -> Path:
+        """A path that the run noted, from where its directory is now: those in it are noted relative to it.
+
+        One that is not there, noted before a run could be moved, is looked for by its last parts.
+        """
+        noted, root = Path(path), self.root.absolute()
+        if (root / noted).exists():
+            return root / noted
+        moved = (root.joinpath(*noted.parts[-depth:]) for depth in (1, 2))
+        return next((place for place in moved if place.exists()), root / noted)
+
     def lock(self) -> None:
         """Keep every other process out until this one ends.
 

@@ -92,28 +92,19 @@ def _noted(value: Any, directory: RunDirectory) -> Any:
     return path.relative_to(root) if path.is_relative_to(root) else path
 
 
-def _found(path: str, directory: RunDirectory) -> Path:
-    """A path that was noted. One that is not there, noted before a run could be moved, is looked for by its last parts."""
-    noted, root = Path(path), directory.root.absolute()
-    if (root / noted).exists():
-        return root / noted
-    moved = (root.joinpath(*noted.parts[-depth:]) for depth in (1, 2))
-    return next((place for place in moved if place.exists()), root / noted)
-
-
 def _of_earlier(directory: RunDirectory, config: RunConfig) -> Prepared:
     """The files that an earlier driver of the run made."""
     note = directory.prepared
     found = read_json(note)
     try:
-        paths = {key: _found(found[key], directory) if found[key] else None for key in ("held_out", "demonstrations")}
+        paths = {key: directory.noted(found[key]) if found[key] else None for key in ("held_out", "demonstrations")}
         verifier = found["verifier"] if config.task.generated else config.task.verifier  # it may change
         return Prepared(
             **{
                 **found,
                 **paths,
-                "model": _found(found["model"], directory),
-                "train": tuple(_found(path, directory) for path in found["train"]),
+                "model": directory.noted(found["model"]),
+                "train": tuple(directory.noted(path) for path in found["train"]),
                 "shares": tuple(found["shares"]),
                 "verifier": verifier,
                 "verifiers": tuple(dict.fromkeys((verifier, *found["verifiers"]))),
