@@ -127,12 +127,12 @@ class FuzzScorer(ScorerModel):
             known = world.tokens.trajectories.get(name)
             takes_s = 2 * random.random() * world.fleet.delays.reward_s
             takes_s += known.sample.reward_s if known is not None else 0.0
-            world.time.at(world.time.now() + takes_s, self._score_one, (self._member, name, command.seq))
+            world.time.at(world.time.now() + takes_s, self._score_one, (self.member, name, command.seq))
 
     def _score_one(self, scoring: tuple[VirtualMember, str, int]) -> None:
         member, name, seq = scoring
         known = self._world.tokens.trajectories.get(name)
-        if member is not self._member or known is None:
+        if member is not self.member or known is None:
             return
         if self._unscored and self._random.random() < self._unscored:
             return

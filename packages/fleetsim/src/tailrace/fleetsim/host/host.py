@@ -388,36 +388,37 @@ class VirtualHost:
         self.members.clear()
 
 
-class RoleModel(Protocol):
-    """A modelled role."""
+class RoleModel:
+    """A modelled role. By default it starts at once, has nothing to say of itself, and does nothing any more once it hangs."""
 
-    def begin(self, member: Any) -> None:
-        """A fresh process of it is starting, a `VirtualMember`."""
-        ...
+    __slots__ = ("member",)
+    member: VirtualMember | None
 
-    def starts_s(self, incarnation: int) -> float:
+    def begin(self, member: VirtualMember) -> None:
+        """A fresh process of it is starting."""
+        self.member = member
+
+    def starts_s(self, incarnation: int) -> float:  # noqa: ARG002
         """Seconds until a fresh process serves."""
-        ...
+        return 0.0
 
-    def ready(self, *arguments: Any) -> dict[str, Any]:
+    def ready(self, *_: Any, **__: Any) -> dict[str, Any]:
         """Start to serve. Returns fields of its `Up`. Raises if it cannot."""
-        ...
+        return {}
 
     def submit(self, commands: Sequence[Command]) -> None:
         """Commands have arrived."""
-        ...
 
     def die(self) -> None:
         """Its process is gone."""
-        ...
+        self.member = None
 
     def hang(self) -> None:
         """Its process lives and does nothing any more."""
-        ...
+        self.die()
 
     def stall(self) -> None:
-        """Its process lives and answers, and its engine does nothing any more."""
-        ...
+        """Its process lives and answers, and its engine, if it has one, does nothing any more."""
 
 
 class MessageTransport(Protocol):

@@ -10,17 +10,15 @@ takes its whole latency again, since the member that had it died.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tailrace import contracts as c
+from tailrace.fleetsim.host.host import RoleModel, VirtualMember
 from tailrace.fleetsim.host.tokens import SimulatedTrajectory
 from tailrace.fleetsim.host.world import World
 
-if TYPE_CHECKING:
-    from tailrace.fleetsim.host.host import VirtualMember
 
-
-class EnvironmentModel:
+class EnvironmentModel(RoleModel):
     """One member. Its sessions end with its process; another member replays them, which takes no time.
 
     Args:
@@ -33,13 +31,6 @@ class EnvironmentModel:
         self.member: VirtualMember | None = None
         self.sessions: dict[str, None] = {}
         self._calls: dict[str, int] = {}  # number of the command by trajectory
-
-    def begin(self, member: VirtualMember) -> None:
-        self.member = member
-
-    def starts_s(self, incarnation: int) -> float:
-        del incarnation
-        return 0.0
 
     def ready(self) -> dict[str, Any]:
         self.sessions.clear()
@@ -102,12 +93,3 @@ class EnvironmentModel:
             self.sessions.pop(name, None)
         if self.member is not None:
             self.member.say([event])
-
-    def die(self) -> None:
-        self.member = None
-
-    def hang(self) -> None:
-        self.die()
-
-    def stall(self) -> None:
-        """It has no engine."""

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from tailrace import contracts as c
 from tailrace.fleetsim.fleet.config import RankerFleet
+from tailrace.fleetsim.host.host import RoleModel, VirtualMember
 from tailrace.fleetsim.host.world import World
 from tailrace.fleetsim.noisy_oracle import Noise, expected_recalls, mistaken_for, noise_of
 from tailrace.pipeline.roles.ranker import TRAINED, UPDATED
-
-if TYPE_CHECKING:
-    from tailrace.fleetsim.host.host import VirtualMember
 
 BLOCK = 1_024
 """Prompts in a row of the stream that are ranked together: a ranker that errs takes one for another of its block."""
 
 
-class RankerModel:
+class RankerModel(RoleModel):
     """It predicts the mean length of a prompt's own samples before lengths drift, which no real ranker does better.
 
     With a `RankerFleet` it finds only a part of the longest, has to learn first, and forgets. What it says of a prompt follows
@@ -27,7 +24,7 @@ class RankerModel:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._member: VirtualMember | None = None
+        self.member: VirtualMember | None = None
         self._table = world.fleet.ranker or RankerFleet()
         self._noise = noise_of(self._table.recalls) if self._table.recalls else None
         self._blocks: dict[tuple[int, Noise], list[tuple[float, float]]] = {}
@@ -37,15 +34,8 @@ class RankerModel:
             world.pulsing.append(self)
 
     def begin(self, member: VirtualMember) -> None:
-        self._member = member
+        super().begin(member)
         self._learning = False
-
-    def starts_s(self, incarnation: int) -> float:
-        del incarnation
-        return 0.0
-
-    def ready(self) -> dict[str, Any]:
-        return {}
 
     def submit(self, commands: Sequence[c.Command]) -> None:
         """Answer each `Predict`."""
@@ -81,11 +71,11 @@ class RankerModel:
 
     def pulse(self) -> None:
         """See whether there is enough to learn from, or whether it has drifted too far."""
-        if self._member is None or self._learning or not self._due():
+        if self.member is None or self._learning or not self._due():
             return
         self._learning = True
         at = self._world.time.now() + self._table.learn_s
-        self._world.time.at(at, self._has_learned, (self._member, self._world.version))
+        self._world.time.at(at, self._has_learned, (self.member, self._world.version))
 
     def beside(self, slows: float) -> None:
         """It has devices of its own."""
@@ -101,7 +91,7 @@ class RankerModel:
 
     def _has_learned(self, of: tuple[VirtualMember, int]) -> None:
         member, version = of
-        if member is not self._member:
+        if member is not self.member:
             return  # it died while it learned
         did = TRAINED if self._learned_at is None else UPDATED
         self._learning, self._learned_at = False, version
@@ -131,20 +121,11 @@ class RankerModel:
     def later(self, after_s: float, answers: Sequence[c.Event]) -> None:
         """Say something after a while, if it is still alive then."""
         if after_s:
-            self._world.time.at(self._world.time.now() + after_s, self._say, (self._member, answers))
+            self._world.time.at(self._world.time.now() + after_s, self._say, (self.member, answers))
         else:
-            self._say((self._member, answers))
+            self._say((self.member, answers))
 
     def _say(self, said: tuple[VirtualMember | None, Sequence[c.Event]]) -> None:
         member, answers = said
-        if member is not None and member is self._member:
+        if member is not None and member is self.member:
             member.say(list(answers))
-
-    def die(self) -> None:
-        self._member = None
-
-    def hang(self) -> None:
-        self.die()
-
-    def stall(self) -> None:
-        """It has no engine."""

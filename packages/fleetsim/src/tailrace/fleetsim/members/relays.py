@@ -7,20 +7,18 @@ that asks for a version which has not reached its machine waits for it, then loa
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tailrace.contracts import Command, Publish
+from tailrace.contracts import Publish
 from tailrace.fleetsim.fleet.pools import WeightCosts
+from tailrace.fleetsim.host.host import RoleModel, VirtualMember
 from tailrace.fleetsim.host.recorder import Totals
 from tailrace.fleetsim.host.world import World
-
-if TYPE_CHECKING:
-    from tailrace.fleetsim.host.host import VirtualMember
 
 KEPT = 64  # newest versions whose times of publishing a relay remembers
 
 
-class Relay:
+class Relay(RoleModel):
     """One relay. `holds` has its versions, each with the time at which it was published."""
 
     def __init__(self, relays: Relays, id_: str) -> None:
@@ -40,9 +38,6 @@ class Relay:
         self.alive = True
         return {"address": self.address}
 
-    def submit(self, commands: Sequence[Command]) -> None:
-        """The controller sends a relay no commands."""
-
     def die(self) -> None:
         """End the relay, with its versions."""
         self.alive = False
@@ -50,9 +45,6 @@ class Relay:
 
     def hang(self) -> None:
         self.alive = False
-
-    def stall(self) -> None:
-        """Does nothing: a relay has no engine."""
 
 
 class Relays:

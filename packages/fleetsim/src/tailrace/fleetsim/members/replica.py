@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tailrace import contracts as c
 from tailrace.fleetsim.engine import ModelledEngine, Work
+from tailrace.fleetsim.host.host import RoleModel, VirtualMember
 from tailrace.fleetsim.host.recorder import Totals
 from tailrace.fleetsim.host.world import World
 from tailrace.fleetsim.members.relays import Relays
 from tailrace.rollout.order import CommandOrder
 
-if TYPE_CHECKING:
-    from tailrace.fleetsim.host.host import VirtualMember
-
-
 PATIENCE_S = 10.0
 """How long a replica waits for a version that no relay has yet."""
 
 
-class ModelledReplica:
+class ModelledReplica(RoleModel):
     """One replica of a simulation. It outlives its processes: its engine counts the work of all of them.
 
     An abort is not in the chain of commands. It may arrive after a later route of the same trajectory, which it does not
@@ -55,7 +52,6 @@ class ModelledReplica:
         "id",
         "incarnation",
         "last_seq",
-        "member",
         "order",
         "pool",
         "pulling",

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tailrace import contracts as c
+from tailrace.fleetsim.host.host import RoleModel, VirtualMember
 from tailrace.fleetsim.host.phases import CHECKPOINT, shares
 from tailrace.fleetsim.host.recorder import Totals
 from tailrace.fleetsim.host.world import World
 from tailrace.fleetsim.members.relays import Relays
 from tailrace.runtime.errors import CheckpointUnusableError
-
-if TYPE_CHECKING:
-    from tailrace.fleetsim.host.host import VirtualMember
-
 
 PULSE_S = 60.0  # a real trainer says more often which micro-batches are done; no window is so short
 
@@ -35,7 +32,7 @@ class _Work:
         self.order = 0
 
 
-class Trainer:
+class Trainer(RoleModel):
     """The trainer of a simulation. `busy_s` is the time that it spent on steps, `publishing_s` on publishing."""
 
     def __init__(self, world: World, relays: Relays) -> None:
@@ -60,9 +57,6 @@ class Trainer:
         world.cores.add(self)
 
     # ---- life -----------------------------------------------------------------------------------------------------
-
-    def begin(self, member: VirtualMember) -> None:
-        self.member = member
 
     def starts_s(self, incarnation: int) -> float:
         return self.world.fleet.delays.trainer_restart_s if incarnation > 1 else 0.0
@@ -90,9 +84,6 @@ class Trainer:
         self.set_speed(0.0)
         self.hung = True
         self.world.cores.changed()
-
-    def stall(self) -> None:
-        """Does nothing: a trainer has no engine."""
 
     def set_speed(self, factor: float) -> None:
         """Run at a share of the modelled speed from now on."""
