@@ -14,68 +14,44 @@ import logging
 import secrets
 import socket
 import struct
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from tailrace.paramserver.copying import Address
 from tailrace.paramserver.errors import ProtocolError, RelayUnreachable, TransportUnavailable
 from tailrace.paramserver.transport.device import DeviceMemory
-from tailrace.paramserver.transport.fields import described, enter
+from tailrace.paramserver.transport.fields import described
 from tailrace.paramserver.transport.listener import (
     Door,
-    ended,
     left,
     listen,
-    naming,
     receive,
     receive_blob,
     send_blob,
 )
 from tailrace.paramserver.transport.protocol import Exportable
-from tailrace.paramserver.transport.reading import await_transfer, check_destination
+from tailrace.paramserver.transport.reading import LibrarySource, LibraryTransport, await_transfer
 
 _WHERE = struct.Struct("!Qq")
 _HOST = -1  # in the place of a device's number
 
 
-class Nixl:
-    """One-sided reads through NIXL's UCX backend.
-
-    Args:
-        host: the interface on which the door of an export listens, and under which readers reach it.
-    """
+class Nixl(LibraryTransport):
+    """One-sided reads through NIXL's UCX backend."""
 
     name = "nixl"
+    module = "nixl"
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
-        self.host = host
-
-    def unavailable(self) -> str | None:
-        if importlib.util.find_spec("nixl") is None:
-            return "nixl is not installed; pip install 'tailrace-paramserver[nixl]'"
-        try:
-            _library()
-        except ImportError as error:
-            return f"nixl does not load: {error}"
-        return None
+    def load(self) -> object:
+        return _library()
 
     def export(self, memory: Exportable) -> NixlExport:
         return NixlExport(memory, self.host)
 
-    def open(self, descriptor: Mapping[str, Any], *, timeout_s: float) -> NixlSource:
-        deadline = time.monotonic() + timeout_s
-        sock, nbytes, address = enter(self.name, descriptor, timeout_s)
-        where = f"the exporter {address}"
-        try:
-            with naming(where, timeout_s):
-                sock.settimeout(left(deadline))
-                start, device = _WHERE.unpack(receive(sock, _WHERE.size))
-                metadata = receive_blob(sock)
-            return NixlSource(sock, nbytes, where, metadata, start, device)
-        except BaseException:
-            sock.close()
-            raise
+    def reach(self, sock: socket.socket, nbytes: int, where: str, deadline: float) -> NixlSource:
+        sock.settimeout(left(deadline))
+        start, device = _WHERE.unpack(receive(sock, _WHERE.size))
+        return NixlSource(sock, nbytes, where, receive_blob(sock), start, device)
 
 
 class NixlExport:
@@ -118,70 +94,55 @@ class NixlExport:
         sock.recv(1)  # ends with the reader, or with the door
 
 
-class NixlSource:
-    """See `Source`. Memory of a device can be read into, too."""
+class NixlSource(LibrarySource):
+    """Reads with an agent of its own."""
 
     def __init__(
         self, sock: socket.socket, nbytes: int, where: str, metadata: bytes, address: int, device: int
     ) -> None:
-        self._sock, self._nbytes, self._where = sock, nbytes, where
+        super().__init__(sock, nbytes, where)
         self._address, self._device = address, device
-        self._agent: Any = _agent()
+        self.handle = _agent()
         try:
-            self._peer = _text(self._agent.add_remote_agent(metadata))
+            self._peer = _text(self.handle.add_remote_agent(metadata))
         except Exception as error:  # the library's own classes, which are not public
             raise ProtocolError(f"{where} sent metadata that NIXL refuses: {error}") from error
 
-    def read_into(self, view: memoryview | DeviceMemory, offset: int, timeout_s: float) -> None:
-        check_destination(view, offset, self._nbytes)
-        if self._agent is None:
-            raise RelayUnreachable(f"the source at {self._where} is closed")
-        if view.nbytes == 0:
-            return
+    def transfer(self, view: memoryview | DeviceMemory, offset: int, deadline: float) -> None:
         if isinstance(view, DeviceMemory):
-            self._read(view.address, view.nbytes, view.device, offset, timeout_s)
+            self._read(view.address, view.nbytes, view.device, offset, deadline)
         else:
             with Address(view, writable=True) as held:
-                self._read(held.start, held.nbytes, _HOST, offset, timeout_s)
+                self._read(held.start, held.nbytes, _HOST, offset, deadline)
 
-    def close(self) -> None:
-        self._agent = None
-        self._sock.close()
-
-    def _read(self, into: int, nbytes: int, device: int, offset: int, timeout_s: float) -> None:
-        deadline, agent = time.monotonic() + timeout_s, self._agent
-        with naming(self._where, timeout_s):
-            if ended(self._sock):
-                raise EOFError
-            registered = handle = None
-            try:
-                registered = self._guarded(lambda: _register(agent, into, nbytes, device))
-                handle = self._guarded(
-                    lambda: agent.initialize_xfer(
-                        "READ",
-                        agent.get_xfer_descs([(into, nbytes, max(device, 0))], _kind(device)),
-                        agent.get_xfer_descs(
-                            [(self._address + offset, nbytes, max(self._device, 0))], _kind(self._device)
-                        ),
-                        self._peer,
-                    )
+    def _read(self, into: int, nbytes: int, device: int, offset: int, deadline: float) -> None:
+        agent, registered, transfer = self.handle, None, None
+        try:
+            registered = self._guarded(lambda: _register(agent, into, nbytes, device))
+            transfer = self._guarded(
+                lambda: agent.initialize_xfer(
+                    "READ",
+                    agent.get_xfer_descs([(into, nbytes, max(device, 0))], _kind(device)),
+                    agent.get_xfer_descs([(self._address + offset, nbytes, max(self._device, 0))], _kind(self._device)),
+                    self._peer,
                 )
-                state = [self._guarded(lambda: agent.transfer(handle))]
+            )
+            state = [self._guarded(lambda: agent.transfer(transfer))]
 
-                def done() -> bool:
-                    if state[0] == "PROC":
-                        state[0] = self._guarded(lambda: agent.check_xfer_state(handle))
-                    if state[0] == "ERR":
-                        raise RelayUnreachable(f"{self._where} cannot be read from: NIXL's transfer failed")
-                    return bool(state[0] == "DONE")
+            def done() -> bool:
+                if state[0] == "PROC":
+                    state[0] = self._guarded(lambda: agent.check_xfer_state(transfer))
+                if state[0] == "ERR":
+                    raise RelayUnreachable(f"{self._where} cannot be read from: NIXL's transfer failed")
+                return bool(state[0] == "DONE")
 
-                await_transfer(done, self._sock, deadline)
-                handle.release()
-                agent.deregister_memory(registered)
-            except BaseException:
-                # A transfer that may still run must not write later: the agent, and its connections, go.
-                self._agent = agent = handle = registered = None
-                raise
+            await_transfer(done, self._sock, deadline)
+            transfer.release()
+            agent.deregister_memory(registered)
+        except BaseException:
+            # A transfer that may still run must not write later: the agent, and its connections, go.
+            self.handle = agent = transfer = registered = None
+            raise
 
     def _guarded(self, step: Callable[[], Any]) -> Any:
         try:

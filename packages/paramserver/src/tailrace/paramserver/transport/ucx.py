@@ -17,66 +17,42 @@ import importlib.util
 import socket
 import struct
 import threading
-import time
-from collections.abc import Mapping
 from typing import Any
 
 from tailrace.paramserver.copying import Address, at
 from tailrace.paramserver.errors import ProtocolError, RelayUnreachable
 from tailrace.paramserver.transport.device import DeviceMemory
-from tailrace.paramserver.transport.fields import described, enter
+from tailrace.paramserver.transport.fields import described
 from tailrace.paramserver.transport.listener import (
     Door,
-    ended,
     gone,
     left,
     listen,
-    naming,
     receive,
     receive_blob,
     send_blob,
 )
 from tailrace.paramserver.transport.protocol import Exportable
-from tailrace.paramserver.transport.reading import await_transfer, check_destination
+from tailrace.paramserver.transport.reading import LibrarySource, LibraryTransport, await_transfer
 
 _REQUEST = struct.Struct("!QQ")
 _TAG = 0x7461696C
 
 
-class Ucx:
-    """Ranges as tagged UCX messages: shared memory, TCP, InfiniBand, NVLink.
-
-    Args:
-        host: the interface on which the door of an export listens, and under which readers reach it.
-    """
+class Ucx(LibraryTransport):
+    """Ranges as tagged UCX messages: shared memory, TCP, InfiniBand, NVLink."""
 
     name = "ucx"
+    module = "ucxx"
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
-        self.host = host
-
-    def unavailable(self) -> str | None:
-        if importlib.util.find_spec("ucxx") is None:
-            return "ucxx is not installed; pip install 'tailrace-paramserver[ucx]'"
-        try:
-            _library()
-        except (ImportError, OSError) as error:
-            return f"ucxx does not load: {error}"
-        return None
+    def load(self) -> object:
+        return _library()
 
     def export(self, memory: Exportable) -> UcxExport:
         return UcxExport(memory, self.host)
 
-    def open(self, descriptor: Mapping[str, Any], *, timeout_s: float) -> UcxSource:
-        deadline = time.monotonic() + timeout_s
-        sock, nbytes, address = enter(self.name, descriptor, timeout_s)
-        where = f"the exporter {address}"
-        try:
-            with naming(where, timeout_s):
-                return UcxSource(sock, nbytes, where, deadline)
-        except BaseException:
-            sock.close()
-            raise
+    def reach(self, sock: socket.socket, nbytes: int, where: str, deadline: float) -> UcxSource:
+        return UcxSource(sock, nbytes, where, deadline)
 
 
 class UcxExport:
@@ -120,44 +96,33 @@ class UcxExport:
                 raise
 
 
-class UcxSource:
-    """See `Source`. Memory of a device can be read into, too."""
+class UcxSource(LibrarySource):
+    """Receives with a worker of its own."""
 
     def __init__(self, sock: socket.socket, nbytes: int, where: str, deadline: float) -> None:
-        self._sock, self._nbytes, self._where = sock, nbytes, where
+        super().__init__(sock, nbytes, where)
         self._library = _library()
-        self._worker: Any = _worker()
+        self.handle = _worker()
         sock.settimeout(left(deadline))
-        send_blob(sock, self._worker.address.tobytes())
+        send_blob(sock, self.handle.address.tobytes())
         if receive(sock, 1) != b"+":
             raise ProtocolError(f"{where} does not speak UCX")
 
-    def read_into(self, view: memoryview | DeviceMemory, offset: int, timeout_s: float) -> None:
-        check_destination(view, offset, self._nbytes)
-        if self._worker is None:
-            raise RelayUnreachable(f"the source at {self._where} is closed")
-        if view.nbytes == 0:
-            return
-        deadline = time.monotonic() + timeout_s
-        with naming(self._where, timeout_s), _Buffer(view, 0, view.nbytes, writable=True) as buffer:
-            if ended(self._sock):
-                raise EOFError
-            request = self._worker.tag_recv(buffer, self._library.UCXXTag(_TAG))
+    def transfer(self, view: memoryview | DeviceMemory, offset: int, deadline: float) -> None:
+        with _Buffer(view, 0, view.nbytes, writable=True) as buffer:
+            worker = self.handle
+            request = worker.tag_recv(buffer, self._library.UCXXTag(_TAG))
             try:
                 self._sock.settimeout(left(deadline))
                 self._sock.sendall(_REQUEST.pack(offset, view.nbytes))
-                await_transfer(lambda: _done(self._worker, request), self._sock, deadline)
+                await_transfer(lambda: _done(worker, request), self._sock, deadline)
                 request.check_error()
             except BaseException as error:
-                worker, self._worker = self._worker, None
+                self.handle = None
                 worker.cancel_inflight_requests()  # nothing may be written later
                 if isinstance(error, self._library.UCXError):
                     raise RelayUnreachable(f"{self._where} cannot be read from: UCX says {error}") from error
                 raise
-
-    def close(self) -> None:
-        self._worker = None
-        self._sock.close()
 
 
 class _Buffer:
