@@ -1,11 +1,10 @@
-"""The state that the connections of one relay share."""
+"""The state that the connections of one relay, and its ways to the next ones, share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from tailrace.paramserver.machine.protocol import HostInterface
-from tailrace.paramserver.relays.forward import Hops
 from tailrace.paramserver.relays.slots import SlotTable
 from tailrace.paramserver.wire.capabilities import Means
 from tailrace.paramserver.wire.counts import TrafficCounts
@@ -13,17 +12,16 @@ from tailrace.paramserver.wire.counts import TrafficCounts
 
 @dataclass(frozen=True, slots=True)
 class RelayContext:
-    """A relay, as its connections see it.
+    """A relay, as its connections and its forwarders see it.
 
     Args:
         name: the relay's name.
         token: shared secret, to fetch from other relays with.
         table: its versions.
-        hops: its next hops.
-        means: its transports.
+        means: its transports and codecs.
         counts: totals that it sent and received.
         max_bytes: the largest version to accept.
-        slot_timeout_s: how long a new version may wait for readers.
+        slot_timeout_s: how long a new version may wait for readers, here and at a next hop.
         stall_s: how long a peer may make no progress.
         machine: the machine that it runs on.
     """
@@ -31,7 +29,6 @@ class RelayContext:
     name: str
     token: str
     table: SlotTable
-    hops: Hops
     means: Means
     counts: TrafficCounts
     max_bytes: int | None

@@ -12,20 +12,16 @@ growing intervals without it. What the next hop has acknowledged is kept as the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tailrace.paramserver.errors import ParamServerError, RelayUnreachable, VersionRetired, VersionSuperseded
-from tailrace.paramserver.machine.protocol import HostInterface, Lock, Thread
-from tailrace.paramserver.relays.slot import Publication, Slot, SlotState
-from tailrace.paramserver.relays.slots import SlotTable
-from tailrace.paramserver.relays.supply import SlotSupply
-from tailrace.paramserver.wire.agreement import Offer
+from tailrace.paramserver.machine.protocol import Thread
+from tailrace.paramserver.relays.context import RelayContext
+from tailrace.paramserver.relays.slot import Publication, SlotState
+from tailrace.paramserver.relays.supply import send_slot
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, connect
-from tailrace.paramserver.wire.capabilities import Means
 from tailrace.paramserver.wire.channel import Channel
-from tailrace.paramserver.wire.counts import TrafficCounts
-from tailrace.paramserver.wire.sending import send_version
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.25, 15.0
 _PASSED_ON = (SlotState.RECEIVING, SlotState.COMPLETE, SlotState.SEALED)
@@ -46,41 +42,20 @@ class Forwarder:
 
     Args:
         address: the other relay's address.
-        table: the slot table, in which versions appear.
-        name: this relay's name, for messages.
-        token: shared secret.
-        means: transports and codecs to offer.
-        counts: totals to which everything sent is added.
-        stall_s: how long the next hop may make no progress.
-        slot_timeout_s: how long the next hop may take to free a slot.
-        machine: the machine that it runs on.
+        relay: this one.
     """
 
-    def __init__(
-        self,
-        address: str,
-        table: SlotTable,
-        name: str,
-        token: str,
-        *,
-        means: Means,
-        counts: TrafficCounts,
-        stall_s: float,
-        slot_timeout_s: float,
-        machine: HostInterface,
-    ) -> None:
-        self.address, self._table, self._name, self._token = address, table, name, token
-        self._means, self._counts = means, counts
-        self._stall_s, self._slot_timeout_s, self._machine = stall_s, slot_timeout_s, machine
+    def __init__(self, address: str, relay: RelayContext) -> None:
+        self.address, self._relay, self._table, self._machine = address, relay, relay.table, relay.machine
         self._closed = False
         self._delivered: set[tuple[_Key, bool]] = set()  # with whether it was delivered sealed
         self._told: set[_Key] = set()  # retirements
         self._sent: dict[_Key, set[int]] = {}
-        self._encoder = means.encoder(machine.now)
+        self._encoder = relay.means.encoder(self._machine.now)
         self._retries: dict[_Key | None, _Retry] = {}
         self.error: str | None = None
         self._channel: Channel | None = None
-        self._thread: Thread = machine.spawn(self._run, f"{name} to {address}")
+        self._thread: Thread = self._machine.spawn(self._run, f"{relay.name} to {address}")
 
     def retry(self) -> None:
         """Check again at once what the next hop lacks; it may be another relay at the same address."""
@@ -157,7 +132,7 @@ class Forwarder:
 
     def _tell(self, retired: list[_Key]) -> None:
         try:
-            self._open().request({"op": "retire", "keys": [list(key) for key in retired]}, self._stall_s)
+            self._open().request({"op": "retire", "keys": [list(key) for key in retired]}, self._relay.stall_s)
         except (ParamServerError, OSError) as error:
             self._drop_channel()
             self._failed(None, f"retirements to {self.address}: {error}")
@@ -175,8 +150,19 @@ class Forwarder:
         try:
             channel = self._open()
             sealed = publication.sealed  # it may have been revealed while we connected
-            whole = self._send(channel, leased[0], publication, sealed)
-            if whole and self._means.codecs:
+            slot = leased[0]
+            whole = send_slot(
+                channel,
+                self._relay,
+                slot,
+                publication,
+                sealed=sealed,
+                encoder=self._encoder,
+                check=self._check_open,
+                give_up=lambda: self._table.wanted(slot) or self._closed,
+                sent=self._sent.setdefault(key, set()),
+            )
+            if whole and self._relay.means.codecs:
                 self._table.keep_base(key, self.address)
         except VersionRetired:  # the next hop holds newer ones
             whole, sealed = True, False
@@ -193,28 +179,6 @@ class Forwarder:
                 self._sent.pop(key, None)
                 self._succeeded(key)
 
-    def _send(self, channel: Channel, slot: Slot, publication: Publication, sealed: bool) -> bool:
-        manifest = publication.manifest
-        supply = SlotSupply(
-            self._table,
-            slot,
-            publication,
-            patience_s=self._stall_s / 2,
-            now=self._machine.now,
-            check=self._check_open,
-        )
-        with supply, self._means.exported(slot.memory, manifest.total_bytes) as transports:
-            return send_version(
-                channel,
-                Offer(manifest, sealed, transports, self._means.codecs, self._table.bases(manifest), relayed=True),
-                supply,
-                self._counts,
-                go_timeout_s=self._slot_timeout_s + self._stall_s,
-                encoder=self._encoder,
-                give_up=lambda: self._table.wanted(slot) or self._closed,
-                sent=self._sent.setdefault(manifest.key, set()),
-            )
-
     def _check_open(self) -> None:
         if self._closed:
             raise RelayUnreachable("the relay is no longer a next hop")
@@ -224,7 +188,7 @@ class Forwarder:
             return self._channel
         self._drop_channel()
         channel, _ = connect(
-            self._machine, self.address, token=self._token, timeout_s=HANDSHAKE_S, stall_s=self._stall_s
+            self._machine, self.address, token=self._relay.token, timeout_s=HANDSHAKE_S, stall_s=self._relay.stall_s
         )
         with self._table.changed:
             self._channel = channel
@@ -246,7 +210,7 @@ class Forwarder:
             retry.at = self._machine.now() + retry.pause_s
             retry.pause_s = min(_LAST_RETRY_S, 2 * retry.pause_s)
             self.error = error
-        sys.stderr.write(f"tailrace relay {self._name}: cannot forward {error}\n")
+        sys.stderr.write(f"tailrace relay {self._relay.name}: cannot forward {error}\n")
 
     def _drop_channel(self) -> None:
         with self._table.changed:
@@ -259,12 +223,11 @@ class Hops:
     """Keeps a forwarder for each next hop. A hop that stays in the list keeps its connection and its transfer.
 
     Args:
-        start: makes the forwarder to an address.
-        lock: the lock of the list.
+        relay: the relay whose hops they are.
     """
 
-    def __init__(self, start: Callable[[str], Forwarder], lock: Lock) -> None:
-        self._start, self._lock = start, lock
+    def __init__(self, relay: RelayContext) -> None:
+        self._relay, self._lock = relay, relay.machine.lock()
         self._forwarders: dict[str, Forwarder] = {}
         self._ending: list[Forwarder] = []
         self._closed = False
@@ -279,7 +242,7 @@ class Hops:
                 kept = before.pop(address, None)
                 if kept is not None:
                     kept.retry()
-                self._forwarders[address] = kept or self._start(address)
+                self._forwarders[address] = kept or Forwarder(address, self._relay)
             self._end(list(before.values()))
 
     def status(self) -> dict[str, object]:

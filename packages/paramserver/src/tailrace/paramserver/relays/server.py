@@ -20,7 +20,7 @@ from tailrace.paramserver.errors import ParamServerError, PeerClosed, ProtocolEr
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.machine.protocol import HostInterface, Thread
 from tailrace.paramserver.relays.context import RelayContext
-from tailrace.paramserver.relays.forward import Forwarder, Hops
+from tailrace.paramserver.relays.forward import Hops
 from tailrace.paramserver.relays.session import Session
 from tailrace.paramserver.relays.shelf import PARTIAL_S, TAKEOVER_S
 from tailrace.paramserver.relays.slots import SlotTable
@@ -98,25 +98,10 @@ class RelayServer:
             self._listener.close()
             raise
         self.cleaned = self._owner.cleaned
-        counts = TrafficCounts()
-
-        def forwarder(address: str) -> Forwarder:
-            return Forwarder(
-                address,
-                self._table,
-                name,
-                token,
-                means=means,
-                counts=counts,
-                stall_s=stall_s,
-                slot_timeout_s=slot_timeout_s,
-                machine=machine,
-            )
-
-        self._hops = Hops(forwarder, machine.lock())
         self._context = RelayContext(
-            name, token, self._table, self._hops, means, counts, max_bytes, slot_timeout_s, stall_s, machine
+            name, token, self._table, means, TrafficCounts(), max_bytes, slot_timeout_s, stall_s, machine
         )
+        self._hops = Hops(self._context)
         self._connections: dict[Channel, Thread | None] = {}
         self._unproven: dict[Channel, None] = {}  # of the connections, oldest first
         self._lock = machine.lock()
@@ -177,7 +162,7 @@ class RelayServer:
                     self._connections[channel] = thread
 
     def _serve(self, channel: Channel) -> None:
-        session = Session(channel, self._context)
+        session = Session(channel, self._context, self._hops)
         try:
             welcome = {"name": self.name, "pid": os.getpid(), **self._owner.introduction()}
             admit(channel, self._token, welcome, known_as=self._known_as, now=self._machine.now)

@@ -17,14 +17,14 @@ from tailrace.paramserver.errors import (
 )
 from tailrace.paramserver.machine.liveness import process_of
 from tailrace.paramserver.relays.context import RelayContext
+from tailrace.paramserver.relays.forward import Hops
 from tailrace.paramserver.relays.leases import Lease
 from tailrace.paramserver.relays.receive import fetch_version, receive_version
 from tailrace.paramserver.relays.slot import Slot
-from tailrace.paramserver.relays.supply import SlotSupply
+from tailrace.paramserver.relays.supply import send_slot
 from tailrace.paramserver.wire.address import parse_address
 from tailrace.paramserver.wire.agreement import Offer, key_from_wire
 from tailrace.paramserver.wire.channel import Channel
-from tailrace.paramserver.wire.sending import send_version
 
 _MAX_WAIT_S = 3600.0
 _MAX_HOPS = 64
@@ -98,10 +98,11 @@ class Session:
     Args:
         channel: the connection.
         relay: the state that the relay's connections share.
+        hops: the relay's next hops.
     """
 
-    def __init__(self, channel: Channel, relay: RelayContext) -> None:
-        self._channel, self._relay, self._table = channel, relay, relay.table
+    def __init__(self, channel: Channel, relay: RelayContext, hops: Hops) -> None:
+        self._channel, self._relay, self._table, self._hops = channel, relay, relay.table, hops
         self._encoder = relay.means.encoder(relay.machine.now)
         self._leases: dict[int, tuple[Slot, Lease]] = {}
         self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
@@ -202,7 +203,6 @@ class Session:
 
     def _pull(self, message: dict[str, Any]) -> None:
         """Offer the version that is asked for to the one who asks."""
-        relay = self._relay
         slot, lease = self._table.lease(
             None if message.get("version") is None else version_of(message),
             wait_s=seconds_of(message, "wait_s"),
@@ -215,24 +215,7 @@ class Session:
             publication = slot.publication
             if publication is None:
                 raise RuntimeError("a leased slot has a publication")
-            manifest = publication.manifest
-            supply = SlotSupply(self._table, slot, publication, patience_s=relay.stall_s / 2, now=relay.machine.now)
-            with supply, relay.means.exported(slot.memory, manifest.total_bytes) as transports:
-                send_version(
-                    self._channel,
-                    Offer(
-                        manifest,
-                        publication.sealed,
-                        transports,
-                        relay.means.codecs,
-                        self._table.bases(manifest),
-                        relayed=True,
-                    ),
-                    supply,
-                    relay.counts,
-                    go_timeout_s=relay.slot_timeout_s + relay.stall_s,
-                    encoder=self._encoder,
-                )
+            send_slot(self._channel, self._relay, slot, publication, sealed=publication.sealed, encoder=self._encoder)
         finally:
             self._table.release(slot, lease)
 
@@ -261,7 +244,7 @@ class Session:
         return {"retired": [list(key) for version, stamp in checked for key in self._table.retire(version, stamp)]}
 
     def _set_next(self, message: dict[str, Any]) -> dict[str, Any]:
-        self._relay.hops.set_next(hops_of(message))
+        self._hops.set_next(hops_of(message))
         return {"ok": True}
 
     def _status(self) -> dict[str, Any]:
@@ -270,7 +253,7 @@ class Session:
             "pid": os.getpid(),
             "versions": [version for version, _ in self._table.versions()],
             **self._table.status(),
-            **self._relay.hops.status(),
+            **self._hops.status(),
             "transfers": {**self._relay.counts.to_wire(), "takeovers": self._table.takeovers},
         }
 

@@ -1,40 +1,36 @@
-"""The chunks of a version that a relay holds or is receiving, for those that it sends them to."""
+"""Sends a version that a relay holds or is receiving, to the next relay or to who asked for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
 
+from tailrace.paramserver.codec.choose import LinkEncoder
 from tailrace.paramserver.machine.protocol import MemorySegment
+from tailrace.paramserver.relays.context import RelayContext
 from tailrace.paramserver.relays.leases import Lease
 from tailrace.paramserver.relays.slot import Publication, Slot, SlotState
-from tailrace.paramserver.relays.slots import SlotTable
+from tailrace.paramserver.wire.agreement import Offer
+from tailrace.paramserver.wire.channel import Channel
+from tailrace.paramserver.wire.sending import send_version
 
 
 class SlotSupply:
     """A `Supply` from a leased slot. Chunks go out as they arrive.
 
     Args:
-        table: the relay's slots.
+        relay: the relay.
         slot: leased for as long as this is in use.
         publication: the version in it.
-        patience_s: how long to wait for the next chunk from upstream before the receiver is let go for now. Less than a
-            peer may be silent, so that a slow upstream never looks like a dead relay.
         check: called before every chunk; raises to end the transfer.
     """
 
-    def __init__(
-        self,
-        table: SlotTable,
-        slot: Slot,
-        publication: Publication,
-        *,
-        patience_s: float,
-        now: Callable[[], float],
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._table, self._slot, self._publication = table, slot, publication
-        self._patience_s, self._now, self._check = patience_s, now, check
+    def __init__(self, relay: RelayContext, slot: Slot, publication: Publication, check: Callable[[], None]) -> None:
+        self._table, self._slot, self._publication = relay.table, slot, publication
+        self._now, self._check = relay.machine.now, check
+        # How long to wait for the next chunk from upstream before the receiver is let go for now. Less than a peer may be
+        # silent, so that a slow upstream never looks like a dead relay.
+        self._patience_s = relay.stall_s / 2
         self._base: tuple[tuple[int, int], Slot, Lease] | None = None
 
     @property
@@ -84,3 +80,34 @@ class SlotSupply:
         if self._base is not None:
             self._table.release(self._base[1], self._base[2])
             self._base = None
+
+
+def send_slot(
+    channel: Channel,
+    relay: RelayContext,
+    slot: Slot,
+    publication: Publication,
+    *,
+    sealed: bool,
+    encoder: LinkEncoder,
+    check: Callable[[], None] = lambda: None,
+    give_up: Callable[[], bool] = lambda: False,
+    sent: set[int] | None = None,
+) -> bool:
+    """Offer the version in a leased slot and send what the receiver lacks of it, see `send_version`.
+
+    Args:
+        check: called before every chunk; raises to end the transfer.
+    """
+    manifest, supply = publication.manifest, SlotSupply(relay, slot, publication, check)
+    with supply, relay.means.exported(slot.memory, manifest.total_bytes) as transports:
+        return send_version(
+            channel,
+            Offer(manifest, sealed, transports, relay.means.codecs, relay.table.bases(manifest), relayed=True),
+            supply,
+            relay.counts,
+            go_timeout_s=relay.slot_timeout_s + relay.stall_s,
+            encoder=encoder,
+            give_up=give_up,
+            sent=sent,
+        )
