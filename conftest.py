@@ -25,7 +25,7 @@ if sys.dont_write_bytecode and not os.environ.get("PYTHONPYCACHEPREFIX"):
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
 if find_spec("tailrace.rollout") is not None:  # some packages are tested without it
-    from tailrace.rollout.wheel_tag import correct_wheel_tag
+    from tailrace.rollout.vllm_process import correct_wheel_tag
 
     correct_wheel_tag()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.rollout.wheel_tag import correct_wheel_tag
+from tailrace.rollout.vllm_process import correct_wheel_tag
 
 ROOT = Path(__file__).parents[1]
 RUN = ["--frozen", "--offline"]

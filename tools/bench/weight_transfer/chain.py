@@ -37,7 +37,7 @@ from tailrace.paramserver import (
     set_chain,
 )
 from tailrace.paramserver.chunk_size import broadcast_chunk_bytes
-from tailrace.paramserver.group.member import RelayState
+from tailrace.paramserver.group.coordinator import RelayState
 from tailrace.paramserver.group.relay_group import RelayGroup
 
 RELAYS = (2, 4, 8)

@@ -6,8 +6,7 @@ import time
 import pytest
 
 from tailrace.paramserver import VersionNotYet
-from tailrace.paramserver.group.coordinator import GroupStateMachine
-from tailrace.paramserver.group.member import RelayState
+from tailrace.paramserver.group.coordinator import GroupStateMachine, RelayState
 from tailrace.paramserver.group.messages import (
     Ask,
     Deny,

@@ -20,7 +20,7 @@ from tailrace.paramserver import (
     relay_status,
     set_chain,
 )
-from tailrace.paramserver.group.member import RelayState
+from tailrace.paramserver.group.coordinator import RelayState
 from tailrace.paramserver.group.relay_group import RETRY_S, RelayGroup
 
 CHUNK = 64 * 2**10

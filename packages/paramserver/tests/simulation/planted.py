@@ -11,8 +11,7 @@ from unittest import mock
 from tailrace.paramserver.clients.pusher import Pusher
 from tailrace.paramserver.manifest import Manifest
 from tailrace.paramserver.relays.forward import Forwarder
-from tailrace.paramserver.relays.leases import LeaseBook
-from tailrace.paramserver.relays.slot import Publication, Slot, SlotState
+from tailrace.paramserver.relays.slot import LeaseBook, Publication, Slot, SlotState
 from tailrace.paramserver.relays.slots import SlotTable
 from tailrace.paramserver.wire.channel import Channel, ChunkHeader
 from tailrace.paramserver.wire.receiving import Intake

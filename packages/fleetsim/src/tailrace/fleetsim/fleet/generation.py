@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from tailrace.fleetsim.engine import ModelledEngine
-from tailrace.fleetsim.engine.work import Work
+from tailrace.fleetsim.engine.state import Work
 from tailrace.fleetsim.errors import WorkError
 from tailrace.fleetsim.fleet.config import RolloutFleet
 from tailrace.fleetsim.fleet.pools import Decode, Prefill

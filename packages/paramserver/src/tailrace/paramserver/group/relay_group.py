@@ -26,9 +26,8 @@ from tailrace.paramserver.errors import (
     SlotBusy,
     VersionNotYet,
 )
-from tailrace.paramserver.group.coordinator import GroupStateMachine
+from tailrace.paramserver.group.coordinator import GroupStateMachine, MemberStatus
 from tailrace.paramserver.group.link import Announcer, Fetches, OnMaster, RelayWatch
-from tailrace.paramserver.group.member import MemberStatus
 from tailrace.paramserver.group.messages import (
     Ask,
     Command,

@@ -18,9 +18,8 @@ from tailrace.paramserver.errors import (
 from tailrace.paramserver.machine.liveness import process_of
 from tailrace.paramserver.relays.context import RelayContext
 from tailrace.paramserver.relays.forward import Hops
-from tailrace.paramserver.relays.leases import Lease
 from tailrace.paramserver.relays.receive import fetch_version, receive_version
-from tailrace.paramserver.relays.slot import Slot
+from tailrace.paramserver.relays.slot import Lease, Slot
 from tailrace.paramserver.relays.supply import send_slot
 from tailrace.paramserver.wire.address import parse_address
 from tailrace.paramserver.wire.agreement import Offer, key_from_wire

@@ -6,9 +6,8 @@ from tailrace.paramserver.errors import RelayUnreachable
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.machine.protocol import HostInterface, Segments
 from tailrace.paramserver.machine.segments import MAX_SLOTS
-from tailrace.paramserver.relays.leases import Lease
 from tailrace.paramserver.relays.memory import Block, Staging
-from tailrace.paramserver.relays.slot import Slot, SlotState
+from tailrace.paramserver.relays.slot import Lease, Slot, SlotState
 
 PARTIAL_S = 120.0
 TAKEOVER_S = 1.0

@@ -13,9 +13,8 @@ import itertools
 
 from tailrace.paramserver.errors import VersionNotYet, VersionRetired
 from tailrace.paramserver.manifest import Manifest
-from tailrace.paramserver.relays.leases import Lease
 from tailrace.paramserver.relays.shelf import HELD, PASSED_ON, Shelf
-from tailrace.paramserver.relays.slot import Publication, Slot, SlotState
+from tailrace.paramserver.relays.slot import Lease, Publication, Slot, SlotState
 from tailrace.paramserver.relays.visibility import Visibility
 from tailrace.processes import ProcessId
 

@@ -8,8 +8,7 @@ from types import TracebackType
 from tailrace.paramserver.codec.choose import LinkEncoder
 from tailrace.paramserver.machine.protocol import MemorySegment
 from tailrace.paramserver.relays.context import RelayContext
-from tailrace.paramserver.relays.leases import Lease
-from tailrace.paramserver.relays.slot import Publication, Slot, SlotState
+from tailrace.paramserver.relays.slot import Lease, Publication, Slot, SlotState
 from tailrace.paramserver.wire.agreement import Offer
 from tailrace.paramserver.wire.channel import Channel
 from tailrace.paramserver.wire.sending import send_version

@@ -1,5 +1,7 @@
 """A judge in a process of its own, for an asyncio loop. Its death or hang is an infrastructure failure, never a score.
 
+`JudgeBackend` is one as a backend of the reward scheduler.
+
 score() ──► waiting ──batch of what waits──► child process ──► outcomes, one for each item
               ▲                                  │ died, or all deadlines of its batch passed: killed, and
               └── unaffected ◄───────────────────┘ the batch's items are Unjudged; the next batch starts a new one
@@ -11,12 +13,13 @@ import asyncio
 import contextlib
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from tailrace.reward.errors import JudgeClosedError, JudgeError, WorkerDiedError, WorkerTimeoutError
+from tailrace.reward.errors import JudgeClosedError, JudgeError, ScoringError, WorkerDiedError, WorkerTimeoutError
+from tailrace.reward.items import ScoreItem, ScoringResult
 from tailrace.reward.judge.config import JudgeConfig
 from tailrace.reward.judge.items import JudgeItem, Judgement, Unjudged
 from tailrace.reward.process import WorkerProcess
@@ -214,3 +217,47 @@ async def _scores(process: WorkerProcess, items: Sequence[JudgeItem]) -> list[Ju
     if "error" in found:
         raise WorkerDiedError(f"the judge failed: {found['error']}")
     return [Unjudged(**said) if isinstance(said, dict) else float(said) for said in found["outcomes"]]
+
+
+class JudgeBackend:
+    """Asks one judge. Several scores may be under way at once.
+
+    Args:
+        judge: the judge's process; it is ended with this backend.
+        timeout_s: deadline of one score. Loading the model does not count.
+    """
+
+    def __init__(self, judge: JudgeProcess, timeout_s: float) -> None:
+        self._judge, self._timeout_s = judge, timeout_s
+
+    @property
+    def pid(self) -> int | None:
+        """The judge's process id while it runs."""
+        return self._judge.pid
+
+    async def score(self, item: ScoreItem) -> ScoringResult:
+        """The judge's score of a response, 0 to 1. The row's metadata may have a ``rubric``.
+
+        Raises:
+            ScoringError: the judge gave none, which is never a score of zero.
+        """
+        asked = JudgeItem(item.response_text, item.prompt_text, item.answer, _rubric(item.metadata))
+        (found,) = await self._judge.score([asked], self._timeout_s)
+        if isinstance(found, Unjudged):
+            raise ScoringError(found.reason)
+        return ScoringResult(item.trajectory, found)
+
+    async def start(self) -> None:
+        """Load the model now; see `JudgeProcess.start` for what it raises."""
+        await self._judge.start()
+
+    async def close(self) -> None:
+        """End the judge's process."""
+        await self._judge.close()
+
+
+def _rubric(metadata: Mapping[str, Any]) -> str:
+    found = metadata.get("rubric", "")
+    if not isinstance(found, str):
+        raise ScoringError(f"found the rubric {found!r:.60}, expected text")
+    return found
