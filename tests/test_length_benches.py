@@ -44,7 +44,7 @@ def test_longest_first_takes_what_lpt_says_where_a_step_takes_as_long_for_any_ba
     from dispatching.feeding import Shared
     from dispatching.modelled import Costs, makespan_s
 
-    costs = Costs("constant", DecodeCost.fitted(0.0, 0.0, 0.0, 1.0, 10**6), PrefillCost.fitted(0.0), 1)
+    costs = Costs("constant", DecodeCost.fitted(0.0, 0.0, 0.0, 1.0, 10**6), PrefillCost(0.0), 1)
     found = makespan_s(Shared(longest_first(lengths)), costs, replicas, places, [1] * len(lengths), lengths)
     assert found == pytest.approx(lpt(lengths, replicas * places).makespan)
 

@@ -44,7 +44,7 @@ class Costs:
         costs = machine.decode
         decode = DecodeCost.fitted(costs.k1, costs.k2, costs.k3, costs.k4, costs.kv_capacity_tokens)
         prefill = machine.prefill
-        return cls(name, decode, PrefillCost.fitted(prefill.per_token_s, 0.0, prefill.per_trajectory_s), stretch)
+        return cls(name, decode, PrefillCost(prefill.per_token_s, 0.0, prefill.per_trajectory_s), stretch)
 
     def replicas(self, count: int, places: int, prompt_tokens: float, p50: float, p90: float) -> Replicas:
         """Replicas as a plan sees them: contexts of a prompt and half of a median response."""

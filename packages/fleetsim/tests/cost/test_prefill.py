@@ -22,7 +22,7 @@ def test_an_h20_is_bound_by_arithmetic():
 
 
 def test_cached_tokens_by_counting():
-    cost = PrefillCost.fitted(3.0, 1.0, overhead_s=100.0)
+    cost = PrefillCost(3.0, 1.0, overhead_s=100.0)
     # Tokens 5 to 8 are multiplied; each attends to all before it: 2 i - 1 in units of the square's share.
     assert cost.seconds(8, cached=4) == 100 + 4 * 3 + sum(2 * index - 1 for index in range(5, 9))
     assert cost.seconds(8) == 100 + 8 * 3 + 64

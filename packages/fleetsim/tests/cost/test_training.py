@@ -62,7 +62,7 @@ def test_an_impossible_mfu(mfu):
 
 
 def test_a_measured_trainer():
-    cost = TrainingCost.fitted(2.0, 0.5, backward=3.0, passes=1.5, optimizer_s=7.0)
+    cost = TrainingCost(2.0, 0.5, backward=3.0, passes=1.5, optimizer_s=7.0)
     assert cost.forward_s(10, 4) == 22
     assert cost.preparation_s(10, 4) == 33
     assert cost.update_s(10, 4) == 95

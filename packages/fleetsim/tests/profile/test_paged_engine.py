@@ -12,7 +12,7 @@ from tailrace.fleetsim.profile.fleet import PagedEngine
 
 
 def engine(block, capacity=6_000):
-    made = PagedEngine(DecodeCost.fitted(1e-6, 0.0, 1e-4, 5e-3, capacity), PrefillCost.fitted(1e-5), max_running=24)
+    made = PagedEngine(DecodeCost.fitted(1e-6, 0.0, 1e-4, 5e-3, capacity), PrefillCost(1e-5), max_running=24)
     made.block_tokens = block
     return made
 
@@ -39,7 +39,7 @@ def test_it_is_the_sum_over_the_trajectories_of_the_batch(seed, block, at):
 
 
 def test_blocks_of_one_token_are_the_plain_engine():
-    plain = ModelledEngine(DecodeCost.fitted(1e-6, 0.0, 1e-4, 5e-3, 900), PrefillCost.fitted(1e-5), max_running=24)
+    plain = ModelledEngine(DecodeCost.fitted(1e-6, 0.0, 1e-4, 5e-3, 900), PrefillCost(1e-5), max_running=24)
     paged = engine(1, capacity=900)
     for one in (plain, paged):
         one.add([Work(f"t{i}", 20, 0, 40 + i) for i in range(12)], 0.0)

@@ -307,7 +307,7 @@ class Case(_Strict):
             spec=spec,
             workload=self.workload.build(self.seed, self.max_tokens),
             pools=(self._pool(),),
-            training=TrainingCost.fitted(costs.train_s, optimizer_s=costs.optimizer_s),
+            training=TrainingCost(costs.train_s, optimizer_s=costs.optimizer_s),
             delays=self.delays,
             samples=samples(spec),
             parts=parts(spec),
@@ -320,7 +320,7 @@ class Case(_Strict):
         costs, replica = self.costs, self.replica
         return ReplicaPool(
             decode=DecodeCost.fitted(costs.k1, costs.k2, costs.k3, costs.k4, replica.kv_capacity_tokens),
-            prefill=PrefillCost.fitted(costs.prefill_s),
+            prefill=PrefillCost(costs.prefill_s),
             weights=WeightCosts(self.weights.stall_s, self.weights.broadcast_s, self.weights.pull_s),
             rollout=RolloutFleet(
                 max_running=replica.max_running,
@@ -336,7 +336,7 @@ class Case(_Strict):
     def _costs_of(self, tp: int) -> tuple[DecodeCost, PrefillCost]:
         costs, capacity = self.costs, tp * self.replica.kv_capacity_tokens
         decode = DecodeCost.fitted(costs.k1 / tp, costs.k2 / tp, costs.k3 / tp, costs.k4 * 1.1, capacity)
-        return decode, PrefillCost.fitted(costs.prefill_s / tp)
+        return decode, PrefillCost(costs.prefill_s / tp)
 
     def patience_s(self, samples: int) -> float:
         """Nothing is waited for longer than this: each wait that the case can bring, one after the other, twice over.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tailrace.fleetsim.cost.capacity import check_parallel
 from tailrace.fleetsim.hardware.devices import Device
 from tailrace.fleetsim.hardware.models import ModelShape
 
 
+@dataclass(frozen=True, slots=True)
 class PrefillCost:
     """Prefill of one model on one replica's devices.
 
@@ -16,12 +19,9 @@ class PrefillCost:
         overhead_s: seconds of every prefill.
     """
 
-    __slots__ = ("overhead_s", "per_square_token_s", "per_token_s")
-
-    def __init__(self, per_token_s: float, per_square_token_s: float = 0.0, overhead_s: float = 0.0) -> None:
-        self.per_token_s = per_token_s
-        self.per_square_token_s = per_square_token_s
-        self.overhead_s = overhead_s
+    per_token_s: float
+    per_square_token_s: float = 0.0
+    overhead_s: float = 0.0
 
     @classmethod
     def of(cls, model: ModelShape, device: Device, tensor_parallel: int) -> PrefillCost:
@@ -33,13 +33,6 @@ class PrefillCost:
         check_parallel(model, device, tensor_parallel)
         flops = tensor_parallel * device.prefill_flops
         return cls(2.0 * model.gemm_params / flops, model.attention_flops_per_square_token / flops)
-
-    @classmethod
-    def fitted(
-        cls, seconds_per_token: float, seconds_per_square_token: float = 0.0, overhead_s: float = 0.0
-    ) -> PrefillCost:
-        """A measured cost."""
-        return cls(seconds_per_token, seconds_per_square_token, overhead_s)
 
     def seconds(self, tokens: int, cached: int = 0) -> float:
         """Seconds for a context of `tokens`, of which the first `cached` are in the KV cache already.

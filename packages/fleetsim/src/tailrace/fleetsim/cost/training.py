@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
+
 from tailrace.fleetsim.cost.capacity import TRAINING_BYTES_PER_PARAM, check_training_fits
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.hardware.devices import Device
 from tailrace.fleetsim.hardware.models import ModelShape
 
 
+@dataclass(frozen=True, slots=True)
 class TrainingCost:
     """Training of one model on all of a trainer's devices.
 
@@ -25,31 +28,13 @@ class TrainingCost:
             computed at once.
     """
 
-    __slots__ = (
-        "backward",
-        "forward_sequence_s",
-        "forward_square_token_s",
-        "forward_token_s",
-        "optimizer_s",
-        "passes",
-    )
-
-    def __init__(
-        self,
-        forward_token_s: float,
-        forward_square_token_s: float = 0.0,
-        *,
-        backward: float = 2.0,
-        passes: float = 1.0,
-        optimizer_s: float = 0.0,
-        forward_sequence_s: float = 0.0,
-    ) -> None:
-        self.forward_sequence_s = forward_sequence_s
-        self.forward_token_s = forward_token_s
-        self.forward_square_token_s = forward_square_token_s
-        self.backward = backward
-        self.passes = passes
-        self.optimizer_s = optimizer_s
+    forward_token_s: float
+    forward_square_token_s: float = 0.0
+    _: KW_ONLY
+    backward: float = 2.0
+    passes: float = 1.0
+    optimizer_s: float = 0.0
+    forward_sequence_s: float = 0.0
 
     @classmethod
     def of(
@@ -106,19 +91,6 @@ class TrainingCost:
             optimizer_s=optimizer_s,
             forward_sequence_s=models * layer_s * model.layers * tensor_parallel * context_parallel / gpus,
         )
-
-    @classmethod
-    def fitted(
-        cls,
-        forward_token_s: float,
-        forward_square_token_s: float = 0.0,
-        *,
-        backward: float = 2.0,
-        passes: float = 1.0,
-        optimizer_s: float = 0.0,
-    ) -> TrainingCost:
-        """A measured cost."""
-        return cls(forward_token_s, forward_square_token_s, backward=backward, passes=passes, optimizer_s=optimizer_s)
 
     def forward_s(self, tokens: int, square_tokens: float, sequences: int = 0) -> float:
         """Seconds of one forward pass."""

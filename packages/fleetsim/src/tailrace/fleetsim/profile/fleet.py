@@ -250,7 +250,7 @@ def replica_pool(config: RunConfig, machine: MachineProfile) -> ReplicaPool:
     part = machine.decode
     return ReplicaPool(
         decode=DecodeCost.fitted(part.k1, part.k2, part.k3, part.k4, part.kv_capacity_tokens),
-        prefill=PrefillCost.fitted(machine.prefill.per_token_s, 0.0, machine.prefill.per_trajectory_s),
+        prefill=PrefillCost(machine.prefill.per_token_s, 0.0, machine.prefill.per_trajectory_s),
         weights=weights(config, machine),
         rollout=rollout_fleet(config, machine),
         replicas=config.rollout.replicas,
@@ -265,7 +265,7 @@ def training_cost(machine: MachineProfile, processes: int = 1) -> TrainingCost:
             what they send each other is not counted.
     """
     part = machine.training
-    return TrainingCost.fitted(
+    return TrainingCost(
         part.per_token_s / processes,
         part.per_square_token_s / processes,
         backward=0.0,
