@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.hardware.links import CROSS_DATACENTER
+from tailrace.fleetsim.tables import Count, Share, Strict
 from tailrace.fleetsim.workload.config import WorkloadConfig
 from tailrace.pipeline.config.loading import explain
 
-Positive = Annotated[int, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(ge=0)]
 
 
-def _as_path(value: Any) -> Any:
-    return Path(value) if isinstance(value, str) else value
-
-
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = Strict.model_config
 
 
 class TrainerFleet(_Strict):
@@ -45,16 +39,16 @@ class TrainerFleet(_Strict):
     """
 
     device: str = "H800"
-    gpus: Positive | None = None
+    gpus: Count | None = None
     mfu: Annotated[float, Field(gt=0, le=1)] | None = None
     passes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     critic: bool = False
     site: str = ""
     optimizer_s: Seconds = 0.5
     data_s: Seconds = 1.9
-    tensor_parallel: Positive = 1
-    pipeline_parallel: Positive = 1
-    context_parallel: Positive = 1
+    tensor_parallel: Count = 1
+    pipeline_parallel: Count = 1
+    context_parallel: Count = 1
     layer_s: Seconds = 0.0
 
 
@@ -79,13 +73,13 @@ class RolloutFleet(_Strict):
     """
 
     device: str = "H800"
-    gpus: Positive | None = None
+    gpus: Count | None = None
     name: str = ""
     site: str = ""
     hybrid: bool = False
-    prompts_per_replica: Positive | None = None
-    tensor_parallel: Positive = 1
-    max_running: Positive = 1024
+    prompts_per_replica: Count | None = None
+    tensor_parallel: Count = 1
+    max_running: Count = 1024
     step_s: Seconds = 0.0
     prefill_mfu: Annotated[float, Field(gt=0, le=1)] | None = None
     memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -182,7 +176,7 @@ class ScoringPool(_Strict):
             so many times as long.
     """
 
-    workers: Positive | None = None
+    workers: Count | None = None
     min_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     timeout_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -206,7 +200,7 @@ class FailureConfig(_Strict):
 class Goal(_Strict):
     """The training whose duration and price are wanted: a number of steps or of trained tokens, prompts included."""
 
-    steps: Positive | None = None
+    steps: Count | None = None
     tokens: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @model_validator(mode="after")
@@ -285,9 +279,6 @@ class FleetConfig(_Strict):
     scoring: dict[str, ScoringPool] = {}
     ranker: RankerFleet | None = None
     workload: WorkloadConfig | None = None
-
-
-FilePath = Annotated[Path, BeforeValidator(_as_path)]
 
 
 def fleet_config(table: Mapping[str, Any], where: str = "table 'fleet'") -> FleetConfig:

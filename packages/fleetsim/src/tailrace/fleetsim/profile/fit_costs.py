@@ -80,7 +80,7 @@ def fit_prefill(replicas: Sequence[ReplicaSamples], timing: Timing, decode: Deco
         targets.append(spent_s - sum(step_s(decode, one.kv_tokens, one.running) for one in intake))
         wholes.append(spent_s)
     found = costs(rows, targets, wholes)
-    guessed = sum(a * b for row in rows for a, b in zip(row, found, strict=True))
+    guessed = sum(_estimate(found, row) for row in rows)
     if guessed <= 0:
         return PrefillPart(per_token_s=0.0, per_trajectory_s=0.0)
     scale = max(0.0, sum(targets)) / guessed
@@ -222,8 +222,6 @@ def costs(
 def relative_error(rows: Sequence[Sequence[float]], targets: Sequence[float], found: Sequence[float]) -> float:
     """Median of |estimated - measured| / measured; 0 without rows."""
     errors = sorted(
-        abs(sum(a * b for a, b in zip(row, found, strict=True)) - target) / target
-        for row, target in zip(rows, targets, strict=True)
-        if target > 0
+        abs(_estimate(found, row) - target) / target for row, target in zip(rows, targets, strict=True) if target > 0
     )
     return errors[len(errors) // 2] if errors else 0.0

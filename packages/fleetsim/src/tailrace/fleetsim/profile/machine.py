@@ -13,34 +13,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from tailrace.fleetsim.errors import ProfileError
+from tailrace.fleetsim.tables import Count, Seconds, Share, Strict, as_tuples, interpolated
 from tailrace.pipeline.config.loading import explain
 
 SHIPPED = ("two-cores",)
 FORMAT = 1
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(gt=0)]
 
-
-def _as_tuples(value: Any) -> Any:
-    return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
-
-
-Group = tuple[int, Positive, tuple[Positive, ...], tuple[float, ...]]
-Groups = Annotated[tuple[Group, ...], BeforeValidator(_as_tuples), Field(min_length=1)]
-GroupTurns = tuple[Annotated[tuple[tuple[Positive, Seconds], ...], Field(min_length=1)], ...]
+Group = tuple[int, Count, tuple[Count, ...], tuple[float, ...]]
+Groups = Annotated[tuple[Group, ...], BeforeValidator(as_tuples), Field(min_length=1)]
+GroupTurns = tuple[Annotated[tuple[tuple[Count, Seconds], ...], Field(min_length=1)], ...]
 """For each sample of a group its turns: tokens, and the seconds until its environment had answered."""
-Quantiles = Annotated[tuple[tuple[float, float], ...], BeforeValidator(_as_tuples)]
+Quantiles = Annotated[tuple[tuple[float, float], ...], BeforeValidator(as_tuples)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class DecodePart(_Part):
+class DecodePart(Strict):
     """A decoding step: k1 x tokens in the KV cache + max(k2, k3 x trajectories) + k4 (StaleFlow, equation 11).
 
     Args:
@@ -54,13 +43,13 @@ class DecodePart(_Part):
     k2: Seconds
     k3: Seconds
     k4: Seconds
-    kv_capacity_tokens: Positive
-    block_tokens: Positive = 1
-    max_running: Positive = 256
+    kv_capacity_tokens: Count
+    block_tokens: Count = 1
+    max_running: Count = 256
     error: Seconds = 0.0
 
 
-class PrefillPart(_Part):
+class PrefillPart(Strict):
     """Prefill: seconds for each token and for each trajectory that starts or resumes."""
 
     per_token_s: Seconds
@@ -68,7 +57,7 @@ class PrefillPart(_Part):
     error: Seconds = 0.0
 
 
-class TrainingPart(_Part):
+class TrainingPart(Strict):
     """An update on a mini-batch: fixed_s + per_token_s x tokens + per_square_token_s x squares of lengths.
 
     Args:
@@ -95,7 +84,7 @@ class TrainingPart(_Part):
         return share / (1 - share) * (self.fixed_s + self.batch_s) / each_s
 
 
-class WeightsPart(_Part):
+class WeightsPart(Strict):
     """Delays of publishing and pulling weights.
 
     Args:
@@ -109,7 +98,7 @@ class WeightsPart(_Part):
     pull_s: Seconds
 
 
-class DelaysPart(_Part):
+class DelaysPart(Strict):
     """Delays that are not computing.
 
     Args:
@@ -133,7 +122,7 @@ class DelaysPart(_Part):
     start_trainer_s: Seconds
 
 
-class SharingPart(_Part):
+class SharingPart(Strict):
     """Cores that all members share; absent if members compute on their own devices.
 
     Args:
@@ -143,7 +132,7 @@ class SharingPart(_Part):
         alone_s, beside_s: processor seconds of the trainer for 1,000 tokens, alone and beside the replicas.
     """
 
-    cores: Positive
+    cores: Count
     others: Share
     replica_cores: Annotated[float, Field(ge=1)] = 1.0
     trainer_cores: Annotated[float, Field(ge=1)] = 1.0
@@ -151,14 +140,14 @@ class SharingPart(_Part):
     beside_s: Seconds = 0.0
 
 
-class Curve(_Part):
+class Curve(Strict):
     """A quantity that changes while the model learns.
 
     Args:
         points: (version, value) with versions increasing; linear between them, constant outside.
     """
 
-    points: Annotated[tuple[tuple[float, float], ...], BeforeValidator(_as_tuples), Field(min_length=1)]
+    points: Annotated[tuple[tuple[float, float], ...], BeforeValidator(as_tuples), Field(min_length=1)]
 
     @model_validator(mode="after")
     def _increasing(self) -> Self:
@@ -168,18 +157,10 @@ class Curve(_Part):
 
     def at(self, version: float) -> float:
         """The value at a version."""
-        before = self.points[0]
-        for point in self.points:
-            if point[0] >= version:
-                if point[0] == before[0]:
-                    return point[1]
-                share = (version - before[0]) / (point[0] - before[0])
-                return before[1] + share * (point[1] - before[1])
-            before = point
-        return before[1]
+        return interpolated(self.points, version)
 
 
-class WorkloadPart(_Part):
+class WorkloadPart(Strict):
     """The workload that the model generates.
 
     Args:
@@ -196,9 +177,9 @@ class WorkloadPart(_Part):
     """
 
     groups: Groups
-    sources: Annotated[tuple[int, ...], BeforeValidator(_as_tuples)] = ()
-    score_s: Annotated[tuple[tuple[Seconds, ...], ...], BeforeValidator(_as_tuples)] = ()
-    turns: Annotated[tuple[GroupTurns, ...], BeforeValidator(_as_tuples)] = ()
+    sources: Annotated[tuple[int, ...], BeforeValidator(as_tuples)] = ()
+    score_s: Annotated[tuple[tuple[Seconds, ...], ...], BeforeValidator(as_tuples)] = ()
+    turns: Annotated[tuple[GroupTurns, ...], BeforeValidator(as_tuples)] = ()
     signal: Curve
     length: Curve
     right: Share = 0.0
@@ -207,7 +188,7 @@ class WorkloadPart(_Part):
     response: Quantiles = ()
 
 
-class MachineProfile(_Part):
+class MachineProfile(Strict):
     """Everything that a simulation needs of a machine.
 
     Args:
@@ -220,7 +201,7 @@ class MachineProfile(_Part):
     name: str
     measured: str = ""
     engine: str = ""
-    replicas: Positive = 1
+    replicas: Count = 1
     decode: DecodePart
     prefill: PrefillPart
     training: TrainingPart

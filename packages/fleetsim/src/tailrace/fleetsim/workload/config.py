@@ -16,27 +16,23 @@ Other forms of lengths: ``"intern-s1-math"``, ``{ preset = "deepcoder-14b", scal
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from tailrace.fleetsim.errors import WorkloadError
+from tailrace.fleetsim.tables import Positive, Share, Strict, as_tuples
 from tailrace.fleetsim.workload.drawn import Distributions, DrawnWorkload
 from tailrace.fleetsim.workload.environment import EnvironmentConfig, LatencyConfig
 from tailrace.fleetsim.workload.lengths import Drift, Lengths
-from tailrace.fleetsim.workload.lengths_config import RESPONSES, LengthsField, Positive, Strict, as_tuples
+from tailrace.fleetsim.workload.lengths_config import RESPONSES, LengthsField
 from tailrace.fleetsim.workload.replayed import ReplayedWorkload
 from tailrace.fleetsim.workload.rewards import ScoringKind, ScoringKinds, SolveRate
 from tailrace.fleetsim.workload.shapes import Lognormal
 from tailrace.fleetsim.workload.workload import Workload
+from tailrace.pipeline.config.fields import FilePath
 
-Share = Annotated[float, Field(ge=0, le=1)]
 Whole = Annotated[int, Field(ge=0)]
-
-
-def _as_path(value: Any) -> Any:
-    return Path(value) if isinstance(value, str) else value
 
 
 class DriftConfig(Strict):
@@ -111,7 +107,7 @@ class WorkloadConfig(Strict):
     solve_rate: SolveRateConfig = SolveRateConfig()
     reward_latency: LatencyConfig | None = None
     scoring: Annotated[tuple[ScoringConfig, ...], BeforeValidator(as_tuples)] = ()
-    trace: Annotated[Path, BeforeValidator(_as_path)] | None = None
+    trace: FilePath | None = None
 
     @model_validator(mode="after")
     def _trace_alone(self) -> Self:

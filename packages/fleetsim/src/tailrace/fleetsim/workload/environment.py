@@ -12,10 +12,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tailrace.fleetsim.workload.lengths_config import CALLS, Positive, Strict
+from tailrace.fleetsim.tables import Positive, Seconds, Strict
+from tailrace.fleetsim.workload.lengths_config import CALLS
 from tailrace.fleetsim.workload.workload import Turns
 
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # Far beyond every task (RobustRL: 50 tool calls). More must be a mistake, and would make each trajectory slow to draw.
 CallCount = Annotated[int, Field(ge=0, le=1_000)]
 _BISECTIONS = 100
@@ -154,7 +154,7 @@ def _below(score: float) -> float:
 class LatencyConfig(Strict):
     """Seconds of a call: lognormal, cut at a time-out; constant with sigma 0."""
 
-    median: NotNegative
+    median: Seconds
     sigma: Annotated[float, Field(ge=0, le=10)] = 0.0
     cap: Positive | None = None
 
@@ -174,8 +174,8 @@ class CallsConfig(Strict):
     """Number of calls in a trajectory, one fewer than its turns: a preset, counts, or a mean with its limits."""
 
     preset: str | None = None
-    counts: dict[CallCount, NotNegative] | None = None
-    mean: NotNegative | None = None
+    counts: dict[CallCount, Seconds] | None = None
+    mean: Seconds | None = None
     min: CallCount = 0
     max: CallCount | None = None
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Final
 
+from tailrace.fleetsim.tables import interpolated
 from tailrace.fleetsim.workload.shapes import LengthShape
 
 # exp(300) tokens are beyond every cap; a larger exponent would overflow.
@@ -148,15 +149,7 @@ class Drift:
             if self.per_version == 1.0:
                 return 1.0
             return math.exp(min(_LARGEST_EXPONENT, version * math.log(self.per_version)))
-        before = None
-        for point in self.points:
-            if point[0] >= version:
-                if before is None:
-                    return point[1]
-                share = (version - before[0]) / (point[0] - before[0])
-                return before[1] + share * (point[1] - before[1])
-            before = point
-        return self.points[-1][1]
+        return interpolated(self.points, version)
 
     @property
     def largest(self) -> float:

@@ -9,27 +9,16 @@ from itertools import pairwise
 from statistics import NormalDist
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from tailrace.fleetsim.tables import Positive, Strict, as_tuples
 from tailrace.fleetsim.workload.lengths import Lengths
 from tailrace.fleetsim.workload.shapes import Component, Constant, LengthShape, Lognormal, Mixture, Normal, Quantiles
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # A lognormal of sigma 10 spans 20 orders of magnitude between its first and last percentile; more must be a mistake.
 Sigma = Annotated[float, Field(gt=0, le=10)]
 # Shares that are closer have the same normal score, or an almost vertical piece between them.
 _APART = 1e-6
-
-
-class Strict(BaseModel):
-    """A table in which an unknown key or a wrong type is an error."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-def as_tuples(value: Any) -> Any:
-    """Convert lists of TOML to tuples, which frozen models need."""
-    return tuple(as_tuples(part) for part in value) if isinstance(value, (list, tuple)) else value
 
 
 class ComponentConfig(Strict):

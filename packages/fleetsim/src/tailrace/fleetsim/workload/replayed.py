@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from tailrace.fleetsim.errors import WorkloadError
+from tailrace.fleetsim.tables import Seconds, Strict
 from tailrace.fleetsim.workload.environment import Latency
 from tailrace.fleetsim.workload.groups import RandomStream, draws, stream
 from tailrace.fleetsim.workload.lengths import Spread
@@ -25,7 +26,6 @@ from tailrace.fleetsim.workload.workload import Description, ModelledSample, Tur
 from tailrace.pipeline.config.loading import explain
 
 Tokens = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class ReplayedWorkload(Workload):
@@ -134,7 +134,7 @@ def _spread(lengths: list[int], cap: int | None) -> Spread:
     return Spread(sum(lengths) / count, at(0.5), at(0.99), float(ordered[-1]), cut)
 
 
-class Recorded(BaseModel):
+class Recorded(Strict):
     """A trajectory of a trace.
 
     Args:
@@ -146,7 +146,6 @@ class Recorded(BaseModel):
         reward_s: seconds of scoring; None if they were not recorded.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     group: Annotated[int, Field(ge=0)]
     prompt_tokens: Tokens
     response_tokens: Tokens
