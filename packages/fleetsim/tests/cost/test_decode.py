@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tailrace.fleetsim.cost import DecodeCost
 from tailrace.fleetsim.cost.decode import MAX_RUNNING, RooflineStep, roofline_s
+from tailrace.fleetsim.engine.state import steps_s
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.hardware import FittedDecode, ModelShape, device, devices, model, models
 
@@ -159,18 +160,22 @@ def test_more_trajectories_take_longer_but_less_than_apart(cost, one, other, tok
     assert together <= (cost.step_s(one, tokens) + cost.step_s(other, 0)) * (1 + 1e-12)
 
 
+def whole_s(cost, running, tokens, steps):
+    return steps_s(steps, cost.step_s(running, tokens), running * cost.per_token_s / 2)
+
+
 @settings(max_examples=60, deadline=None)
 @given(costs, st.integers(0, 300), st.floats(0, 1e6), st.integers(0, 60))
 def test_many_steps_are_the_sum_of_single_steps(cost, running, tokens, steps):
     single = math.fsum(cost.step_s(running, tokens + index * running) for index in range(steps))
-    assert cost.steps_s(running, tokens, steps) == pytest.approx(single, rel=1e-9)
+    assert whole_s(cost, running, tokens, steps) == pytest.approx(single, rel=1e-9)
 
 
 @settings(max_examples=60, deadline=None)
 @given(costs, st.integers(0, 300), st.floats(0, 1e6), st.integers(0, 500), st.integers(0, 500))
 def test_an_interruption_between_steps_costs_nothing(cost, running, tokens, first, second):
-    apart = cost.steps_s(running, tokens, first) + cost.steps_s(running, tokens + running * first, second)
-    assert cost.steps_s(running, tokens, first + second) == pytest.approx(apart, rel=1e-9)
+    apart = whole_s(cost, running, tokens, first) + whole_s(cost, running, tokens + running * first, second)
+    assert whole_s(cost, running, tokens, first + second) == pytest.approx(apart, rel=1e-9)
 
 
 @settings(max_examples=200, deadline=None)

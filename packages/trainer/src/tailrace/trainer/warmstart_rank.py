@@ -40,11 +40,7 @@ def main() -> None:
 def _warm_start(work: Path, rank: int, world_size: int, job: WarmStartJob) -> None:
     # Every rank builds the same model, which is faster than waiting for one rank and needs no extra rendezvous.
     start = work / f"start-{rank}"
-    shape = job.tokenizer
-    train_tokenizer(
-        job.texts(), start, vocab_size=shape.vocab_size, tags=shape.tags, split_digits=shape.split_digits,
-        operators=shape.operators, attach_space=shape.attach_space, words=shape.words,
-    )  # fmt: skip
+    train_tokenizer(job.texts(), start, **asdict(job.tokenizer))
     _build(start, job.model, job.config.seed)
     config = job.config
     stages = [(stage.until_step, encode(start, stage.examples)) for stage in job.stages]

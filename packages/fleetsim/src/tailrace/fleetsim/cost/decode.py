@@ -123,11 +123,6 @@ class DecodeCost:
         """Seconds of one step, which gives each running trajectory a token."""
         return self.fixed_s(running) + self.per_token_s * kv_tokens
 
-    def steps_s(self, running: int, kv_tokens: float, steps: int) -> float:
-        """Seconds of several steps of one batch; each step adds `running` tokens to the KV cache."""
-        grown = running * steps * (steps - 1) / 2
-        return steps * self.step_s(running, kv_tokens) + self.per_token_s * grown
-
     @property
     def roofline_batch(self) -> int:
         """Number of trajectories from which arithmetic costs more than reading the weights (Laminar's B); at least 1."""

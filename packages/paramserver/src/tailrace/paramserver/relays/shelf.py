@@ -101,6 +101,14 @@ class Shelf:
             if slot.state is SlotState.PARTIAL and slot.publication and self._now() >= slot.publication.keep_until:
                 slot.state = SlotState.EMPTY
 
+    def _publications(self, version: int, stamp: int | None) -> list[Slot]:
+        """The slots of a version, in whatever state; with a stamp, of that publication alone."""
+        return [
+            slot
+            for slot in self.slots
+            if slot.state is not SlotState.EMPTY and slot.version == version and stamp in (None, slot.stamp)
+        ]
+
     def _held_text(self) -> str:
         return str([version for version, _ in self.versions()])
 

@@ -175,11 +175,7 @@ class SlotTable(Reading, Visibility):
         With a stamp, that publication is refused from now on even if it is not here yet.
         """
         with self.changed:
-            found = [
-                slot
-                for slot in self.slots
-                if slot.state is not SlotState.EMPTY and slot.version == version and stamp in (None, slot.stamp)
-            ]
+            found = self._publications(version, stamp)
             keys = {p.manifest.key for slot in found if (p := slot.publication)}
             if stamp is not None:
                 keys.add((version, stamp))

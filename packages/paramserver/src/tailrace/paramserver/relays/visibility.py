@@ -165,11 +165,7 @@ class Visibility(Shelf):
             VersionRetired: it is not here, sealed or not.
         """
         with self.changed:
-            found = [
-                slot
-                for slot in self.slots
-                if slot.state is not SlotState.EMPTY and slot.version == version and stamp in (None, slot.stamp)
-            ]
+            found = self._publications(version, stamp)
             if not found:
                 raise VersionRetired(f"version {version} is not here to be revealed; found {self._held_text()}")
             slot = max(found, key=lambda slot: slot.stamp)

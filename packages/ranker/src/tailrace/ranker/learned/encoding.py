@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tailrace.ranker.contents import file_of, from_json, to_json
 from tailrace.ranker.errors import DamagedRankerError
@@ -150,11 +150,6 @@ def restored(method: EncoderOptions, files: Mapping[str, bytes]) -> EncoderPredi
     load_weights(network, files, _WEIGHTS)
     codec = TextCodec.restored(file_of(files, _TOKENIZER), method.most_tokens)
     return EncoderPredictor(method, network, codec, scale, about["pretrained"])
-
-
-def parameters_of(network: nn.Module) -> int:
-    """The number of a network's parameters."""
-    return sum(weight.numel() for weight in network.parameters())
 
 
 def _own(method: EncoderOptions, vocabulary: int) -> Bidirectional:
