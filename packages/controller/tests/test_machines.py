@@ -251,7 +251,7 @@ def test_work_on_the_new_machine_forgives_and_a_later_fault_may_move_it_again():
     for _ in range(2):
         run.down("replica", "r0", leave=(c.Step, c.Route))
         stood.append(run.machines["replica", "r0"])
-        run.go(c.Finished("r0", "7.7", 3), leave=(c.Step, c.Route))
+        run.go(c.Finished("r0", "0.7", 3), leave=(c.Step, c.Route))
     assert len({*stood}) == 3
     assert run.view.failure is None
 

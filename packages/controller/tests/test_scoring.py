@@ -108,7 +108,7 @@ def test_a_reward_that_comes_twice_or_for_nobody_changes_nothing():
     run.go(c.Tick(), leave=(c.Score, c.Step))
     run.handle(c.Scored("0.0", 1.0))
     before = run.controller.state()
-    assert run.handle(c.Scored("0.0", 0.0), c.Scored("99.0", 1.0)) == []
+    assert run.handle(c.Scored("0.0", 0.0), c.Scored("0.99", 1.0)) == []
     assert run.controller.state() == before
 
 

@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from tailrace import contracts as c
 from tailrace.controller.batches import Batches
 from tailrace.controller.coordinator import Coordinator
 from tailrace.controller.environments import Environments
+from tailrace.controller.errors import ControllerError
 from tailrace.controller.groups import Groups
 from tailrace.controller.history import RoundHistory
 from tailrace.controller.lending import Lending
@@ -44,6 +45,8 @@ from tailrace.controller.trajectories import GroupPhase
 from tailrace.controller.view import RunView
 from tailrace.controller.weights import Weights
 from tailrace.repack import OnlineFit
+
+_EVENTS = frozenset(get_args(c.Event))
 
 
 class Controller:
@@ -195,6 +198,8 @@ class Controller:
             else:
                 handler = self._handlers.get(kind)
                 if handler is None:
+                    if kind not in _EVENTS:
+                        raise ControllerError(f"found {next(alike)!r:.200}, expected an event of tailrace.contracts")
                     continue
                 for event in alike:
                     handler(event)

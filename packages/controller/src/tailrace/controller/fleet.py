@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tailrace.contracts import Health, Interrupted, Purpose, ReplicaView, Snapshot, TrajectoryView
+from tailrace.controller.errors import ControllerError
 from tailrace.controller.members import MemberState
 from tailrace.controller.trajectories import TrajectoryState
 
@@ -229,6 +230,13 @@ class ReplicaState:
         self.told_s = None
 
 
+class _Started(dict[str, "ReplicaState"]):
+    """Replicas by name, which says what is wrong with another name."""
+
+    def __missing__(self, name: str) -> ReplicaState:
+        raise ControllerError(f"found replica {name!r}, expected one that was started: {', '.join(self) or 'none was'}")
+
+
 @dataclass(slots=True)
 class Replicas:
     """All replicas, in the order in which they were first started.
@@ -244,7 +252,7 @@ class Replicas:
 
     view: Callable[[TrajectoryState, int], TrajectoryView]
     follows: bool = False
-    replicas: dict[str, ReplicaState] = field(default_factory=dict)
+    replicas: dict[str, ReplicaState] = field(default_factory=_Started)
     contradictions: int = 0
     moves: int = 0
     evictions: int = 0

@@ -122,6 +122,18 @@ class Ledger:
             return next((fresh for fresh in group.fresh() if fresh.id == trajectory), None)
         return state
 
+    def expect_admitted(self, trajectory: str) -> None:
+        """Check that a trajectory of which nothing is known is settled or dropped.
+
+        Raises:
+            ControllerError: there never was one of this name.
+        """
+        group = trajectory.partition(".")[0]
+        if not trajectory.startswith("e") and not (group.isdecimal() and int(group) < self.counts.admitted):
+            raise ControllerError(
+                f"found trajectory {trajectory!r}, expected one of the {self.counts.admitted} groups that were admitted"
+            )
+
     def waits_with(self, trajectory: str) -> GroupState | None:
         """The group with which a trajectory waits to start; None if it has started, or is settled or unknown."""
         group = self.unstarted.get(trajectory)

@@ -41,7 +41,10 @@ class Responses:
             replica, state = replicas[event.replica], trajectories.get(name)
             replica.left(name, evaluation=state is not None and state.purpose is _EVAL)
             replica.member.worked()
-            if state is None or name in ledger.discarding or not ledger.finished(state, event.tokens, trainer):
+            if state is None:
+                ledger.expect_admitted(name)
+                continue
+            if name in ledger.discarding or not ledger.finished(state, event.tokens, trainer):
                 continue
             if name in sessions:
                 self._sessions.close([name])
@@ -68,7 +71,9 @@ class Responses:
         """A trajectory goes back to the pool with its tokens, unless it is elsewhere by now."""
         name, state = event.trajectory, self._ledger.trajectories.get(event.trajectory)
         self._fleet.interrupted(event, evaluation=state is not None and state.purpose is _EVAL)
-        if state is not None and state.replica == event.replica:
+        if state is None:
+            self._ledger.expect_admitted(name)
+        elif state.replica == event.replica:
             self._ledger.returned(name, event.tokens_kept)
 
     def scored(self, events: Iterable[c.Scored]) -> None:
@@ -76,8 +81,11 @@ class Responses:
         trajectories, ledger = self._ledger.trajectories, self._ledger
         for event in events:
             trajectory = trajectories.get(event.trajectory)
-            if trajectory is None or trajectory.phase is not _DONE:
-                continue  # it was dropped, or is scored already
+            if trajectory is None:
+                ledger.expect_admitted(event.trajectory)
+                continue  # it was dropped
+            if trajectory.phase is not _DONE:
+                continue  # it is scored already
             group = ledger.scored(trajectory, event.reward)
             if group is None:
                 ledger.settle_eval(self._evaluations.scored(trajectory, event, self._trainer, self._state.now))

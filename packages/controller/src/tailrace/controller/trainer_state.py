@@ -203,9 +203,26 @@ class TrainerState:
         return True
 
     def was_published(self, version: int) -> None:
-        """Note that a version may be pulled."""
+        """Note that a version may be pulled.
+
+        Raises:
+            ControllerError: nobody has it, since it was never made.
+        """
+        self.expect_made("Published", version)
         self.published_before_durable += version > self.published and not self.is_safe(version)
         self.published = max(self.published, version)
+
+    def expect_made(self, event: str, version: int) -> None:
+        """Check that there ever were weights of a version.
+
+        Raises:
+            ControllerError: it is newer than the newest.
+        """
+        newest = max(self.version, self.publishing, self.shown)
+        if version > newest:
+            raise ControllerError(
+                f"found {event}({version}), expected at most {newest}, the newest version that was made"
+            )
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -224,7 +241,12 @@ class TrainerState:
         return version <= self.fallbacks[-1]
 
     def became_durable(self, version: int) -> int:
-        """Note that a checkpoint is durable. Returns the oldest version that the trainer may still fall back to."""
+        """Note that a checkpoint is durable. Returns the oldest version that the trainer may still fall back to.
+
+        Raises:
+            ControllerError: nobody has it, since it was never made.
+        """
+        self.expect_made("Durable", version)
         self.durable = max(self.durable, version)
         self.saving = [later for later in self.saving if later > version]
         if version in self.batches and version not in self.fallbacks:

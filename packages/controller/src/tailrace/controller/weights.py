@@ -62,6 +62,7 @@ class Weights:
         replica = self._fleet.replicas[event.replica]
         if replica.member.health in _LOST:
             return
+        self._trainer.expect_made("Pulled", event.version)
         replica.version, replica.pulling, replica.failed_pulls = event.version, None, 0
         replica.released = False
 
