@@ -32,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.report import Figures, Record, measured, read_record
 from tailrace.report.fold.folds import Folds
-from tailrace.report.fold.whereabouts import Where
+from tailrace.report.fold.turns import Where
 
 NO_CONTROLS = "evaluation.controls=false"
 THROUGHPUT_LIMIT, STALENESS_LIMIT, REPACK_LIMIT = 0.15, 0.5, 2.0
@@ -108,7 +109,7 @@ def compared(app: str, profile: Path, options: argparse.Namespace, scratch: Path
     verdicts = verdicts_of(simulated, runs, config)
     if watched[0].folds.rounds.used:
         verdicts.append(long_rounds([one.folds for one in watched], [record.folds for record in records]))
-    if records[0].folds.history.turns:
+    if records[0].folds.run.counts.turns:
         verdicts += turn_verdicts(simulated, [one.folds for one in watched], runs, [one.folds for one in records])
     print(table(app, simulated, runs, verdicts), flush=True)
     return [
@@ -160,7 +161,7 @@ def turn_verdicts(
     sides = ((simulated, modelled), (runs, found))
     responses = [fmean(turns_of_a_response(folds) for folds in folded) for _, folded in sides]
     rates = [fmean(map(answered_per_s, figures, folded)) for figures, folded in sides]
-    shares = [fmean(folds.whereabouts.shares()[Where.ENVIRONMENT] for folds in folded) for _, folded in sides]
+    shares = [fmean(folds.turns.shares()[Where.ENVIRONMENT] for folds in folded) for _, folded in sides]
     return [
         Verdict("turns of a response", *responses, abs(responses[0] - responses[1]) / responses[1], TURNS_LIMIT),
         Verdict("turns/s", *rates, abs(rates[0] - rates[1]) / rates[1], THROUGHPUT_LIMIT),
@@ -170,14 +171,14 @@ def turn_verdicts(
 
 def turns_of_a_response(folds: Folds) -> float:
     """Mean over training responses."""
-    counts = folds.history.turns_of_each
+    counts = Counter(folds.run.counts.turns_of_each)
     return sum(turns * count for turns, count in counts.items()) / counts.total()
 
 
 def answered_per_s(figures: Figures, folds: Folds) -> float:
     """Turns that environments answered while batches were measured, per second."""
     since, until = figures.measured_s
-    spells = [one for one in folds.history.latencies.spells(MOST_SPELLS) if since <= one.begin_s and one.end_s <= until]
+    spells = [one for one in folds.turns.latencies.spells(MOST_SPELLS) if since <= one.begin_s and one.end_s <= until]
     return sum(one.bins.total() for one in spells) / sum(one.end_s - one.begin_s for one in spells) if spells else 0.0
 
 

@@ -58,10 +58,10 @@ def row(record: Record) -> dict[str, float | str]:
     began = record.batches[0].began_s
     seconds = record.last_step_s - began
     tokens = sum(length for batch in record.batches for length in batch.lengths)
-    generated, without = offered(record), record.folds.history.offcuts.get(Why.NO_SIGNAL, [])
+    generated, without = offered(record), record.folds.offcuts.finished.get(Why.NO_SIGNAL, [])
     with_signal = sorted((Counter(generated) - Counter(without)).elements())
     trained = sorted(length for batch in record.batches for length in batch.lengths)
-    account = PromptFates.of(record.folds.history)
+    account = PromptFates.of(record.folds.run)
     return {
         "seconds of RL": seconds,
         "trained tokens/s": tokens / seconds,

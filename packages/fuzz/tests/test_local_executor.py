@@ -19,7 +19,7 @@ from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.roles.calls import DATA_DOOR
 from tailrace.pipeline.run.build import build_spec, check
 from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.pipeline.run.launching.replay import replay
+from tailrace.pipeline.run.replay import replay
 from tailrace.pipeline.testing.small_run import events_of, make_deployment, make_files
 from tailrace.runtime.executor.deployment import DATA
 from tailrace.runtime.executor.executor import Executor

@@ -3,6 +3,7 @@
 import dataclasses
 
 from tailrace import contracts as c
+from tailrace.controller.controller import Controller
 from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.host.simulator import Models, Simulation
 from tailrace.fleetsim.host.world import World
@@ -11,6 +12,7 @@ from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.run.figures.metrics import MetricsObserver
+from tailrace.report.fold.folds import Folds
 from tailrace.runtime.executor.executor import Executor
 
 LAMINAR = {"admission": "inherent", "sync": "on-idle", "routing": "least-loaded", "relocation": "best-fit"}
@@ -59,6 +61,22 @@ def simulated(config, *, seed=0, **changes):
     simulation = Simulation(fleet)
     simulation.run()
     return simulation
+
+
+def folded(simulation, change=lambda event: event, **options):
+    """What is folded from the instants of a simulation, which a new controller is shown again.
+
+    Args:
+        change: what becomes of each event before.
+    """
+    controller = Controller(simulation.fleet.spec, relays=simulation.fleet.relays)
+    folds = Folds(controller.view, **options)
+    for now, events, commands in simulation.log.instants:
+        changed = [change(event) for event in events]
+        assert controller.handle_all(changed, now) == list(commands)
+        folds.observe(now, changed, commands)
+    folds.close()
+    return folds
 
 
 class Enriched(InstantLog):
@@ -110,7 +128,7 @@ def a_run(root, config=None, *, until_step=None, crash_at_step=None, observe=Non
     """
     config = config or configured()
     fleet = fleet_of(config)
-    directory = RunDirectory.create(root, fleet.config.model_dump(mode="json"))
+    directory = RunDirectory.create(root, fleet.config.model_dump(mode="json"), beside=fleet.beside)
     log = Enriched(directory)
     observers = (log,) if observe is None else (log, observe(directory))
     simulation = Simulation(fleet, log=log, observers=observers, models=Models(World(fleet)))

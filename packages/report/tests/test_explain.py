@@ -5,12 +5,14 @@ import random
 import pytest
 
 from tailrace import contracts as c
+from tailrace.controller.trajectories import GroupPhase
+from tailrace.controller.view import TrajectoryRow
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.run.fit import fit_cost_model
 from tailrace.repack import ThroughputModel
-from tailrace.report.explain import explain
+from tailrace.report.explain import _event, explain
 
 from .conftest import STALEFLOW, a_run, configured
 
@@ -60,44 +62,25 @@ def test_gradients_that_are_added_early_are_part_of_the_story(tmp_path):
     assert places == sorted(places), told
 
 
-def story_of(instants, tmp_path):
-    """A log of these instants, of a pipeline that repacks."""
-    directory = RunDirectory.create(tmp_path / "run", configured().model_dump(mode="json"))
-    with EventLog(directory.events) as log:
-        for at, events, commands in instants:
-            log.append(at, events, commands)
-    directory.unlock()
-    return directory
+@pytest.mark.parametrize(
+    ("stops", "said"),
+    [(c.Why.MOVED, ", before it could move"), (c.Why.PULLING, ", before it was stopped"), (None, "")],
+)
+def test_what_finishes_while_it_is_told_to_move_says_that_it_did_not(stops, said):
+    known = TrajectoryRow(0, "r0", None, 0, False, GroupPhase.GENERATING, 0)
+    told = list(_event(c.Finished("r0", "7.0", 9, answers=1), "7.0", known, stops))
+    assert told == [f"finished on r0 with 9 tokens (stop){said}"]
 
 
-def test_what_finishes_while_it_is_told_to_move_says_that_it_did_not(tmp_path):
-    """Both are told to move: one does, and goes on elsewhere; the other finishes first."""
-    refs = [c.TrajectoryRef(f"7.{sample}", 7, sample, kept=0, prompt=7) for sample in range(2)]
-    up = [c.Up("replica", "r0"), c.Up("replica", "r1")]
-    move = c.Interrupt(3, "r0", ("7.0", "7.1"), reason=c.Reason(c.Why.MOVED, "r1"))
-    left = [c.Finished("r0", "7.0", 9, answers=1), c.Interrupted("r0", "7.1", 4, answers=3)]
-    directory = story_of(
-        [
-            (1.0, up, [c.Route(1, "r0", tuple(refs))]),
-            (2.0, [], [move]),
-            (3.0, left, [c.Route(4, "r1", (refs[1],), reasons=(c.Reason(c.Why.MOVED, "r0"),))]),
-            (4.0, [c.Finished("r1", "7.1", 12, answers=4)], []),
-        ],
-        tmp_path,
-    )
-    assert texts(directory, "7.0")[-1] == "finished on r0 with 9 tokens (stop), before it could move"
-    assert texts(directory, "7.1")[-1] == "finished on r1 with 12 tokens (stop)"
-
-
-def test_a_group_is_answered_with_its_trajectories(tmp_path):
+def test_a_group_is_answered_with_its_trajectories(run):
     """The first trajectory of the log is an evaluation's: it is no example of one that is trained on."""
-    first = c.TrajectoryRef("e0.sampled.0", 0, 0, purpose=c.Purpose.EVAL)
-    group = tuple(c.TrajectoryRef(f"459.{sample}", 459, sample, prompt=459) for sample in range(11))
-    directory = story_of([(1.0, [], [c.Route(1, "r0", (first,))]), (2.0, [], [c.Route(2, "r0", group)])], tmp_path)
-    with pytest.raises(RunDirectoryError, match=r"'459', .*: 459\.0 \.\.\. 459\.10$"):
-        explain(directory, "459")
-    with pytest.raises(RunDirectoryError, match=r"'45', .* such as 459\.0$"):
-        explain(directory, "45")
+    directory, simulation = run
+    first, *_ = given(simulation, c.Route)
+    assert first.trajectories[0].purpose is c.Purpose.EVAL
+    with pytest.raises(RunDirectoryError, match=r"'0', .*: 0\.0 \.\.\. 0\.4$"):
+        explain(directory, "0")
+    with pytest.raises(RunDirectoryError, match=r"'nobody', .* such as \d+\.\d$"):
+        explain(directory, "nobody")
 
 
 def test_every_trajectory_that_was_given_to_a_replica_has_a_story_that_ends(run):

@@ -1,12 +1,10 @@
 """Loads: what runs on each replica, between snapshots too, against a plain walk over the log's lines."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from tailrace import contracts as c
-from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.report.charts.chart import TimeAxis
 from tailrace.report.charts.loads import heat_charts
 from tailrace.report.fold.loads import FIRST_LAG, Loads
@@ -17,15 +15,20 @@ from .conftest import a_run, configured
 
 
 class Fleet:
-    """What a history says of replicas: those that are named, which hold so many trajectories on version 1."""
+    """What a controller says of replicas: those that are named, which hold so many trajectories on version 1."""
 
     def __init__(self, *names):
         self.version = 1
-        self.members = {("replica", name): SimpleNamespace(holds={}, version=1) for name in names}
+        self.counts = dict.fromkeys(names, 0)
 
     def holds(self, replica, count):
-        known = self.members.setdefault(("replica", replica), SimpleNamespace(holds={}, version=1))
-        known.holds = dict.fromkeys(map(str, range(count)))
+        self.counts[replica] = count
+
+    def held(self, replica):
+        return self.counts.get(replica, 0)
+
+    def serves(self, replica):
+        return 1 if replica in self.counts else None
 
 
 def hear(loads, now, *ones):
@@ -150,16 +153,17 @@ def test_the_heat_map_is_what_the_log_says(tmp_path):
                 assert all(mean > 0 for mean in inside), (name, span)
 
 
-def test_a_log_whose_snapshots_come_between_its_work_shows_the_work(tmp_path):
+def test_a_log_whose_snapshots_come_between_its_work_shows_the_work():
     """As on a machine whose engine is faster than its snapshots: each of these says that nothing runs."""
-    directory, _ = a_run(tmp_path / "run", until_step=0)
-    with EventLog(directory.events) as log:
-        begin = max(at for at, _ in walked(directory.events).get("r0", [(0.0, 0)])) + 1000.0
-        for second in range(10):
-            ref = c.TrajectoryRef(f"900.{second}", 900, second, prompt=900)
-            log.append(begin + second, [snapshot("r0", 0), c.Tick()], [c.Route(10_000 + second, "r0", (ref,))])
-            log.append(begin + second + 0.9, [c.Finished("r0", ref.trajectory, 5)], [])
-        log.append(begin + 10, [snapshot("r0", 0), c.Tick()], [])
-    loads = read_record(directory).folds.loads
-    row = loads.running.row(loads.replicas.index("r0"))
-    assert row[-10:] == pytest.approx([0.9] * 10)
+    fleet = Fleet("r0")
+    loads = Loads(fleet)  # type: ignore[arg-type]
+    loads.watch(["r0"], ["r0"])
+    for second in range(10):
+        hear(loads, second, snapshot("r0", 0), c.Tick())
+        fleet.holds("r0", 1)
+        hear(loads, second, route("r0"))
+        fleet.holds("r0", 0)
+        hear(loads, second + 0.9, c.Finished("r0", f"900.{second}", 5))
+    hear(loads, 10, snapshot("r0", 0), c.Tick())
+    loads.close()
+    assert loads.running.row(0)[-10:] == pytest.approx([0.9] * 10)

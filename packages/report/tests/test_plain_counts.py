@@ -11,13 +11,12 @@ from tailrace.fuzz.draw import draw_case
 from tailrace.fuzz.trial import FuzzSimulation
 from tailrace.pipeline.config.loading import validate
 from tailrace.report import run_tables
-from tailrace.report.fold.folds import Folds
 from tailrace.report.fold.interruptions import MarkKind
 from tailrace.report.record import read_record
 from tailrace.report.run_page import render
 from tailrace.report.standing import standing
 
-from .conftest import a_run, configured
+from .conftest import a_run, configured, folded
 from .test_standing import Status, written
 
 
@@ -41,9 +40,8 @@ def _fuzzed(seed):
 def test_interruptions_count_what_they_stopped(seed):
     """In each of these some trajectories finish after their replica was told to stop them, and before it does."""
     simulation = _fuzzed(seed)
-    told, stopped, folds = {}, Counter(), Folds(simulation.fleet.spec)
+    told, stopped, folds = {}, Counter(), folded(simulation)
     for instant in simulation.log.instants:
-        folds.observe(*instant)
         told |= {one.seq: one for one in instant[2] if isinstance(one, c.Interrupt)}
         stopped.update(one.answers for one in instant[1] if isinstance(one, c.Interrupted))
     of = {seq: one.reason.why for seq, one in told.items()}
@@ -76,7 +74,7 @@ def test_a_resume_restarts_nobody(tmp_path):
     )
     record, run = read_record(directory), simulation.controller.view
     assert set(counted) == {"replica"}
-    assert +record.folds.history.restarts == counted
+    assert {role: record.folds.run.restarts(role) for role in counted} == counted
     assert {role: run.restarts(role) for role in ("trainer", "data", "scorer", "relay", "replica")} == {
         "trainer": 0, "data": 0, "scorer": 0, "relay": 0, "replica": counted["replica"],
     }  # fmt: skip

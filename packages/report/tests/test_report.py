@@ -235,7 +235,7 @@ def test_what_interruptions_were_for_is_said(interrupting):
     assert "interrupted for a pull" in html
     assert "it pulls version 1" in html
     assert "Nothing was repacked" not in html
-    assert f"{PromptFates.of(record.folds.history)}" in html
+    assert f"{PromptFates.of(record.folds.run)}" in html
 
 
 def test_lengths_of_what_was_offered_stand_beside_those_trained_on(interrupting):
@@ -245,8 +245,8 @@ def test_lengths_of_what_was_offered_stand_beside_those_trained_on(interrupting)
     assert rows["offered: all that finished"][0] == f"{len(everything):,}"
     assert rows["offered: all that finished"][-1] == str(max(everything))
     assert rows["trained on"][0] == f"{6 * 16}"
-    assert rows["dropped: no signal"][0] == f"{len(record.folds.history.offcuts[c.Why.NO_SIGNAL])}" > "0"
-    assert len(everything) == 6 * 16 + sum(map(len, record.folds.history.offcuts.values()))
+    assert rows["dropped: no signal"][0] == f"{len(record.folds.offcuts.finished[c.Why.NO_SIGNAL])}" > "0"
+    assert len(everything) == 6 * 16 + sum(map(len, record.folds.offcuts.finished.values()))
     chart = lengths.selection_chart(record)
     for trace in chart.data:
         assert trace["y"][-1] == 1.0
@@ -260,7 +260,7 @@ def test_the_summary_tells_the_same_as_the_report(interrupting):
     found = summarise(
         record.config, run, [], audit=audit, lengths=[1, 2], wall_s=9.0, training_s=8.0, extra={"more": 1}
     )
-    became, told = found["prompts"], PromptFates.of(record.folds.history)
+    became, told = found["prompts"], PromptFates.of(record.folds.run)
     assert (became["admitted"], became["trained"], became["failed_because"]) == (
         told.admitted,
         told.trained,
@@ -271,7 +271,7 @@ def test_the_summary_tells_the_same_as_the_report(interrupting):
     assert (found["staleness_bound"], found["partial_rollout"], found["repacks"]) == (1, True, 0)
     assert found["staleness_max"] <= 1
     assert found["interrupting_pulls"] == len(record.folds.interruptions.of(MarkKind.PULL))
-    assert found["resumed_on_newer"] == record.folds.history.resumed_on_newer > 0
+    assert found["resumed_on_newer"] == record.folds.run.counts.resumed_on_newer > 0
     assert found["restarts"] == dict.fromkeys(
         ("trainer", "data", "scorer", "ranker", "environment", "relay", "replica"), 0
     )
@@ -372,7 +372,7 @@ def test_reward_and_accuracy_are_told_apart(case):
 def test_a_graded_run_has_a_chart_of_each_quantity_that_is_known(tmp_path, said):
     """With and without a verifier that says what is right."""
     record = read_record(a_run(tmp_path / "run")[0])
-    for result in record.folds.evaluations.done:
+    for result in record.folds.run.evaluations:
         result.rewards[:] = [0.2 + 0.05 * result.step * (place % 2) for place in range(len(result.rewards))]
         result.correct[:] = [place == 0 if said else None for place in range(len(result.rewards))]
     html = render(record)
@@ -399,11 +399,9 @@ def test_a_graded_run_has_a_chart_of_each_quantity_that_is_known(tmp_path, said)
 
 def test_bars_of_the_training_reward_are_clustered_by_prompt(finished):
     record = read_record(finished[0])
-    history = record.folds.history
-    version = max(version for version in history.made if version in history.consumed)
-    batch = history.batch(version)
-    means = [
-        statistics.fmean(member.reward for member in group.members.values()) for group in history.consumed[version]
-    ]
+    version = max(batch.version for batch in record.batches)
+    batch = list(record.folds.run.batch(version))
+    prompts = {member.prompt for member in batch}
+    means = [statistics.fmean(member.reward for member in batch if member.prompt == prompt) for prompt in prompts]
     assert len(batch) == 16 > len(means) == 4
     assert record.folds.batches.reward_errors[version] == pytest.approx(statistics.stdev(means) / math.sqrt(len(means)))

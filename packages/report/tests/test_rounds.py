@@ -3,14 +3,15 @@
 import pytest
 
 from tailrace import contracts as c
+from tailrace.controller.view import MemberRow
 from tailrace.pipeline.config.task import TaskConfig
-from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.report.charts.rounds import round_charts
 from tailrace.report.explain import explain
 from tailrace.report.figures.utilisation import utilisation
-from tailrace.report.fold.folds import Folds
-from tailrace.report.fold.timeline import Doing
+from tailrace.report.fold.interruptions import Interruptions
+from tailrace.report.fold.outages import Outages
+from tailrace.report.fold.timeline import Doing, Timeline
 from tailrace.report.record import read_record
 from tailrace.report.run_page import render
 from tailrace.report.run_tables import round_table
@@ -83,22 +84,44 @@ def test_the_story_of_a_deferred_prompt_says_so_and_that_it_comes_again(run):
     assert any(f"was deferred before, as group {first.group}" in text for text in later), later
 
 
+class Lending:
+    """What a controller says of a replica."""
+
+    def __init__(self):
+        self.health, self.cells = c.Health.STARTING, ()
+
+    def take(self, one):
+        healths = {c.Up: c.Health.UP, c.Down: c.Health.DOWN}
+        self.health = healths.get(type(one), self.health)
+        self.cells = one.cells if isinstance(one, c.Lend) else ()
+
+    def member(self, role, id_):
+        return MemberRow(role, id_, self.health, cells=self.cells)
+
+    def why_idle(self, role, id_):
+        return c.Reason(c.Why.HELD_BACK)
+
+
 def test_lent_devices_are_on_the_timeline():
-    folds = Folds(build_spec(configured(TAIL_BATCHING)))
-    instants = [
-        (0.0, [], [c.Start(1, "replica", "r0")]),
-        (1.0, [c.Up("replica", "r0", answers=1)], []),
-        (2.0, [], [c.Lend(2, "r0", (1,))]),
-        (5.0, [], [c.Return(3, "r0")]),
-        (6.0, [], [c.Lend(4, "r0", (1,))]),
-        (7.0, [c.Down("replica", "r0", "killed")], []),
-    ]
-    for now, events, commands in instants:
-        folds.observe(now, events, commands)  # type: ignore[arg-type]
-    folds.close()
-    lent = [(span.start_s, span.end_s) for span in folds.timeline.spans if span.doing is Doing.LENT]
+    run, outages = Lending(), Outages()
+    timeline = Timeline(run, Interruptions(run), outages)  # type: ignore[arg-type]
+    for now, one in (
+        (0.0, c.Start(1, "replica", "r0")),
+        (1.0, c.Up("replica", "r0", answers=1)),
+        (2.0, c.Lend(2, "r0", (1,))),
+        (5.0, c.Return(3, "r0")),
+        (6.0, c.Lend(4, "r0", (1,))),
+        (7.0, c.Down("replica", "r0", "killed")),
+    ):
+        run.take(one)
+        if type(one) in outages.hears:
+            outages.hears[type(one)](now, one)
+        timeline.hears[type(one)](now, one)
+        timeline.settle(now)
+    timeline.close(7.0)
+    lent = [(span.start_s, span.end_s) for span in timeline.spans if span.doing is Doing.LENT]
     assert lent == [(2.0, 5.0), (6.0, 7.0)]
-    (replicas,) = [row for row in utilisation(folds.timeline.spans, 1.0, 7.0) if row.role == "replica"]
+    (replicas,) = [row for row in utilisation(timeline.spans, 1.0, 7.0) if row.role == "replica"]
     assert replicas.busy == 4 / 6
 
 

@@ -14,11 +14,11 @@ from tailrace.report.fold.timeline import Doing, Span
 
 def loads(running):
     """What a replica had until the seconds 1, 2, 3 and so on."""
-    member = SimpleNamespace(holds={}, version=0)
-    found = Loads(SimpleNamespace(version=0, members={("replica", "r0"): member}))  # type: ignore[arg-type]
+    held = {"r0": 0}
+    found = Loads(SimpleNamespace(version=0, held=held.get, serves=lambda replica: 0))  # type: ignore[arg-type]
     found.watch(["r0"], ["r0"])
     for second, count in enumerate(running):
-        member.holds = dict.fromkeys(range(count))
+        held["r0"] = count
         found.hears[c.Route](float(second), c.Route(1, "r0", ()))
         found.settle(float(second))
         found.hears[c.Tick](second + 1.0, c.Tick())

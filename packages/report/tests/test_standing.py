@@ -115,7 +115,7 @@ def test_after_its_end(tmp_path, name):
     assert (summary["repacks"], summary["interrupting_pulls"]) == (status.repacks, status.interrupting_pulls)
     assert summary["migrated_trajectories"] == status.migrated
     assert summary["regenerated_trajectories"] == int(facts["trajectories regenerated"])
-    fates = PromptFates.of(record.folds.history)
+    fates = PromptFates.of(record.folds.run)
     became = summary["prompts"]
     assert (became["admitted"], became["trained"], became["lost"]) == (fates.admitted, fates.trained, fates.lost)
     assert (became["filtered"], became["failed_because"]) == (fates.filtered, fates.failed)

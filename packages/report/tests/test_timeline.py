@@ -6,29 +6,25 @@ from itertools import pairwise
 import pytest
 
 from tailrace import contracts as c
+from tailrace.controller.view import MemberRow
 from tailrace.fuzz.draw import draw_case
 from tailrace.fuzz.trial import FuzzSimulation
-from tailrace.pipeline.run.build import build_spec
 from tailrace.report.charts.chart import TimeAxis
 from tailrace.report.charts.timeline import drawable, merged, timeline_chart
 from tailrace.report.figures.utilisation import utilisation
-from tailrace.report.fold import causes
-from tailrace.report.fold.folds import Folds
-from tailrace.report.fold.interruptions import Mark, MarkKind
-from tailrace.report.fold.timeline import Doing, Span
+from tailrace.report.fold.interruptions import Interruptions, Mark, MarkKind
+from tailrace.report.fold.outages import Outages
+from tailrace.report.fold.timeline import Doing, Span, Timeline
+from tailrace.report.words import OTHERS, WAITS
 
-from .conftest import STALEFLOW, a_run, configured, simulated
+from .conftest import STALEFLOW, a_run, configured, folded, simulated
 
-CAUSES = {value for name, value in vars(causes).items() if name.isupper()}
+CAUSES = {*WAITS.values(), OTHERS}
 FAULTS = ("replica:r1@30s", "trainer@step3", "relay@40s", "scorer@50s", "data@60s", "replica:r0@66s")
 
 
 def seen(simulation, **options):
-    folds = Folds(simulation.fleet.spec, **options)
-    for instant in simulation.log.instants:
-        folds.observe(*instant)
-    folds.close()
-    return folds.timeline
+    return folded(simulation, **options).timeline
 
 
 def happened(simulation, kind):
@@ -107,13 +103,13 @@ def test_who_was_restarted_is_starting_until_it_is_up(hurt):
 def test_a_barrier_is_what_replicas_wait_for_that_pull_together():
     barrier = {"admission": "one-step", "sync": "barrier", "routing": "least-loaded", "relocation": "none"}
     timeline = seen(simulated(configured(barrier)))
-    assert causes.OTHERS in {span.label for span in timeline.spans if span.doing is Doing.IDLE}
+    assert OTHERS in {span.label for span in timeline.spans if span.doing is Doing.IDLE}
 
 
 def test_who_waits_for_scores_alone_is_said_to():
     on_policy = {"admission": "on-policy", "sync": "barrier", "routing": "least-loaded", "relocation": "none"}
     simulation = simulated(configured(on_policy, delays={"reward_s": 3.0}))
-    spans = [span for span in seen(simulation).spans if span.label == causes.SCORING]
+    spans = [span for span in seen(simulation).spans if span.label == WAITS[c.Why.SCORING]]
     assert {span.role for span in spans} == {"replica", "trainer"}
     scored = [now for now, events, _ in simulation.log.instants if any(isinstance(e, c.Scored) for e in events)]
     for span in spans:
@@ -131,18 +127,34 @@ def test_a_resumed_driver_is_marked_and_every_member_starts_anew(tmp_path):
 
 def test_the_trainer_spends_what_the_step_did_not_take_on_handing_weights_over():
     simulation = simulated(configured())
-    folds = Folds(simulation.fleet.spec)
-    for now, events, commands in simulation.log.instants:
-        events = [c.Stepped(e.version, {"wall_s": 0.1}, e.answers) if isinstance(e, c.Stepped) else e for e in events]
-        folds.observe(now, events, commands)
-    timeline = folds.timeline
+    timeline = folded(
+        simulation, lambda e: c.Stepped(e.version, {"wall_s": 0.1}, e.answers) if isinstance(e, c.Stepped) else e
+    ).timeline
     training = [span.duration_s for span in timeline.spans if span.doing is Doing.TRAINING]
     assert training == pytest.approx([0.1] * 6)
     assert any(span.doing is Doing.PUBLISHING and span.role == "trainer" for span in timeline.spans)
 
 
+class Trainer:
+    """What a controller says of its trainer."""
+
+    def __init__(self):
+        self.health, self.making = c.Health.STARTING, None
+
+    def take(self, one):
+        self.health = c.Health.UP if isinstance(one, c.Up) else self.health
+        self.making = 1 if isinstance(one, c.Step | c.Accumulate) else None
+
+    def member(self, role, id_):
+        return MemberRow(role, id_, self.health)
+
+    def why_idle(self, role, id_):
+        return c.Reason(c.Why.NO_BATCH)
+
+
 def test_gradients_that_were_added_before_the_step_are_training():
-    folds = Folds(build_spec(configured()))
+    run = Trainer()
+    timeline = Timeline(run, Interruptions(run), Outages())  # type: ignore[arg-type]
     for now, one in (
         (0.0, c.Start(1, "trainer", "0")),
         (1.0, c.Up("trainer", "0", None, answers=1)),
@@ -151,10 +163,11 @@ def test_gradients_that_were_added_before_the_step_are_training():
         (5.0, c.Step(3, 1, (("1.0",),))),
         (9.0, c.Stepped(1, {"wall_s": 3.0}, answers=3)),
     ):
-        events, commands = ((one,), ()) if isinstance(one, c.Event) else ((), (one,))
-        folds.observe(now, events, commands)
-    folds.close()
-    spans = [(span.doing, span.start_s, span.end_s) for span in folds.timeline.spans if span.role == "trainer"]
+        run.take(one)
+        timeline.hears[type(one)](now, one)
+        timeline.settle(now)
+    timeline.close(9.0)
+    spans = [(span.doing, span.start_s, span.end_s) for span in timeline.spans if span.role == "trainer"]
     assert spans[-3:] == [
         (Doing.TRAINING, 2.0, 5.0),
         (Doing.PUBLISHING, 5.0, 6.0),
@@ -208,11 +221,8 @@ def test_a_run_with_turns_shows_its_environment_and_who_waits_for_it():
     environment = {"calls": {"counts": {"2": 1.0}}, "latency": {"median": 8.0}}
     workload = {"response": [{"median": 400, "sigma": 0.9}], "environment": environment}
     simulation = simulated(configured(steps=3, workload=workload, faults=["environment@step1"]))
-    folds = Folds(simulation.fleet.spec)
-    for instant in simulation.log.instants:
-        folds.observe(*instant)
+    folds = folded(simulation)
     timeline = folds.timeline
-    timeline.close(simulation.now)
     chart = timeline_chart(timeline.spans, timeline.marks, (0.0, simulation.now), TimeAxis.for_length(simulation.now))
     assert any("environment 0" in str(trace) for trace in chart.data)
     assert "its trajectories are in environments" in {span.label for span in timeline.spans}

@@ -2,25 +2,23 @@
 
 import dataclasses
 import json
+from collections import Counter
 
 import pytest
 
 from tailrace import contracts as c
-from tailrace.controller.trajectories import Phase
 from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.host.simulator import Simulation
-from tailrace.pipeline.run.build import build_spec
 from tailrace.report.charts.chart import TimeAxis
 from tailrace.report.charts.turns import turn_charts
 from tailrace.report.explain import explain
-from tailrace.report.fold.folds import Folds
-from tailrace.report.fold.whereabouts import Where
+from tailrace.report.fold.turns import Where
 from tailrace.report.record import read_record
 from tailrace.report.run_page import render
 from tailrace.report.run_tables import session_table, turn_facts
 from tailrace.report.standing import standing
 
-from .conftest import STALEFLOW, a_run, configured, simulated
+from .conftest import STALEFLOW, a_run, configured, folded, simulated
 from .test_standing import Status, written
 
 ENVIRONMENT = {"calls": {"counts": {"1": 0.5, "3": 0.5}}, "latency": {"median": 8.0, "sigma": 0.8}}
@@ -33,28 +31,31 @@ def with_turns(pipeline=None, **changes):
 
 
 class Beside(Status):
-    """Folds as the run goes on, and compares with the controller at every instant."""
+    """Looks at the controller's view at every instant, and compares it with a walk of its own over the log."""
 
     def __init__(self, directory, **more):
         super().__init__(directory, **more)
-        self.simulation, self.folds, self.seen, self.rows = None, None, 0, []
+        self.seen, self.rows, self.away, self.calls = 0, [], {}, {}
 
     def observe(self, now, events, commands, run):
         super().observe(now, events, commands, run)
-        if self.folds is None:
-            self.folds = Folds(run._parts.spec)
-        self.folds.observe(now, events, commands)
-        parts, history = run._parts, self.folds.history
-        known = parts.ledger.trajectories
-        away = {name for name, state in known.items() if state.phase is Phase.IN_ENVIRONMENT}
-        assert history.away.keys() == away, now
-        if not any(member["role"] == "environment" for member in run.members_down()):
-            assert history.answering == len(parts.sessions.calls), now
-        pooled = {
-            name for name, state in known.items() if state.phase is Phase.PENDING and name in history.trajectories
-        }
-        assert history.pending.keys() == pooled, now
-        self.seen += bool(away)
+        for event in events:
+            if isinstance(event, c.TurnEnded):
+                self.away[event.trajectory] = event.replica
+            elif isinstance(event, c.Turned) and self.calls.get(event.trajectory) == event.answers:
+                del self.calls[event.trajectory], self.away[event.trajectory]
+            elif isinstance(event, c.Down) and event.role == "environment":
+                self.calls.clear()
+        for command in commands:
+            if isinstance(command, c.Call):
+                self.calls.update(dict.fromkeys(command.trajectories, command.seq))
+            elif isinstance(command, c.Abort | c.Close):
+                for name in command.trajectories:
+                    self.calls.pop(name, None)
+                    self.away.pop(name, None)
+        assert run.answering == len(self.calls), now
+        assert run.answering + run.waiting_turns == len(self.away), now
+        self.seen += bool(self.away)
         self.rows.append([(row.doing, row.sessions, row.answering) for row in run.environments()])
 
 
@@ -96,12 +97,12 @@ def test_the_status_has_its_environments_while_it_runs_and_latencies_after(run):
 def test_responses_count_by_their_turns_and_time_by_where_it_was_spent(run):
     directory, _, _ = run
     folds = read_record(directory).folds
-    counts = folds.history.turns_of_each
+    counts = Counter(folds.run.counts.turns_of_each)
     assert set(counts) <= {1, 2, 3, 4}  # one turn more than calls, unless a response was cut
     assert counts[2] > 0 < counts[4]
     trained = sum(len(batch.lengths) for batch in folds.batches.trained)
     assert counts.total() >= trained > 0
-    shares = folds.whereabouts.shares()
+    shares = folds.turns.shares()
     assert sum(shares) == pytest.approx(1.0)
     assert shares[Where.ENVIRONMENT] > 0.3
     assert shares[Where.REPLICA] > 0.05
@@ -110,14 +111,14 @@ def test_responses_count_by_their_turns_and_time_by_where_it_was_spent(run):
 def test_its_charts_and_its_table_show_all_of_it(run):
     directory, _, _ = run
     record = read_record(directory)
-    history = record.folds.history
+    counts = Counter(record.folds.run.counts.turns_of_each)
     where, lengths, latency = turn_charts(record, TimeAxis.for_length(record.last_s))
-    assert sum(lengths.data[0]["y"]) == history.turns_of_each.total()
+    assert sum(lengths.data[0]["y"]) == counts.total()
     assert [trace["name"] for trace in latency.data] == ["p99", "p50"]
     assert all(high >= low for high, low in zip(latency.data[0]["y"], latency.data[1]["y"], strict=True))
     assert any(trace["name"].startswith("an environment answers (") for trace in where.data)
     rows = {row[0]: int(row[1].replace(",", "")) for row in session_table(record).rows}
-    assert sum(rows.values()) == history.turns
+    assert sum(rows.values()) == record.folds.run.counts.turns
     assert rows["answered in a session replayed from its first turn"] > 0
     html = render(record)
     assert '<section id="turns">' in html
@@ -130,28 +131,11 @@ def test_responses_that_a_limit_ended_are_told_from_those_that_ended_by_themselv
     low.workload.max_tokens = 300  # as if every response of so many had been ended by it
     simulation = Simulation(low)
     simulation.run()
-    folds = Folds(simulation.fleet.spec)
-    for instant in simulation.log.instants:
-        folds.observe(*instant)
+    folds = folded(simulation)
     lengths = [length for batch in folds.batches.trained for length in batch.lengths]
     truncated = sum(folds.batches.truncated[batch.version] for batch in folds.batches.trained)
     assert 0 < truncated < len(lengths)
     assert truncated == sum(length >= 300 for length in lengths)
-
-
-def test_a_turn_may_be_the_last_for_its_length():
-    folds = Folds(build_spec(configured(steps=1)))
-    ref = c.TrajectoryRef("0.0", 0, 0, prompt=0)
-    for events, commands in (
-        ([], [c.Start(1, "replica", "r0")]),
-        ([c.Up("replica", "r0"), c.Pulled("r0", 0)], [c.Route(2, "r0", (ref,))]),
-        ([c.TurnEnded("r0", "0.0", 9)], [c.Call(3, "0", ("0.0",))]),
-        ([c.Turned("0.0", 1, 12, True, 0.5, 3, reason=c.FinishReason.LENGTH)], []),
-    ):
-        folds.observe(1.0, events, commands)  # type: ignore[arg-type]
-    known = folds.history.trajectories["0.0"]
-    assert (known.finished, known.truncated, known.turns) == (True, True, 0)
-    assert folds.history.turns_of_each == {1: 1}
 
 
 def test_the_story_of_a_trajectory_tells_its_turns_and_the_death_of_its_environment(run):
@@ -182,21 +166,17 @@ def test_a_run_without_turns_has_none_of_it(tmp_path):
     record = read_record(directory)
     assert turn_charts(record, TimeAxis.for_length(record.last_s)) == []
     assert session_table(record).rows == []
-    assert record.folds.whereabouts.shares() == []
+    assert record.folds.turns.shares() == []
     assert 'id="turns"' not in render(record)
-    assert set(record.folds.history.turns_of_each) == {1}
+    assert set(record.folds.run.counts.turns_of_each) == {1}
 
 
 def test_a_run_with_turns_says_so_in_its_facts():
-    simulation = simulated(with_turns())
-    folds = Folds(simulation.fleet.spec)
-    for instant in simulation.log.instants:
-        folds.observe(*instant)
-    history = folds.history
-    assert history.turns == simulation.controller.view.counts.turns > 0
-    assert sum(history.answers.values()) == history.latencies.count == history.turns
-    (turns, said), (sessions, became) = turn_facts(history)
-    assert (turns, sessions) == ("turns", "sessions restored / replayed / lost")
-    assert said.startswith(f"{history.turns:,}; an environment takes ")
-    assert became == f"0 / {history.answers[c.SessionOrigin.REPLAYED]} / 0"
-    assert turn_facts(Folds(build_spec(configured(steps=1))).history) == []
+    folds = folded(simulated(with_turns()))
+    turns, ended = folds.turns, folds.run.counts.turns
+    assert sum(turns.answers.values()) == turns.latencies.count == ended > 0
+    (name, said), (sessions, became) = turn_facts(folds)
+    assert (name, sessions) == ("turns", "sessions restored / replayed / lost")
+    assert said.startswith(f"{ended:,}; an environment takes ")
+    assert became == f"0 / {turns.answers[c.SessionOrigin.REPLAYED]} / 0"
+    assert turn_facts(folded(simulated(configured(steps=1)))) == []

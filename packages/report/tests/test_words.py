@@ -6,10 +6,19 @@ import pytest
 
 from tailrace.contracts import Reason, Why
 from tailrace.contracts.testing.reasons import NUMBERS
-from tailrace.report.words import ENDS, REASONS, end, many, why
+from tailrace.report.words import ENDS, REASONS, WAITS, end, many, waits, why
 
 
-@pytest.mark.parametrize("kind", list(Why))
+def test_every_kind_is_of_a_command_or_of_somebody_who_waits():
+    assert {*REASONS, *WAITS} == set(Why)
+    assert not REASONS.keys() & WAITS.keys()
+    assert len({*WAITS.values(), *REASONS.values()}) == len(Why)
+    for kind, words in WAITS.items():  # the report adds up the time of each
+        assert waits(Reason(kind, numbers=dict.fromkeys(NUMBERS.get(kind, ()), 3.0))) == words
+        assert "{" not in words
+
+
+@pytest.mark.parametrize("kind", list(REASONS))
 def test_every_reason_has_words_for_its_numbers(kind):
     names = {name for name in re.findall(r"{(\w+)", REASONS[kind]) if name != "who"}
     assert names <= NUMBERS.get(kind, frozenset())

@@ -194,8 +194,11 @@ def test_what_was_folded_while_it_ran_is_what_is_folded_from_its_log(written, pa
     assert record.folds.timeline.marks == folds.timeline.marks
     assert record.folds.batches.begun == folds.batches.begun
     assert record.folds.loads.flow.row(0) == folds.loads.flow.row(0)
-    assert record.folds.history.faults == folds.history.faults
-    assert len(record.folds.history.faults) == 1
+    assert record.folds.outages.all == folds.outages.all
+    assert len(record.folds.outages.all) == 1
+    assert record.folds.effective_time.figures() == folds.effective_time.figures()
+    assert record.folds.offcuts.finished == folds.offcuts.finished
+    assert record.folds.run.counts == watched.run.counts
     assert _Page(write_report(RunDirectory.open(root)).read_text()).words == page.words
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tailrace.controller.controller import Controller
 from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.fleetsim.results import watch as watch_module
@@ -22,9 +23,11 @@ def test_nothing_is_missed_that_a_timeline_of_all_events_shows(pipeline):
     config = configured(pipeline, steps=3, faults=["replica@30s"])
     simulation = Simulation(build_fleet(config))
     simulation.run()
-    folds = Folds(simulation.fleet.spec)
-    for instant in simulation.log.instants:
-        folds.observe(*instant)
+    controller = Controller(simulation.fleet.spec, relays=simulation.fleet.relays)
+    folds = Folds(controller.view)
+    for now, events, commands in simulation.log.instants:
+        controller.handle_all(events, now)
+        folds.observe(now, events, commands)
     folds.close()
     everything = folds.timeline
     watched = watch(config)

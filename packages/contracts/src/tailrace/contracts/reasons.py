@@ -77,6 +77,26 @@ class Why(StrEnum):
     MACHINE: its machine is no longer used; `who`.
     STANDBY: its machine goes to the trainer, `who`, which lost its own.
     POLICY: a policy's own reason; its numbers are the policy's.
+
+    Why a member that is up has nothing to do, which no command carries; a controller says it of each:
+    UNPUBLISHED: no weights are published yet.
+    NO_RELAY: there is no relay to pull from.
+    NOT_TOLD: it serves older weights than there are, or none, and was not told to pull them yet; `version` is the newest.
+    NO_USE: it serves older weights than there are, and newer ones would bring it no work yet; `version` is the newest.
+    IN_ENVIRONMENTS: environments answer its trajectories; `trajectories`.
+    SCORING: every response that was begun is generated, and scores are awaited.
+    ADMITTED: every prompt of the run has started.
+    BUFFER_FULL: as many groups are open as the buffer holds, and the trainer is behind; `open`, `limit`.
+    POOL_EMPTY: as many groups are open as admission has room for, none waits for a replica, and the trainer is behind; `open`,
+        `limit`.
+    ELSEWHERE: the same, and the trainer waits too: what is left runs on other replicas; `open`, `limit`.
+    NOT_ADMITTED: admission lets nothing start on it before the trainer is further; `version` is what it serves.
+    HELD_BACK: the routing policy gives it nothing of what waits.
+    FIRST_BATCH: the first batch is being generated.
+    NO_BATCH: no batch is complete; `buffered` groups of `needed` are.
+    HELD_FOR_LATER: groups enough for a batch are complete, but the oldest batch lacks one; `buffered`, `needed`.
+    NEXT_NOT_STARTED: the batch is complete, and held until the next one has started whole.
+    DONE: all steps are done, and the last evaluations or the last checkpoint are not.
     """
 
     CHOSEN = "chosen"
@@ -131,6 +151,23 @@ class Why(StrEnum):
     MACHINE = "machine"
     STANDBY = "standby"
     POLICY = "policy"
+    UNPUBLISHED = "unpublished"
+    NO_RELAY = "no-relay"
+    NOT_TOLD = "not-told"
+    NO_USE = "no-use"
+    IN_ENVIRONMENTS = "in-environments"
+    SCORING = "scoring"
+    ADMITTED = "admitted"
+    BUFFER_FULL = "buffer-full"
+    POOL_EMPTY = "pool-empty"
+    ELSEWHERE = "elsewhere"
+    NOT_ADMITTED = "not-admitted"
+    HELD_BACK = "held-back"
+    FIRST_BATCH = "first-batch"
+    NO_BATCH = "no-batch"
+    HELD_FOR_LATER = "held-for-later"
+    NEXT_NOT_STARTED = "next-not-started"
+    DONE = "done"
 
 
 @record

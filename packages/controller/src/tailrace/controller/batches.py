@@ -87,7 +87,7 @@ class Batches:
             self._rounds.due or self._state.spec.batch_groups,
             len(self._ledger.buffered) + len(trainer.accumulated),
         )
-        ready = self._gate.ready() and not self._holds()
+        ready = self._gate.ready() and not self.holds
         return c.BatchView(size, min(size, done), ready, trainer.making is not None, not trainer.up)
 
     def fell_back(self) -> None:
@@ -104,7 +104,7 @@ class Batches:
 
     def _step(self) -> bool:
         gate, trainer, ledger, training = self._gate, self._trainer, self._ledger, self._state.spec.training
-        self.held = self._holds()
+        self.held = self.holds
         if self.held or not self.may_step or not gate.ready():
             return False
         candidates, before, due = ledger.candidates(), set(trainer.accumulated), self._rounds.due
@@ -126,7 +126,8 @@ class Batches:
         self._outbox.send(c.Step, version=version, mini_batches=given, round=kind)
         return True
 
-    def _holds(self) -> bool:
+    @property
+    def holds(self) -> bool:
         """Whether a complete batch waits until a launched group has started, which may at the trainer's version.
 
         One that needs the next version, as after a fallback, cannot.

@@ -40,7 +40,7 @@ from tailrace.controller.refill import Refill
 from tailrace.controller.responses import Responses
 from tailrace.controller.rounds import Rounds
 from tailrace.controller.spec import PipelineSpec
-from tailrace.controller.state import State
+from tailrace.controller.state import Brought, State
 from tailrace.controller.trajectories import GroupPhase
 from tailrace.controller.view import RunView
 from tailrace.controller.weights import Weights
@@ -132,6 +132,7 @@ class Controller:
         Raises:
             ControllerError: an event contradicts the state.
         """
+        self.owned.brought = Brought()
         if self.over and not any(self._goes_on(one) for one in events):
             return []
         self.owned.now = now

@@ -60,6 +60,7 @@ class Environments:
         """
         if self._sessions.answered(event) is None:
             return None
+        self._state.brought.answered.append(event)
         state = self._ledger.trajectories[event.trajectory]
         self._ledger.answered(state, event.tokens, event.session)
         home = self._fleet.comes_back(state)

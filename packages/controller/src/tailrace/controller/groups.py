@@ -110,6 +110,7 @@ class Groups:
                 self._state.unbind(state)
 
     def _abort(self, trajectories: Sequence[TrajectoryState], reason: c.Reason) -> None:
+        self._state.brought.dropped.append((trajectories, reason))
         holders = []
         for trajectory in trajectories:
             self._fleet.comes_back(trajectory)

@@ -349,8 +349,13 @@ class Ledger:
         else:
             self.moving[trajectory.id] = trajectory.replica or ""
 
-    def finished(self, state: TrajectoryState, tokens: int, trainer_version: int) -> bool:
+    def finished(self, state: TrajectoryState, tokens: int, trainer_version: int, *, truncated: bool = False) -> bool:
         """Mark a trajectory as complete. Returns False if it was complete already.
+
+        Args:
+            tokens: response tokens.
+            trainer_version: the trainer's version.
+            truncated: whether a limit ended it.
 
         Raises:
             ControllerError: no replica has begun it.
@@ -365,8 +370,11 @@ class Ledger:
             self.stranded_evaluations.pop(state.id, None)
             self.discarding.pop(state.id, None)
         self._needed(state, -1)
+        if state.purpose is _TRAIN:
+            turns, counted = len(state.turns) + (phase is not _IN_ENVIRONMENT), self.counts.turns_of_each
+            counted[turns] = counted.get(turns, 0) + 1
         state.phase, state.replica = _DONE, None
-        state.tokens, state.completed_at = tokens, trainer_version
+        state.tokens, state.completed_at, state.truncated = tokens, trainer_version, truncated
         return True
 
     def scored(self, state: TrajectoryState, reward: float) -> GroupState | None:

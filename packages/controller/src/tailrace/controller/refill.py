@@ -44,6 +44,11 @@ class Refill:
         return max(0, min(self.open_limit, self._wanted - self._launched)) if not self._rounds.used else self.open_limit
 
     @property
+    def left(self) -> int:
+        """Groups of the run that have not started."""
+        return self._wanted - self._launched + len(self._ledger.waiting.unstarted.groups)
+
+    @property
     def _wanted(self) -> int:
         return self._trainer.steps * self._state.spec.batch_groups + self._state.spec.batching.surplus_groups
 

@@ -20,6 +20,7 @@ from tailrace.controller.trajectories import GroupPhase, Phase, TrajectoryState
 _TRAIN: Final = c.Purpose.TRAIN
 _EVAL: Final = c.Purpose.EVAL
 _DONE: Final = Phase.DONE
+_LENGTH: Final = c.FinishReason.LENGTH
 
 
 class Responses:
@@ -44,7 +45,9 @@ class Responses:
             if state is None:
                 ledger.expect_admitted(name)
                 continue
-            if name in ledger.discarding or not ledger.finished(state, event.tokens, trainer):
+            if name in ledger.discarding:
+                continue
+            if not ledger.finished(state, event.tokens, trainer, truncated=event.reason is _LENGTH):
                 continue
             if name in sessions:
                 self._sessions.close([name])
@@ -53,7 +56,10 @@ class Responses:
     def turned(self, event: c.Turned) -> None:
         """An environment has answered, and may have ended the trajectory with that."""
         state = self._environments.turned(event)
-        if state is not None and self._ledger.finished(state, event.tokens, self._trainer.version):
+        if state is None:
+            return
+        truncated = event.reason is _LENGTH
+        if self._ledger.finished(state, event.tokens, self._trainer.version, truncated=truncated):
             self.completed(state)
 
     def completed(self, state: TrajectoryState) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tailrace import contracts as c
@@ -31,6 +32,20 @@ from tailrace.controller.trajectories import TrajectoryState
 from tailrace.repack import ThroughputModel
 
 
+@dataclass(slots=True)
+class Brought:
+    """What one instant brought, as far as the state after it does not show it. For observers: nothing is decided by it.
+
+    `dropped` has the trajectories of each group, or surplus samples, that left untrained, with the reason. `answered` are the
+    answers of environments that somebody waited for; `unanswered` counts calls that failed, but for those whose session was
+    lost.
+    """
+
+    dropped: list[tuple[Sequence[TrajectoryState], c.Reason]] = field(default_factory=list)
+    answered: list[c.Turned] = field(default_factory=list)
+    unanswered: int = 0
+
+
 class State:
     """The state of one run.
 
@@ -44,6 +59,7 @@ class State:
     def __init__(self, spec: PipelineSpec, first_version: int) -> None:
         self.spec = spec
         self.now = 0.0
+        self.brought = Brought()
         self.failure: str | None = None
         self.ledger = Ledger(mixes_versions=spec.sync.mixes_versions, records=spec.ranker)
         self.members = Members(spec.machines)

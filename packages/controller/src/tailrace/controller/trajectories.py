@@ -43,7 +43,7 @@ class TrajectoryState:
     `Assigned.generated` of its replica when it was routed there. `home` is the replica to which it goes back from its
     environment. `turns` are the response tokens at the end of each of its turns, `answered` how many of them an environment
     has answered, and `observed` the tokens of those answers. `relocated_at` is how many tokens it was known to have when a
-    relocation policy last took it from a replica; -1: none has.
+    relocation policy last took it from a replica; -1: none has. `truncated` says that a limit ended it.
     """
 
     id: str
@@ -66,6 +66,12 @@ class TrajectoryState:
     answered: int = 0
     observed: int = 0
     relocated_at: int = -1
+    truncated: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether its last token is there."""
+        return self.phase is Phase.DONE or self.phase is Phase.SCORED
 
     @property
     def generated(self) -> int:
@@ -156,7 +162,8 @@ class Counts:
     `unpredicted` counts trajectories that started before a length was predicted for them.
     `turns` counts turns that ended, `turns_lost` those of them whose tokens have to be generated again. `sessions_restored`,
     `sessions_replayed` and `sessions_lost` count sessions of environments that went down, by what became of them.
-    `trained_tokens` are those that were generated.
+    `trained_tokens` are those that were generated. `turns_of_each` counts training trajectories that were complete, by the
+    number of their turns.
     `filtered_because` and `failed_because` split `filtered` and `failed` by reason. `failed_words` has what was said of the
     first group that failed for each reason.
     """
@@ -183,6 +190,7 @@ class Counts:
     failed_because: dict[str, int] = field(default_factory=dict)
     failed_words: dict[str, str] = field(default_factory=dict)
     queued: dict[int, None] = field(default_factory=dict)
+    turns_of_each: dict[int, int] = field(default_factory=dict)
 
     def admits(self, prompt: int) -> None:
         """Count a group of a prompt that is opened."""

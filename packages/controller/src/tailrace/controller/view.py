@@ -8,14 +8,18 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from tailrace import contracts as c
+from tailrace.controller.batches import Batches
 from tailrace.controller.coordinator import Coordinator
 from tailrace.controller.evaluations import EvaluationResult
 from tailrace.controller.lengths import Outcome
-from tailrace.controller.members import ENVIRONMENT, REPLICA
+from tailrace.controller.members import ENVIRONMENT, REPLICA, TRAINER
 from tailrace.controller.predictions import Predictions
 from tailrace.controller.recovery.failures import Failures
-from tailrace.controller.state import State
-from tailrace.controller.trajectories import Counts, Phase
+from tailrace.controller.refill import Refill
+from tailrace.controller.spec import PipelineSpec
+from tailrace.controller.state import Brought, State
+from tailrace.controller.trajectories import Counts, GroupPhase, Phase
+from tailrace.controller.waiting import replica_waits, trainer_waits
 from tailrace.repack import OnlineFit
 
 
@@ -24,6 +28,8 @@ class _Parts(Protocol):
     coordinator: Coordinator
     predictions: Predictions
     failures: Failures
+    refill: Refill
+    batches: Batches
     costs: OnlineFit | None
     finished: bool
 
@@ -65,11 +71,69 @@ class EnvironmentRow:
 
 @dataclass(frozen=True, slots=True)
 class BatchMember:
-    """A trajectory of a batch: its oldest version, the trainer's version at its completion, its tokens without observations."""
+    """A trajectory of a batch.
+
+    Args:
+        version: its oldest version.
+        completed_at: the trainer's version at its completion.
+        tokens: its tokens without observations.
+        truncated: whether a limit ended it.
+    """
 
     version: int
     completed_at: int
     tokens: int
+    prompt: int = 0
+    reward: float | None = None
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRow:
+    """A member at a moment.
+
+    Args:
+        version: of a replica, the weights that it serves.
+        pulling: of a replica, the version that it pulls.
+        held: of a replica, trajectories that were routed to it and have not come back.
+        evaluating: those of them that answer an evaluation.
+        mode: how these are decoded.
+        releasing: whether it is told to let go of what it holds, for good.
+        cells: cells of the trainer that a replica's devices are lent to.
+    """
+
+    role: str
+    id: str
+    health: c.Health
+    version: int | None = None
+    pulling: int | None = None
+    held: int = 0
+    evaluating: int = 0
+    mode: str = ""
+    releasing: bool = False
+    cells: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRow:
+    """A trajectory at a moment, whose group has started.
+
+    Args:
+        replica: where it runs.
+        environment: the member that is to answer its last turn.
+        answered: turns that environments have answered.
+        finished: whether its last token is there.
+        group: what its group is doing; None for one of an evaluation.
+        consumed_for: the version that its group is trained on for, or was.
+    """
+
+    version: int | None
+    replica: str | None
+    environment: str | None
+    answered: int
+    finished: bool
+    group: GroupPhase | None
+    consumed_for: int
 
 
 class RunView:
@@ -81,6 +145,21 @@ class RunView:
 
     def __init__(self, parts: _Parts) -> None:
         self._parts, self._state = parts, parts.owned
+
+    @property
+    def now(self) -> float:
+        """Seconds on the run's clock, at the last instant."""
+        return self._state.now
+
+    @property
+    def spec(self) -> PipelineSpec:
+        """The pipeline."""
+        return self._state.spec
+
+    @property
+    def brought(self) -> Brought:
+        """What the last instant brought beside the state."""
+        return self._state.brought
 
     @property
     def steps(self) -> int:
@@ -116,6 +195,12 @@ class RunView:
     def published_before_durable(self) -> int:
         """Versions that replicas could pull before their checkpoint was durable."""
         return self._state.trainer.published_before_durable
+
+    @property
+    def on_its_way(self) -> int | None:
+        """The version that was handed over for publication, and that no replica may pull yet; None if there is none."""
+        trainer = self._state.trainer
+        return trainer.publishing if trainer.staged and trainer.published < trainer.publishing else None
 
     @property
     def durable(self) -> int:
@@ -168,9 +253,30 @@ class RunView:
         return self._state.ledger.pooled
 
     @property
+    def pooled_started(self) -> int:
+        """Number of trajectories that wait for a replica, or for the store to drop their tokens, of what has started."""
+        ledger = self._state.ledger
+        return len(ledger.waiting.level_of) + len(ledger.discarding) + len(ledger.stranded_evaluations)
+
+    @property
     def generating(self) -> int:
-        """Number of groups that were started and are not complete."""
+        """Number of groups that were admitted and are not complete."""
         return self._state.ledger.generating
+
+    @property
+    def started(self) -> int:
+        """Number of those of them that have started."""
+        ledger = self._state.ledger
+        return ledger.generating - len(ledger.waiting.unstarted.groups)
+
+    @property
+    def most_open(self) -> int:
+        """Number of groups that are generated or wait for the trainer at once, at most."""
+        spec = self.spec
+        gate, batch = spec.admission.gate(spec.batch_groups), spec.batch_groups
+        room = (1 + (gate.bound or 0)) * batch if gate.starts_batchwise() else gate.room  # it grows as a batch starts
+        limits = [limit for limit in (room, spec.buffer_groups) if limit is not None]
+        return min(limits, default=spec.open_batches * batch)
 
     @property
     def open_groups(self) -> int:
@@ -261,7 +367,9 @@ class RunView:
         """The trajectories that were consumed for a version so far."""
         for state in self._state.ledger.batch(version):
             if state.version is not None:
-                yield BatchMember(state.version, state.completed_at, state.generated)
+                yield BatchMember(
+                    state.version, state.completed_at, state.generated, state.prompt, state.reward, state.truncated
+                )
 
     def waits(self, trajectory: str) -> str | None:
         """What a trajectory does or waits for, in words; None if it is unknown or settled."""
@@ -273,6 +381,96 @@ class RunView:
             called = self._state.sessions.calls.get(trajectory)
             where = " (waits for a session)" if called is None else f" {called[0]}"
         return f"{state.phase}{where}, version {state.version}"
+
+    def trajectory(self, name: str) -> TrajectoryRow | None:
+        """A trajectory; None if its group has not started, or it is settled or unknown."""
+        state = self._state.ledger.trajectories.get(name)
+        if state is None:
+            return None
+        group = None if state.purpose is c.Purpose.EVAL else self._state.ledger.groups[state.group]
+        asked, _ = self._state.sessions.calls.get(name, (None, 0))
+        return TrajectoryRow(
+            state.version,
+            state.replica,
+            asked,
+            state.answered,
+            state.finished,
+            None if group is None else group.phase,
+            0 if group is None else group.consumed_for,
+        )
+
+    def unsettled(self) -> list[int]:
+        """Tokens of the training trajectories that are complete, and whose group is neither trained on nor dropped."""
+        groups = (group for group in self._state.ledger.groups.values() if group.phase is not GroupPhase.TRAINED)
+        states = (state for group in groups for state in group.states)
+        return [state.tokens for state in states if state.finished]
+
+    def held(self, replica: str) -> int:
+        """Number of trajectories that were routed to a replica and have not come back."""
+        found = self._state.fleet.replicas.get(replica)
+        return 0 if found is None else len(found.assigned.states)
+
+    def serves(self, replica: str) -> int | None:
+        """The version that a replica serves; None if it has none."""
+        found = self._state.fleet.replicas.get(replica)
+        return None if found is None else found.version
+
+    def only_trains(self, replica: str) -> bool:
+        """Whether a replica holds trajectories, none of which answers an evaluation."""
+        found = self._state.fleet.replicas.get(replica)
+        return found is not None and bool(found.assigned.states) and not found.evaluating
+
+    @property
+    def on_replicas(self) -> int:
+        """Number of trajectories that replicas hold."""
+        return sum([len(replica.assigned.states) for replica in self._state.fleet.replicas.values()])
+
+    @property
+    def answering(self) -> int:
+        """Number of turns that environments answer."""
+        return len(self._state.sessions.calls)
+
+    def members(self) -> Iterator[tuple[str, str]]:
+        """Role and id of all members that are not gone for good."""
+        yield from self._state.members.states
+
+    def member(self, role: str, id_: str) -> MemberRow | None:
+        """A member; None if it is gone for good. One that failed and is not restarted any more is down."""
+        state = self._state.members.get(role, id_)
+        if state is None:
+            given_up = any((row["role"], row["id"]) == (role, id_) for row in self.given_up)
+            return MemberRow(role, id_, c.Health.DOWN) if given_up else None
+        if role != REPLICA:
+            return MemberRow(role, id_, state.health)
+        replica = self._state.fleet.replicas[id_]
+        held = replica.assigned.states
+        evaluations = (
+            [each.mode for each in held.values() if each.purpose is c.Purpose.EVAL] if replica.evaluating else []
+        )
+        return MemberRow(
+            role,
+            id_,
+            state.health,
+            replica.version,
+            replica.pulling,
+            len(held),
+            len(evaluations),
+            evaluations[0] if evaluations else "",
+            bool(held) and (replica.moving_out or state.health in (c.Health.STOPPING, c.Health.RESIZING)),
+            replica.cells if replica.lent else (),
+        )
+
+    def why_idle(self, role: str, id_: str) -> c.Reason | None:
+        """Why a member that is up has nothing to do. None for a role that only answers, and for one that is not up or works."""
+        if role == TRAINER:
+            waits = self.trainer_up and self.making is None
+            return trainer_waits(self._state, self._parts.batches) if waits else None
+        replica = self._state.fleet.replicas.get(id_) if role == REPLICA else None
+        if replica is None or replica.member.health is not c.Health.UP:
+            return None
+        if replica.pulling is not None or replica.assigned:
+            return None
+        return replica_waits(self._state, self._parts.refill, replica)
 
     def replicas(self) -> Iterator[ReplicaRow]:
         """All replicas, in the order in which they were first started."""

@@ -12,12 +12,12 @@ from tailrace.report.charts.chart import Chart, TimeAxis, Trace, axis, bars
 from tailrace.report.charts.timeline import MOST_SPANS, timeline_chart
 from tailrace.report.figures.comparison import SPOKEN, cause_share, causes, comparison, rate, ratios
 from tailrace.report.figures.figures import Figures, differences
-from tailrace.report.fold.causes import ADMITTED
 from tailrace.report.fold.folds import Folds, evenly
 from tailrace.report.fold.interruptions import Mark
 from tailrace.report.fold.loads import Loads
 from tailrace.report.fold.timeline import Doing, Span
 from tailrace.report.html.page import render_page
+from tailrace.report.words import ADMITTED
 
 SHADES = 6
 FAINTEST = 0.22

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 
 from tailrace import contracts as c
 from tailrace.controller.members import ENVIRONMENT, REPLICA, TRAINER
+from tailrace.controller.trajectories import GroupPhase
+from tailrace.controller.view import TrajectoryRow
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import Instant
-from tailrace.report.fold.history import History
-from tailrace.report.fold.states import ANEW, Group, Stage, Trajectory
-from tailrace.report.record import fold, spec_of
+from tailrace.pipeline.run.replay import controller_of, replayed
 from tailrace.report.words import here, why
 
 _LEAVES = (c.Finished, c.TurnEnded, c.Interrupted, c.Refused)
+_ANEW = frozenset(
+    {c.Why.VERSION_GONE, c.Why.EVALUATION, c.Why.SESSION_LOST, c.Why.TASK_RESTART}
+)  # reasons of an `Abort`
 _LONG_S = 0.1  # shorter scores are not worth telling
 
 
@@ -40,31 +43,27 @@ def explain(directory: RunDirectory, trajectory: str) -> list[StoryLine]:
     Raises:
         RunDirectoryError, ConfigError: the run never gave such a trajectory to a replica, or is damaged.
     """
-    history = History(spec_of(directory, directory.configuration()))
+    controller = controller_of(directory)
+    run = controller.view
     story: list[StoryLine] = []
     others: dict[str, c.Purpose] = {}
-    known: Trajectory | None = None
+    before: TrajectoryRow | None = None
     stops: c.Why | None = None
-    replica: str | None = None
-    environment: str | None = None
-    stage: Stage | None = None
     attempts = _Attempts(trajectory)
-    for instant in fold(directory.events, history):
+    for instant in replayed(controller, directory.events, version=directory.version):
         texts: list[str] = []
         for event in instant.events:
-            texts += _event(event, trajectory, known, replica, environment, stops)
+            texts += _event(event, trajectory, before, stops)
             if isinstance(event, _LEAVES) and event.trajectory == trajectory:
                 stops = None
-        known = history.trajectories.get(trajectory)
+        known = run.trajectory(trajectory) if before is not None or trajectory in _routed(instant) else None
         if known is not None:
-            group = history.groups.get(known.ref.group) if known.ref.purpose is c.Purpose.TRAIN else None
-            before, replica, stage = stage, known.replica, None if group is None else group.stage
-            texts += _moved_on(before, group)
-        texts += _commands(instant, trajectory, known, _staleness(history, known))
-        environment = history.asked(trajectory)
+            texts += _moved_on(None if before is None else before.group, known)
+        texts += _commands(instant, trajectory, known or before, _staleness(run.version, known or before))
         texts += attempts.observe(instant)
-        stops = _told(instant, trajectory, stops if replica is not None else None)
-        story += [StoryLine(instant.now, history.version, text) for text in texts]
+        stops = _told(instant, trajectory, stops if known is not None and known.replica is not None else None)
+        story += [StoryLine(instant.now, run.version, text) for text in texts]
+        before = known
         if not story:
             others |= _routed(instant)
     if not story:
@@ -138,14 +137,17 @@ def _told(instant: Instant, trajectory: str, before: c.Why | None) -> c.Why | No
 def _event(
     event: c.Event,
     trajectory: str,
-    known: Trajectory | None,
-    replica: str | None,
-    environment: str | None,
+    known: TrajectoryRow | None,
     stops: c.Why | None,
 ) -> Iterator[str]:
-    """What an event says of a trajectory that ran on a replica, or waits for the answer of an environment."""
+    """What an event says of a trajectory that ran on a replica, or waits for the answer of an environment.
+
+    Args:
+        known: it, before the instant.
+    """
     if known is None:
         return
+    replica, environment = known.replica, known.environment
     match event:
         case c.Down(role=role, id=member, reason=reason) if (role, member) == (REPLICA, replica):
             yield f"{replica} is down: {reason}; it waits in the pool"
@@ -167,7 +169,7 @@ def _event(
         case c.Finished(tokens=tokens, reason=reason):
             yield f"finished on {event.replica} with {tokens} tokens ({reason}){_too_late(stops)}"
         case c.TurnEnded(tokens=tokens):
-            yield f"ended turn {known.turns + 1} on {event.replica} with {tokens} tokens{_too_late(stops)}"
+            yield f"ended turn {known.answered + 1} on {event.replica} with {tokens} tokens{_too_late(stops)}"
         case c.Turned(turn=turn, tokens=tokens, done=done, seconds=seconds, session=session, reason=reason):
             had = "" if session is c.SessionOrigin.HELD else f", from a session that was {session}"
             ends = f"; that ends it ({reason})" if done else ""
@@ -196,7 +198,7 @@ def _too_late(stops: c.Why | None) -> str:
     return ", before it could move" if stops is c.Why.MOVED else ", before it was stopped"
 
 
-def _commands(instant: Instant, trajectory: str, known: Trajectory | None, staleness: str) -> Iterator[str]:
+def _commands(instant: Instant, trajectory: str, known: TrajectoryRow | None, staleness: str) -> Iterator[str]:
     for command in instant.commands:
         match command:
             case c.Route(replica=replica, trajectories=refs):
@@ -205,11 +207,11 @@ def _commands(instant: Instant, trajectory: str, known: Trajectory | None, stale
                         tokens = f", {ref.kept} tokens of it exist" if ref.kept else ""
                         yield f"routed to {replica}: {here(command.reason(place))}{tokens}"
             case c.Call(environment=member, trajectories=names) if trajectory in names and known is not None:
-                yield f"environment {member} is to answer turn {known.turns + 1}"
+                yield f"environment {member} is to answer turn {known.answered + 1}"
             case c.Interrupt(replica=replica, trajectories=names) if trajectory in names:
                 yield f"interrupted on {replica}: {why(command.reason)}"
             case c.Abort(trajectories=names) if trajectory in names:
-                anew = command.reason.why in ANEW
+                anew = command.reason.why in _ANEW
                 yield f"{'begins anew' if anew else 'dropped'}: {why(command.reason)}"
             case c.Accumulate(version=version, trajectories=names, update=False, cell=cell) if trajectory in names:
                 yield f"given to cell {cell} of the trainer{staleness}, which adds its gradients for version {version}"
@@ -219,21 +221,19 @@ def _commands(instant: Instant, trajectory: str, known: Trajectory | None, stale
                 yield f"given to the trainer{staleness}, in the batch of version {version}"
 
 
-def _staleness(history: History, known: Trajectory | None) -> str:
+def _staleness(version: int, known: TrajectoryRow | None) -> str:
     """How far the trainer is ahead of a trajectory's oldest version."""
-    if known is None or known.version is None:
-        return ""
-    return f" at staleness {history.version - known.version}"
+    return "" if known is None or known.version is None else f" at staleness {version - known.version}"
 
 
-def _moved_on(before: Stage | None, group: Group | None) -> Iterator[str]:
+def _moved_on(before: GroupPhase | None, known: TrajectoryRow) -> Iterator[str]:
     """What became of its group in an instant."""
-    after = None if group is None else group.stage
-    if group is None or before is after:
+    after = known.group
+    if after is None or before is after:
         return
-    if after is Stage.TRAINED:
-        yield f"trained on: version {group.version} is made"
-    elif after is Stage.BUFFERED and before in (Stage.TRAINING, Stage.TRAINED):
+    if after is GroupPhase.TRAINED:
+        yield f"trained on: version {known.consumed_for} is made"
+    elif after is GroupPhase.BUFFERED and before in (GroupPhase.TRAINING, GroupPhase.TRAINED):
         yield "its group waits for the trainer again"
-    elif before is Stage.GENERATING:
+    elif before is GroupPhase.GENERATING and after is not GroupPhase.GENERATING:
         yield "its group is complete and waits for the trainer"

@@ -1,23 +1,22 @@
-"""A run as its files tell it: the configuration, the metrics, and what is folded from the event log."""
+"""A run as its files tell it: the configuration, the metrics, and what is folded from the event log as it is replayed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tailrace.controller.controller import Controller
 from tailrace.controller.evaluations import EvaluationResult
-from tailrace.controller.spec import PipelineSpec
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory, read_json
-from tailrace.pipeline.run.eventlog import Instant, read_log
 from tailrace.pipeline.run.figures.figures import Batch
 from tailrace.pipeline.run.figures.metrics import read_metrics
+from tailrace.pipeline.run.pools import relay_count
+from tailrace.pipeline.run.replay import controller_of, replayed
 from tailrace.report.fold.folds import Folds
-from tailrace.report.fold.history import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,6 @@ class Record:
         steps: one metrics row per step that stands, in order; rows of steps that a crash undid are left out.
         controls: evaluations of the model that was fine-tuned on instead of trained by RL.
         summary: None while the run has not finished.
-        contradictions: snapshots that showed something else than the controller believed.
     """
 
     directory: RunDirectory
@@ -38,12 +36,16 @@ class Record:
     steps: list[dict[str, Any]]
     controls: list[EvaluationResult]
     summary: dict[str, Any] | None
-    contradictions: int
+
+    @property
+    def contradictions(self) -> int:
+        """Snapshots that showed something else than the controller believed."""
+        return self.folds.run.contradictions
 
     @property
     def last_s(self) -> float:
         """When the last instant was."""
-        return self.folds.history.now
+        return self.folds.run.now
 
     @property
     def first_work_s(self) -> float:
@@ -107,11 +109,12 @@ def read_record(directory: RunDirectory) -> Record:
     """Read a run, finished or not.
 
     Raises:
-        RunDirectoryError, ConfigError: a file is damaged.
+        RunDirectoryError, ConfigError: a file is damaged, or another version wrote the log.
     """
-    config = directory.configuration()
-    folds = Folds(spec_of(directory, config), trainer_devices=config.trainer.processes)
-    return record_of(directory, _folded(directory.events, folds))
+    own = directory.configuration().trainer.processes
+    devices = (directory.simulated or {}).get("trainer_devices", own)
+    folds = _folded(controller_of(directory), directory.events, trainer_devices=devices, version=directory.version)
+    return record_of(directory, folds)
 
 
 def record_of(directory: RunDirectory, folds: Folds) -> Record:
@@ -122,44 +125,15 @@ def record_of(directory: RunDirectory, folds: Folds) -> Record:
     """
     config = directory.configuration()
     summary = read_json(directory.summary) if directory.summary.exists() else None
-    said = summary or (read_json(directory.status) if directory.status.exists() else {})
     return Record(
         directory,
         config,
         folds,
         folds.batches.trained,
         standing_steps(read_metrics(directory.metrics)),
-        _controls(config, folds.history, directory.control_events),
+        _controls(config, folds, directory),
         summary,
-        int(said.get("contradictions", 0)),
     )
-
-
-def spec_of(directory: RunDirectory, config: RunConfig) -> PipelineSpec:
-    """The pipeline of a run.
-
-    Raises:
-        RunDirectoryError, ConfigError: the configuration is damaged.
-    """
-    spec, simulated = build_spec(config), directory.simulated
-    return spec if simulated is None else replace(spec, steps=simulated["steps"])
-
-
-def fold(path: Path, into: History | Folds) -> Iterator[Instant]:
-    """The instants of a log, each once it was taken in.
-
-    Raises:
-        RunDirectoryError: as `read_log`; or an instant contradicts those before it.
-    """
-    for instant in read_log(path):
-        try:
-            into.observe(instant.now, instant.events, instant.commands)
-        except KeyError as error:
-            raise RunDirectoryError(
-                f"{path}: what happened at {instant.now:.1f} s contradicts what was before ({error}); expected a log that this "
-                "version of Tailrace wrote"
-            ) from error
-        yield instant
 
 
 def standing_steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -173,14 +147,18 @@ def standing_steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return standing
 
 
-def _controls(config: RunConfig, run: History, path: Path) -> list[EvaluationResult]:
+def _controls(config: RunConfig, folds: Folds, directory: RunDirectory) -> list[EvaluationResult]:
     """The evaluations of the control's own log, which starts behind the run's last version."""
-    folds = Folds(build_spec(config, controls=True), first=max(run.version, run.publishing) + 1)
-    return _folded(path, folds).evaluations.done
-
-
-def _folded(path: Path, folds: Folds) -> Folds:
-    for _ in fold(path, folds) if path.exists() else ():
+    spec, first = build_spec(config, controls=True), folds.run.last_version + 1
+    control = Controller(spec, relays=relay_count(config), first_version=first)
+    for _ in replayed(control, directory.control_events, version=directory.version):
         pass
+    return list(control.view.evaluations)
+
+
+def _folded(controller: Controller, path: Path, *, trainer_devices: int, version: str) -> Folds:
+    folds = Folds(controller.view, trainer_devices=trainer_devices)
+    for instant in replayed(controller, path, version=version):
+        folds.observe(instant.now, instant.events, instant.commands)
     folds.close()
     return folds

@@ -64,13 +64,13 @@ def render(record: Record) -> str:
         utilisation=run_tables.utilisation_table(used),
         bubbles=run_tables.bubble_table(used),
         window=record.window_s,
-        prompts=str(PromptFates.of(record.folds.history)),
+        prompts=str(PromptFates.of(record.folds.run)),
         selection=lengths.selection_table(record),
         rounds=run_tables.round_table(record),
         sessions=run_tables.session_table(record),
         repacks=run_tables.repack_table(record),
         interruptions=run_tables.interruption_table(record),
-        interrupts=record.folds.history.mixes_versions,
+        interrupts=record.folds.run.mixes_versions,
         faults=run_tables.fault_table(record),
         versions=run_tables.version_table(record),
         figures=Table(["", ""], [list(row) for row in (record.summary or {}).get("figures", [])]),
@@ -154,11 +154,11 @@ def _notes(record: Record) -> list[str]:
     notes += [f"{line}." for line in treated_rows(record.summary or {})]
     notes += [f"{line}." for line in failures((record.summary or {}).get("prompts", {}))]
     if record.summary is None:
-        steps = f"step {record.folds.history.step} of {record.config.pipeline.steps}"
+        steps = f"step {record.folds.run.step} of {record.config.pipeline.steps}"
         state = "is still running" if record.directory.running() else "has not finished"
         notes.append(f"This run {state}: it has done {steps}. The figures below are what its log holds so far.")
-    if record.folds.history.failure is not None:
-        notes.append(f"The run gave up: {record.folds.history.failure}")
+    if record.folds.run.failure is not None:
+        notes.append(f"The run gave up: {record.folds.run.failure}")
     if record.contradictions:
         notes.append(
             f"{record.contradictions} snapshots of replicas contradict the controller: they ran something else than it "

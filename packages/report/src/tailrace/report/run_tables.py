@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tailrace.contracts import SessionOrigin
+from tailrace.faulttol import ROLES
 from tailrace.pipeline.run.figures.results import MeasuredAnswers, Quantity, Results
 from tailrace.report.charts.staleness import staleness_in_words
 from tailrace.report.figures.held_out import UNKNOWN_ACCURACY, said
 from tailrace.report.figures.prompts import PromptFates
 from tailrace.report.figures.utilisation import Utilisation
-from tailrace.report.fold.history import History
+from tailrace.report.fold.folds import Folds
 from tailrace.report.fold.interruptions import MarkKind
 from tailrace.report.html.page import Table, cut
 from tailrace.report.record import Record
@@ -104,7 +105,7 @@ def fault_table(record: Record) -> Table:
             fault.reason,
             "not yet" if fault.up_s is None else f"{fault.up_s - fault.at_s:.1f}",
         ]
-        for fault in record.folds.history.faults
+        for fault in record.folds.outages.all
     ]
     return cut(Table(["#time (s)", "member", "what was seen", "#up again after (s)"], rows))
 
@@ -133,53 +134,54 @@ def version_table(record: Record) -> Table:
 
 def session_table(record: Record) -> Table:
     """What became of the turns that ended, by where their session was had from; no rows where each response is one turn."""
-    history = record.folds.history
+    turns, counts = record.folds.turns, record.folds.run.counts
     became = {
-        "answered in its session": history.answers[SessionOrigin.HELD],
-        "answered in a session restored from a snapshot": history.answers[SessionOrigin.RESTORED],
-        "answered in a session replayed from its first turn": history.answers[SessionOrigin.REPLAYED],
-        "session lost: the response began anew": history.sessions_lost,
-        "no answer that can be used: its group failed": len(history.unanswered),
+        "answered in its session": turns.answers[SessionOrigin.HELD],
+        "answered in a session restored from a snapshot": turns.answers[SessionOrigin.RESTORED],
+        "answered in a session replayed from its first turn": turns.answers[SessionOrigin.REPLAYED],
+        "session lost: the response began anew": counts.sessions_lost,
+        "no answer that can be used: its group failed": turns.unanswered,
     }
-    became["not answered yet, or dropped meanwhile"] = max(0, history.turns - sum(became.values()))
-    rows = [[name, f"{count:,}", percent(count / history.turns)] for name, count in became.items() if count]
+    became["not answered yet, or dropped meanwhile"] = max(0, counts.turns - sum(became.values()))
+    rows = [[name, f"{count:,}", percent(count / counts.turns)] for name, count in became.items() if count]
     note = "Sessions are restored or replayed after the death of a worker or of a member that had them."
     return Table(["turns that ended", "#count", "#share"], rows, note)
 
 
-def turn_facts(history: History) -> list[tuple[str, str]]:
+def turn_facts(folds: Folds) -> list[tuple[str, str]]:
     """Turns, and what became of the sessions of environments that died; nothing where each response is one turn."""
-    if not history.turns:
+    turns, counts = folds.turns, folds.run.counts
+    if not counts.turns:
         return []
-    latencies = history.latencies
+    latencies = turns.latencies
     took = f"; an environment takes {latencies.mean_s:.2g} s on average" if latencies.count else ""
-    restored, replayed = (history.answers[origin] for origin in (SessionOrigin.RESTORED, SessionOrigin.REPLAYED))
+    restored, replayed = (turns.answers[origin] for origin in (SessionOrigin.RESTORED, SessionOrigin.REPLAYED))
     return [
-        ("turns", f"{history.turns:,}{took}"),
-        ("sessions restored / replayed / lost", f"{restored:,} / {replayed:,} / {history.sessions_lost:,}"),
+        ("turns", f"{counts.turns:,}{took}"),
+        ("sessions restored / replayed / lost", f"{restored:,} / {replayed:,} / {counts.sessions_lost:,}"),
     ]
 
 
 def facts(record: Record) -> list[tuple[str, str]]:
     """Counts of the whole run."""
-    history, became = record.folds.history, PromptFates.of(record.folds.history)
-    restarts = [(f"{role} restarts", f"{count}") for role, count in sorted(history.restarts.items())]
+    run, became = record.folds.run, PromptFates.of(record.folds.run)
+    restarts = [(f"{role} restarts", f"{count}") for role in sorted(ROLES) if (count := run.restarts(role))]
     found = [
-        ("steps", f"{history.step} of {record.config.pipeline.steps}"),
+        ("steps", f"{run.step} of {record.config.pipeline.steps}"),
         ("trajectories trained on", f"{sum(len(batch.lengths) for batch in record.batches):,}"),
         ("response tokens trained on", f"{sum(sum(batch.lengths) for batch in record.batches):,}"),
         ("prompts admitted", f"{became.admitted:,}"),
         ("prompts trained on", f"{became.trained:,}"),
         *((f"prompts filtered: {end(reason)}", f"{count:,}") for reason, count in became.filtered.items()),
         ("prompts failed / lost", f"{sum(became.failed.values()):,} / {became.lost:,}"),
-        ("trajectories regenerated", f"{history.regenerated}"),
-        *turn_facts(history),
+        ("trajectories regenerated", f"{run.counts.regenerated_trajectories}"),
+        *turn_facts(record.folds),
         *_interruptions(record),
         *(restarts or [("restarts", "0")]),
         ("staleness", staleness_in_words(record)),
     ]
-    if history.surplus_samples:
-        found.append(("surplus samples aborted", f"{history.surplus_samples:,}"))
+    if run.counts.surplus_trajectories:
+        found.append(("surplus samples aborted", f"{run.counts.surplus_trajectories:,}"))
     if record.contradictions:
         found.append(("snapshots that contradict the controller", f"{record.contradictions}"))
     if record.batches:
@@ -209,14 +211,14 @@ def _scores(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _interruptions(record: Record) -> list[tuple[str, str]]:
     interruptions = record.folds.interruptions
     repacks = len(interruptions.of(MarkKind.REPACK))
-    if not record.folds.history.mixes_versions:
+    if not record.folds.run.mixes_versions:
         return [("repacks", f"{repacks}")]
     pulls = interruptions.of(MarkKind.PULL)
     found = [
         ("pulls that interrupted work", f"{len(pulls):,}"),
         ("trajectories interrupted by them", f"{sum(each.stopped for each in pulls):,}"),
         ("trajectories migrated", f"{sum(each.stopped for each in interruptions.of(MarkKind.EVICTION)):,}"),
-        ("resumed on newer weights", f"{record.folds.history.resumed_on_newer:,}"),
+        ("resumed on newer weights", f"{record.folds.run.counts.resumed_on_newer:,}"),
     ]
     return found + ([("repacks", f"{repacks}")] if repacks else [])
 

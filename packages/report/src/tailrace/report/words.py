@@ -73,6 +73,30 @@ REASONS = {
     Why.POLICY: "the policy's own reason",
 }
 
+WAITS = {
+    Why.UNPUBLISHED: "no weights published yet",
+    Why.NO_RELAY: "no relay to pull from",
+    Why.NOT_TOLD: "behind the newest weights, and not told to pull them yet",
+    Why.NO_USE: "behind the newest weights, which would bring it no work yet",
+    Why.IN_ENVIRONMENTS: "its trajectories are in environments",
+    Why.SCORING: "every response is generated, and scores are awaited",
+    Why.ADMITTED: "every prompt of the run is admitted",
+    Why.BUFFER_FULL: "buffer full: the trainer is behind",
+    Why.POOL_EMPTY: "the pool is empty: the trainer is behind",
+    Why.ELSEWHERE: "the pool is empty: what is left runs on other replicas",
+    Why.NOT_ADMITTED: "admission: nothing may start before the trainer is further",
+    Why.HELD_BACK: "held back: no replica gains enough",
+    Why.FIRST_BATCH: "the first batch is being generated",
+    Why.NO_BATCH: "no complete batch",
+    Why.HELD_FOR_LATER: "enough groups are complete, but the oldest batch lacks one",
+    Why.NEXT_NOT_STARTED: "the batch is complete, and held until the next one has started whole",
+    Why.DONE: "all steps done: last evaluations and checkpoint",
+}
+"""Why a member has nothing to do. It names no version and no number: the report adds up the time of each."""
+ADMITTED, NOT_TOLD = WAITS[Why.ADMITTED], WAITS[Why.NOT_TOLD]
+OTHERS = "waiting for the other replicas"
+"""What a replica that was not told to pull had waited for, once all pull together."""
+
 _COUNTED = ("failures", "allowed")
 _MEMBERS_FAULT = frozenset({Why.FAILED, Why.TASK_RESTART, *SUSPICIONS})
 
@@ -108,6 +132,11 @@ def why(reason: Reason) -> str:
         if f"{{{name}" not in template and name not in said_elsewhere
     ]
     return f"{said} ({', '.join(more)})" if more else said
+
+
+def waits(reason: Reason) -> str:
+    """Why a member has nothing to do, in words without numbers."""
+    return WAITS.get(reason.why) or why(reason)
 
 
 def here(reason: Reason) -> str:

@@ -79,6 +79,7 @@ class FailedGroups:
             lost = self._ledger.session_lost(event.trajectory)
             self._state.discards.begin_anew([lost], c.Reason(c.Why.SESSION_LOST))
             return
+        self._state.brought.unanswered += 1
         self._ledger.returned(event.trajectory, None)
         if trajectory.purpose is _EVAL:
             self._never_scored(trajectory, event)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from tailrace.controller.spec import PipelineSpec
 from tailrace.faulttol import Fault
@@ -110,6 +110,13 @@ class SimulatedFleet:
     def trainer_gpus(self) -> int:
         """Devices on which no replica stands; at least 1."""
         return max(1, self.gpus - sum(pool.replicas * pool.tp for pool in self.pools))
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """What the pipeline has that its configuration does not say; see `RunDirectory.create`."""
+        spec = self.spec
+        own = {"steps": spec.steps, "colocated": spec.colocated, "environments": spec.environments}
+        return {**own, "relays": self.relays}
 
     def pool(self, replica: str) -> ReplicaPool:
         """The replicas like this one."""

@@ -20,9 +20,8 @@ from tailrace.fleetsim.results.watch import Watched
 from tailrace.fleetsim.run import simulate_many
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.figures.figures import Batch, mean
-from tailrace.report.fold.causes import ADMITTED
 from tailrace.report.fold.timeline import Doing
-from tailrace.report.words import many, percent
+from tailrace.report.words import ADMITTED, many, percent
 
 IDLE = 0.4  # of a role's time
 DRAIN = 0.05

@@ -92,10 +92,15 @@ def simulate_into(
     """
     need_pages()
     fleet = build_fleet(config, seed=config.seed)
-    marked = {"steps": fleet.spec.steps, "warm_up": fleet.warm_up, "config": config.model_dump(mode="json")}
+    marked = {
+        "steps": fleet.spec.steps,
+        "warm_up": fleet.warm_up,
+        "trainer_devices": fleet.trainer_gpus,
+        "config": config.model_dump(mode="json"),
+    }
     resolved = config if fleet.config is None else fleet.config
     parents = [path for path in root.parents if not path.exists()]
-    directory = RunDirectory.create(root, resolved.model_dump(mode="json"), simulated=marked)
+    directory = RunDirectory.create(root, resolved.model_dump(mode="json"), simulated=marked, beside=fleet.beside)
     status = StatusObserver(
         directory.status, app=config.app, run_dir=root, simulated=True, every_s=STATUS_EVERY_S,
         steps=fleet.batches,

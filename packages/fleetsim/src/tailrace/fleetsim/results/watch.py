@@ -114,9 +114,10 @@ def watch_fleet(
     began = time.perf_counter()
     watcher = _Watcher(fleet, listener)
     simulation = Simulation(fleet, keep_events=keep_events, observers=(watcher, *observers), log=log)
+    folds = watcher.begin(simulation.controller.view)
     simulation.run()
-    watcher.folds.close()
-    result, folds = result_of(simulation), watcher.folds
+    folds.close()
+    result = result_of(simulation)
     wall_s = time.perf_counter() - began
     figures = replace(_figures(name, fleet, folds, result), facts=_facts(fleet, config))
     return Watched(name, config, seed, fleet, result, folds, figures, simulation.controller.view, wall_s)
@@ -167,16 +168,21 @@ class _Watcher:
     """
 
     def __init__(self, fleet: SimulatedFleet, listener: Callable[[SimulationProgress], None] | None = None) -> None:
-        self._listener = listener
+        self._listener, self._devices = listener, fleet.trainer_gpus
         self._steps = fleet.batches or fleet.spec.steps
-        most = max(FEWEST_REPLICAS, min(MOST_REPLICAS, MOST_VISITS // max(1, self._steps)))
-        self.folds = Folds(fleet.spec, most=most, trainer_devices=fleet.trainer_gpus)
+        self._folds: Folds | None = None
         self._began = self._told = time.perf_counter()
+
+    def begin(self, run: RunView) -> Folds:
+        """Begin to fold a run. Returns the folds."""
+        most = max(FEWEST_REPLICAS, min(MOST_REPLICAS, MOST_VISITS // max(1, self._steps)))
+        self._folds = Folds(run, most=most, trainer_devices=self._devices)
+        return self._folds
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         """One instant."""
-        del run
-        self.folds.observe(now, events, commands)
+        folds = self._folds or self.begin(run)
+        folds.observe(now, events, commands)
 
     def tick(self, now: float, executor: Executor) -> None:
         """Tell how far it is."""

@@ -26,6 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tailrace.pipeline import __version__
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
@@ -61,7 +62,12 @@ class RunDirectory:
 
     @classmethod
     def create(
-        cls, root: Path, config: Mapping[str, Any], *, simulated: Mapping[str, Any] | None = None
+        cls,
+        root: Path,
+        config: Mapping[str, Any],
+        *,
+        simulated: Mapping[str, Any] | None = None,
+        beside: Mapping[str, Any] | None = None,
     ) -> RunDirectory:
         """Create and lock the directory of a new run, private or not. If this raises, no file of it is left.
 
@@ -69,7 +75,9 @@ class RunDirectory:
             root: the directory.
             config: the resolved configuration.
             simulated: for a simulated run, data that its configuration lacks: `steps`, the batches that its pipeline would
-                train on if it were not stopped, `warm_up`, those that are not measured, and further data of the simulator.
+                train on if it were not stopped, `warm_up`, those that are not measured, `trainer_devices`, and further data
+                of the simulator.
+            beside: what its pipeline has beside the configuration, by the names of `PipelineSpec`, and `relays`.
 
         Raises:
             RunDirectoryError: the directory is not empty. Nothing is overwritten.
@@ -90,7 +98,7 @@ class RunDirectory:
             roles = (directory.checkpoints, directory.trajectories, directory.task, directory.tensorboard)
             for path in roles if simulated is None else ():
                 _make(path)
-            content = {"format": FORMAT, "run": dict(config)}
+            content = {"format": FORMAT, "version": __version__, "run": dict(config), "beside": dict(beside or {})}
             write_json(
                 directory.config, content if simulated is None else {**content, "simulated": simulated}, sync=True
             )
@@ -163,6 +171,18 @@ class RunDirectory:
             RunDirectoryError, ConfigError: the file is missing, damaged or not valid.
         """
         return validate([(str(self.config), self.read_config())])
+
+    @property
+    def version(self) -> str:
+        """The version of `tailrace-pipeline` that made the directory; empty for an older one."""
+        return str(read_json(self.config).get("version", ""))
+
+    @property
+    def beside(self) -> Mapping[str, Any]:
+        """The `beside` of `create`. A directory of an older version has only the steps of a simulated run."""
+        content = read_json(self.config)
+        simulated = content.get("simulated") or {}
+        return content.get("beside") or {name: simulated[name] for name in ("steps",) if name in simulated}
 
     @property
     def simulated(self) -> Mapping[str, Any] | None:

@@ -14,7 +14,7 @@ from tailrace.controller.spec import PipelineSpec
 from tailrace.controller.view import RunView
 from tailrace.faulttol import RoleAware, parse_fault
 from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.pipeline.run.launching.replay import replay
+from tailrace.pipeline.run.replay import replay
 from tailrace.pipeline.testing.observers import Dies, Striking
 from tailrace.pipeline.testing.small_run import LOG, check_run, events_of, make_deployment, make_files, make_spec
 from tailrace.runtime.executor.deployment import Deployment

@@ -280,7 +280,7 @@ def check_run(controller: Controller, executor: Executor, root: Path) -> None:
     Raises:
         AssertionError: one of these does not hold.
     """
-    from tailrace.pipeline.run.launching.replay import replay  # not in every member's process
+    from tailrace.pipeline.run.replay import replay  # not in every member's process
 
     view = controller.view
     spec, counts = controller.spec, view.counts

@@ -15,8 +15,7 @@ def effective_time_chart(record: Record, time: TimeAxis) -> Chart | None:
 
     A run that is too short for windows of five minutes has shorter ones, and a very long one longer ones.
     """
-    history = record.folds.history
-    if not history.faults:
+    if not record.folds.outages.all:
         return None
     window_s = max(min(WINDOW_S, record.last_s / LEAST_WINDOWS), record.last_s / MOST_WINDOWS)
     found = record.folds.effective_time.figures(window_s)

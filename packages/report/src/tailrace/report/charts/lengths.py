@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from tailrace.contracts import Purpose, Why
+from tailrace.contracts import Why
 from tailrace.pipeline.run.figures.figures import percentile
 from tailrace.report.charts.chart import Chart, Trace, axis, bars, line, step_axis, thinned
-from tailrace.report.fold.states import Stage
 from tailrace.report.html.page import Table
 from tailrace.report.record import Record
 from tailrace.report.words import end
@@ -51,7 +50,7 @@ def length_charts(record: Record) -> list[Chart]:
     limit = record.config.rollout.max_tokens
     truncated = sum(record.folds.batches.truncated[batch.version] for batch in record.batches)
     ratio = f"p99 is {p99 / p50:.1f} times p50; " if p50 else ""
-    limits = "with what environments answer, or the most turns" if record.folds.history.turns else "or the context"
+    limits = "with what environments answer, or the most turns" if record.folds.run.counts.turns else "or the context"
     note = f"{ratio}{truncated / len(lengths):.1%} of the responses were ended by a limit: {limit} tokens, {limits}."
     histogram = Chart("lengths", "Response length", data, layout, note)
     steps = list(range(1, len(record.batches) + 1))
@@ -67,10 +66,9 @@ def length_charts(record: Record) -> list[Chart]:
 
 def offered(record: Record) -> list[int]:
     """Response tokens of every training trajectory that ended by itself, whatever became of its group."""
-    history = record.folds.history
     settled = [length for batch in record.batches for length in batch.lengths]
-    settled += [length for lengths in history.offcuts.values() for length in lengths]
-    return settled + _unsettled(record)
+    settled += [length for lengths in record.folds.offcuts.finished.values() for length in lengths]
+    return settled + record.folds.run.unsettled()
 
 
 def selection_chart(record: Record) -> Chart | None:
@@ -78,7 +76,7 @@ def selection_chart(record: Record) -> Chart | None:
     trained = [length for batch in record.batches for length in batch.lengths]
     if not trained:
         return None
-    everything, unused = offered(record), record.folds.history.offcuts.get(Why.NO_SIGNAL, [])
+    everything, unused = offered(record), record.folds.offcuts.finished.get(Why.NO_SIGNAL, [])
     data = [
         _cumulative(everything, "offered", "$control-1", width=5),
         _cumulative(trained, "trained on", "$training", width=2),
@@ -104,11 +102,11 @@ def selection_table(record: Record) -> Table:
         _lengths_row("offered: all that finished", offered(record)),
         _lengths_row("trained on", [length for batch in record.batches for length in batch.lengths]),
     ]
-    rows += [_lengths_row(f"dropped: {end(why)}", lengths) for why, lengths in record.folds.history.offcuts.items()]
-    still = len(_unsettled(record))
+    rows += [_lengths_row(f"dropped: {end(why)}", lengths) for why, lengths in record.folds.offcuts.finished.items()]
+    still = len(record.folds.run.unsettled())
     if still:
         rows.append(["finished, group not settled yet", f"{still:,}", *[""] * 5])
-    unfinished = record.folds.history.unfinished
+    unfinished = record.folds.offcuts.unfinished
     known = [tokens for tokens in unfinished if tokens]
     rows.append(_lengths_row("aborted unfinished", known, len(unfinished)))
     note = (
@@ -119,13 +117,6 @@ def selection_table(record: Record) -> Table:
     if unfinished:
         note += f" Of those aborted unfinished, {len(known):,} had been interrupted before: their tokens so far are counted."
     return Table(["response tokens", "#count", "#mean", "#p50", "#p90", "#p99", "#max"], rows, note)
-
-
-def _unsettled(record: Record) -> list[int]:
-    """Lengths of finished trajectories whose group is neither trained on nor dropped."""
-    known = record.folds.history.trajectories.values()
-    open_ = [each for each in known if each.finished and each.ref.purpose is Purpose.TRAIN]
-    return [each.tokens for each in open_ if record.folds.history.groups[each.ref.group].stage is not Stage.TRAINED]
 
 
 def _lengths_row(name: str, lengths: list[int], count: int | None = None) -> list[str]:

@@ -122,7 +122,7 @@ def buffer_chart(record: Record, time: TimeAxis) -> Chart | None:
             at, [making for _, _, making in points], "being generated", "$generating", line={"shape": "hv"}, width=1.2
         ),
     ]
-    batch, limit = record.folds.history.spec.batch_groups, record.folds.history.open_limit
+    batch, limit = record.folds.run.spec.batch_groups, record.folds.run.most_open
     layout = {
         "xaxis": _time_axis(record, time),
         "yaxis": axis("groups", rangemode="tozero"),

@@ -20,7 +20,7 @@ def staleness_charts(record: Record) -> list[Chart]:
 def staleness_in_words(record: Record) -> str:
     """Mean, maximum and bound of what was trained on, behind the warm-up of a simulated run."""
     lags = [lag for batch in record.measured for lag in batch.at_consumption]
-    bound = record.folds.history.bound
+    bound = record.folds.run.bound
     guaranteed = "no bound" if bound is None else f"bound {bound}"
     return f"mean {sum(lags) / len(lags):.2f}, max {max(lags)}, {guaranteed}" if lags else guaranteed
 
@@ -96,7 +96,7 @@ def batches_chart(batches: Sequence[Counter[int]], title: str, note: str) -> Cha
 
 
 def _against(record: Record, top: int) -> str:
-    bound = record.folds.history.bound
+    bound = record.folds.run.bound
     if bound is None:
         return ""
     return f" (bound {bound}: {'none above it' if top <= bound else f'exceeded, found {top}'})"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from tailrace.report.charts.chart import Chart, TimeAxis, axis, bars, line
-from tailrace.report.fold.turns import Latencies
-from tailrace.report.fold.whereabouts import Where
+from tailrace.report.fold.turns import Latencies, Where
 from tailrace.report.record import Record
 from tailrace.report.words import percent
 
@@ -22,20 +23,19 @@ _PLACES = {
 
 def turn_charts(record: Record, time: TimeAxis) -> list[Chart]:
     """Turns of each trajectory, latency of environments and where trajectories were; none where no turn ended."""
-    history = record.folds.history
-    if not history.turns:
+    if not record.folds.run.counts.turns:
         return []
     charts = [
         _where(record, time),
         _lengths(record),
-        _latency(history.latencies, record.shown_s, time),
+        _latency(record.folds.turns.latencies, record.shown_s, time),
     ]
     return [chart for chart in charts if chart is not None]
 
 
 def _where(record: Record, time: TimeAxis) -> Chart | None:
-    whereabouts, spec = record.folds.whereabouts, record.folds.history.spec
-    counts, shares = whereabouts.counts.coarser(POINTS), whereabouts.shares()
+    turns, spec = record.folds.turns, record.folds.run.spec
+    counts, shares = turns.counts.coarser(POINTS), turns.shares()
     if not shares:
         return None
     at, data = [time(end_s) for end_s in counts.ends_s], []
@@ -57,7 +57,7 @@ def _where(record: Record, time: TimeAxis) -> Chart | None:
 
 
 def _lengths(record: Record) -> Chart | None:
-    counts = record.folds.history.turns_of_each
+    counts = Counter(record.folds.run.counts.turns_of_each)
     ended = counts.total()
     if not ended:
         return None

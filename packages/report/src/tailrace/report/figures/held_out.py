@@ -23,7 +23,7 @@ def results(record: Record) -> Results:
     """The evaluations of a run, sorted into before, after and controls; none of a simulated run, in which nothing learns."""
     if record.directory.simulated is not None:
         return Results("")
-    evaluations = record.folds.evaluations.done
+    evaluations = record.folds.run.evaluations
     return results_of(evaluations, record.controls, baseline=baseline(record.config))
 
 

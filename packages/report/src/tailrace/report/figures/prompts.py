@@ -9,11 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tailrace.contracts import Why
-from tailrace.report.fold.history import History
+from tailrace.controller.view import RunView
 from tailrace.report.words import end, many
-
-_FAILED = (Why.NOT_SCORED, Why.REFUSED, Why.UNANSWERED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +30,11 @@ class PromptFates:
     open: int = 0
 
     @classmethod
-    def of(cls, history: History) -> PromptFates:
-        """What a log shows. At the end of a run nothing is open: what has no end then is lost."""
-        ended = {str(why): count for why, count in sorted(history.ended.items())}
-        filtered = {why: count for why, count in ended.items() if why not in _FAILED}
-        failed = {why: count for why, count in ended.items() if why in _FAILED}
-        trained = history.trained
-        open_ = 0 if history.finished else history.started - history.dropped - trained
-        return cls(history.started, trained, filtered, failed, open_)
+    def of(cls, run: RunView) -> PromptFates:
+        """What became of the prompts of a run. At its end nothing is open: what has no end then is lost."""
+        counts = run.counts
+        filtered, failed = (dict(sorted(each.items())) for each in (counts.filtered_because, counts.failed_because))
+        return cls(counts.prompts, counts.trained, filtered, failed, 0 if run.finished else run.open_groups)
 
     @property
     def lost(self) -> int:

@@ -27,7 +27,7 @@ def steady(folds: Folds, warm_up: int, *, name: str, fleet: str, gpus: float, si
         name, fleet, gpus: see `Figures`.
     """
     interruptions, loads, batches = folds.interruptions, folds.loads, folds.batches.trained
-    begin_s, end_s = measured_s(batches, warm_up, folds.history.now)
+    begin_s, end_s = measured_s(batches, warm_up, folds.run.now)
     length_s, measured = end_s - begin_s, batches[warm_up:]
     lags = Counter(lag for batch in measured for lag in batch.at_consumption)
     count = len(loads.replicas)

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tailrace import contracts as c
-from tailrace.controller.evaluations import EvaluationResult
 from tailrace.controller.members import REPLICA
-from tailrace.controller.spec import PipelineSpec
-from tailrace.controller.view import BatchMember
+from tailrace.controller.view import RunView
 from tailrace.pipeline.run.figures.detection import DetectionFold
 from tailrace.pipeline.run.figures.effective_time import EffectiveTime, RoleDevices
 from tailrace.pipeline.run.figures.faults import FaultFold
@@ -18,11 +16,11 @@ from tailrace.pipeline.run.figures.figures import Batch, standard_error
 from tailrace.pipeline.run.figures.folding import Audience, Hears
 from tailrace.pipeline.run.figures.replicas import ReplicaFigures
 from tailrace.pipeline.run.figures.rounds import RoundFigures
-from tailrace.report.fold.history import History
 from tailrace.report.fold.interruptions import Interruptions
 from tailrace.report.fold.loads import Loads
+from tailrace.report.fold.outages import Outages
 from tailrace.report.fold.timeline import Timeline
-from tailrace.report.fold.whereabouts import Whereabouts
+from tailrace.report.fold.turns import TurnFold
 
 MOST_REPLICAS = 256
 
@@ -31,30 +29,28 @@ class Folds:
     """Observes a log. Of a large fleet, timeline and loads are those of some replicas, evenly chosen.
 
     Args:
-        spec: the pipeline.
-        first: the version that the run began with.
+        run: the controller's view of the run. At each instant it must have taken the instant in already.
         most: replicas that are looked at.
         trainer_devices: devices of the trainer.
     """
 
-    def __init__(
-        self, spec: PipelineSpec, *, first: int = 0, most: int = MOST_REPLICAS, trainer_devices: int = 1
-    ) -> None:
-        self.history = history = History(spec, first=first)
-        self.batches, self.versions, self.evaluations = TrainedBatches(history), Versions(), EvaluationFold(history)
-        self.interruptions, self.loads = Interruptions(history), Loads(history)
-        self.timeline = Timeline(history, self.interruptions)
+    def __init__(self, run: RunView, *, most: int = MOST_REPLICAS, trainer_devices: int = 1) -> None:
+        self.run, spec = run, run.spec
+        self.batches, self.versions, self.offcuts = TrainedBatches(run), Versions(), Offcuts(run)
+        self.interruptions, self.loads, self.outages = Interruptions(run), Loads(run), Outages()
+        self.timeline = Timeline(run, self.interruptions, self.outages)
         self.faults, self.detection = FaultFold(), DetectionFold(spec.detection)
         self.effective_time = EffectiveTime(RoleDevices.of(spec, trainer_devices))
-        self.rounds, self.came_and_went, self.whereabouts = RoundFigures(spec), ReplicaFigures(), Whereabouts(history)
+        self.rounds, self.came_and_went, self.turns = RoundFigures(spec), ReplicaFigures(), TurnFold(run)
         folds = (
             self.loads,
             self.batches,
             self.versions,
-            self.evaluations,
+            self.offcuts,
             self.interruptions,
+            self.outages,
             self.timeline,
-            self.whereabouts,
+            self.turns,
             self.faults,
             self.detection,
             self.effective_time,
@@ -74,10 +70,8 @@ class Folds:
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command]) -> None:
         """One instant; `now` in seconds never decreases."""
-        history = self.history
-        history.observe(now, events, commands)
         if not self.loads.replicas:
-            names = [id_ for role, id_ in history.members if role == REPLICA]
+            names = [id_ for role, id_ in self.run.members() if role == REPLICA]
             self.loads.watch(evenly(names, self._most), names)
             self.timeline.only = frozenset(self.loads.replicas) if self.sampled else None
         self._audience.observe(now, events, commands)
@@ -85,14 +79,16 @@ class Folds:
         if self.rounds.used:
             self.rounds.observe(now, events, commands)
         self.batches.settle(now)
+        self.offcuts.settle()
+        self.turns.settle(now)
         self.loads.settle(now)
         self.timeline.settle(now)
 
     def close(self) -> None:
         """The log ends here."""
-        self.timeline.close(self.history.now)
+        self.timeline.close(self.run.now)
         self.loads.close()
-        self.whereabouts.close()
+        self.turns.close()
 
 
 def evenly(names: Sequence[str], most: int) -> list[str]:
@@ -109,33 +105,32 @@ class TrainedBatches:
     mean reward, clustered by prompt.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, run: RunView) -> None:
         self.hears: Hears = {c.Step: self._given, c.Stepped: self._trained}
         self.begun: dict[int, Batch] = {}
         self.truncated: dict[int, int] = {}
         self.reward_errors: dict[int, float] = {}
         self.occupancy: list[tuple[float, int, int]] = []
-        self._history = history
+        self._run = run
 
     @property
     def trained(self) -> list[Batch]:
         """The batches behind the trainer's weights, in order: those that a crash undid are left out."""
-        kept = [batch for version, batch in self.begun.items() if version in self._history.made]
+        kept = [batch for version, batch in self.begun.items() if self._run.made(version)]
         return sorted((batch for batch in kept if batch.ended_s < math.inf), key=lambda batch: batch.version)
 
     def settle(self, now: float) -> None:
         """The end of an instant."""
-        counts = (self._history.buffered, self._history.generating)
+        counts = (self._run.buffered, self._run.started)
         if not self.occupancy or self.occupancy[-1][1:] != counts:
             self.occupancy.append((now, *counts))
 
     def _given(self, now: float, command: c.Step) -> None:
-        version, history = command.version, self._history
-        members = history.batch(version)
-        generated = [BatchMember(each.version or 0, each.completed_at, each.generated) for each in members]
+        version = command.version
+        members = list(self._run.batch(version))
         self.truncated[version] = sum(each.truncated for each in members)
-        self.begun[version] = Batch.of(version, history.version, generated, now)
-        scored = [(member.reward, member.ref.prompt) for member in members if member.reward is not None]
+        self.begun[version] = Batch.of(version, self._run.version, members, now)
+        scored = [(member.reward, member.prompt) for member in members if member.reward is not None]
         self.reward_errors[version] = standard_error([reward for reward, _ in scored], [prompt for _, prompt in scored])
 
     def _trained(self, now: float, event: c.Stepped) -> None:
@@ -191,70 +186,36 @@ class Versions:
             self._pulling.pop(event.id, None)
 
 
-@dataclass(slots=True)
-class _Open:
-    result: EvaluationResult
-    left: int = 0
-    problems: dict[str, int] = field(default_factory=dict)
+class Offcuts:
+    """Counts the tokens of training trajectories that were dropped.
 
+    `finished` has those of the ones that were complete, by reason, `unfinished` those of the others, as far as they are known.
+    A surplus sample that ends together with the last that its group needs was complete, though the controller had dropped it.
+    """
 
-class EvaluationFold:
-    """Hears of every answer to an evaluation. `done` are the evaluations that are complete, in this order."""
+    def __init__(self, run: RunView) -> None:
+        self.hears: Hears = {c.Finished: self._ended, c.Turned: self._answered}
+        self.finished: dict[c.Why, list[int]] = {}
+        self.unfinished: list[int] = []
+        self._run = run
+        self._now: dict[str, int] = {}  # tokens of those that ended in this instant
 
-    def __init__(self, history: History) -> None:
-        self.hears: Hears = {c.Scored: self._scored, c.ScoringFailed: self._failed, c.Route: self._begin}
-        self.hears[c.Refused] = self._refused
-        self.hears[c.CallFailed] = self._call_failed
-        self.done: list[EvaluationResult] = []
-        self._history = history
-        self._open: dict[str, _Open] = {}
-        self._failures: dict[str, int] = {}
+    def settle(self) -> None:
+        """The end of an instant."""
+        for states, reason in self._run.brought.dropped:
+            for state in states:
+                tokens = state.tokens if state.finished else self._now.get(state.id)
+                if tokens is None:
+                    self.unfinished.append(state.tokens)
+                else:
+                    self.finished.setdefault(reason.why, []).append(tokens)
+        self._now.clear()
 
-    def _scored(self, now: float, event: c.Scored) -> None:
+    def _ended(self, now: float, event: c.Finished) -> None:
         del now
-        if event.trajectory in self._open and self._history.trajectories[event.trajectory].reward is not None:
-            self._answered(event)
+        self._now[event.trajectory] = event.tokens
 
-    def _failed(self, now: float, event: c.ScoringFailed) -> None:
+    def _answered(self, now: float, event: c.Turned) -> None:
         del now
-        if event.trajectory in self._open:
-            failures = self._failures[event.trajectory] = self._failures.get(event.trajectory, 0) + 1
-            if failures >= self._history.spec.scoring_attempts:
-                self._answered(event)
-
-    def _refused(self, now: float, event: c.Refused) -> None:
-        del now
-        if event.trajectory in self._open:
-            self._answered(event)
-
-    def _call_failed(self, now: float, event: c.CallFailed) -> None:
-        del now
-        if event.trajectory in self._open and (event.trajectory, event.answers) in self._history.unanswered:
-            self._answered(event)
-
-    def _begin(self, now: float, command: c.Route) -> None:
-        del now
-        began: dict[str, _Open] = {}
-        for ref in command.trajectories:
-            if ref.purpose is not c.Purpose.EVAL or ref.trajectory in self._open:
-                continue
-            if self._history.trajectories[ref.trajectory].reward is None:
-                new = _Open(EvaluationResult(0, ref.mode))
-                evaluation = self._open[ref.trajectory] = began.setdefault(ref.mode, new)
-                evaluation.left += 1
-                evaluation.problems[ref.trajectory] = ref.prompt
-
-    def _answered(self, event: c.Scored | c.ScoringFailed | c.Refused | c.CallFailed) -> None:
-        history = self._history
-        evaluation, known = self._open.pop(event.trajectory), history.trajectories[event.trajectory]
-        evaluation.left -= 1
-        result = evaluation.result
-        if isinstance(event, c.Scored):
-            source = history.spec.evaluation.source(evaluation.problems[event.trajectory])
-            result.answered(known.tokens, event.reward, event.correct, source)
-        else:
-            result.failed += 1
-        if not evaluation.left:
-            result.version, result.at_s = known.version or 0, history.now
-            result.step = history.made.get(result.version, history.step)
-            self.done.append(result)
+        if event.done:
+            self._now[event.trajectory] = event.tokens

@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from tailrace.contracts import Interrupt, Interrupted, Reason, Why
 from tailrace.controller.members import REPLICA
+from tailrace.controller.view import RunView
 from tailrace.pipeline.run.figures.folding import Hears
-from tailrace.report.fold.history import History
 from tailrace.report.words import many, why
 
 
@@ -88,10 +88,10 @@ class Interruption:
 class Interruptions:
     """Hears of every interruption. Those that came too late, since all had finished, are none."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, run: RunView) -> None:
         self.hears: Hears = {Interrupt: self._asked, Interrupted: self._stopped}
         self._all: dict[int, Interruption] = {}
-        self._history = history
+        self._run = run
 
     @property
     def all(self) -> list[Interruption]:
@@ -103,7 +103,7 @@ class Interruptions:
         return [each for each in self.all if each.kind is kind]
 
     def _asked(self, now: float, command: Interrupt) -> None:
-        version = self._history.member(REPLICA, command.replica).version
+        version = self._run.serves(command.replica)
         self._all[command.seq] = Interruption(now, command.replica, version, command.reason)
 
     def _stopped(self, now: float, event: Interrupted) -> None:

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from tailrace import contracts as c
 from tailrace.controller.members import REPLICA
+from tailrace.controller.view import RunView
 from tailrace.pipeline.run.figures.folding import Hears
-from tailrace.report.fold.history import History
 from tailrace.report.fold.series import Series
 
 LAGS = 5  # running by versions behind: 0, 1, 2, 3, 4 or more
@@ -59,7 +59,7 @@ class Loads:
     versions behind the trainer, scaled up from those watched to all.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, run: RunView) -> None:
         self.hears: Hears = {
             **dict.fromkeys(_COMES_OR_GOES, self._came_or_went),
             **dict.fromkeys(_MAY_TAKE_ANY, self._any),
@@ -67,7 +67,7 @@ class Loads:
             c.Tick: self._sample,
             c.Up: self._up,
         }
-        self._history = history
+        self._run = run
         self.replicas: tuple[str, ...] = ()
         self.running, self.busy, self.kv, self.flow = Series(0), Series(0), Series(0), Series(FIRST_LAG + LAGS)
         self._known: set[str] = set()
@@ -129,12 +129,10 @@ class Loads:
 
     def settle(self, now: float) -> None:
         """The end of an instant."""
-        members = self._history.members
         for name in self._touched:
             load = self._loads.get(name)
             if load is not None:
-                member = members.get((REPLICA, name))
-                held = 0 if member is None else len(member.holds)
+                held = self._run.held(name)
                 load.until(now)
                 load.running = max(held - load.queued, min(held, 1))
         self._touched.clear()
@@ -170,16 +168,16 @@ class Loads:
         elapsed_s = now - self._sampled_s
         if not self.replicas or elapsed_s <= 0:
             return
-        version, members = self._history.version, self._history.members
+        version = self._run.version
         flow = [self._tokens / elapsed_s, *[0.0] * LAGS]
         rows = []
         for name in self.replicas:
             load = self._loads[name]
             load.until(now)
             rows.append(load.sampled(elapsed_s))
-            member = members.get((REPLICA, name))
-            if rows[-1][0] and member is not None and member.version is not None:
-                behind = min(LAGS - 1, max(0, version - member.version))
+            served = self._run.serves(name)
+            if rows[-1][0] and served is not None:
+                behind = min(LAGS - 1, max(0, version - served))
                 flow[FIRST_LAG + behind] += rows[-1][0] * self.of / len(self.replicas)
         for series, row in zip((self.running, self.busy, self.kv), zip(*rows, strict=True), strict=True):
             series.add(now, row)

@@ -1,7 +1,7 @@
-"""What every member did when: spans and marks, read off the history after each instant. Pure.
+"""What every member did when: spans and marks, read off the controller's view after each instant. Pure.
 
 The spans of a member follow each other without gap or overlap, from the command that started it to its end or the last
-instant. What is neither work nor start-up is a bubble, and its label says what the member was waiting for.
+instant. What is neither work nor start-up is a bubble, and its label says why: what the controller says, in words.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
+from tailrace.controller.view import MemberRow, RunView
 from tailrace.pipeline.run.figures.folding import Hears
-from tailrace.report.fold.causes import NOT_YET, OTHERS, idle_cause, waiting_cause
-from tailrace.report.fold.history import History
 from tailrace.report.fold.interruptions import Interruptions, Mark, MarkKind
-from tailrace.report.fold.states import PastMember
-from tailrace.report.words import many, why
+from tailrace.report.fold.outages import Outages
+from tailrace.report.words import NOT_TOLD, OTHERS, many, waits, why
 
 
 class Doing(StrEnum):
@@ -107,16 +106,17 @@ class Timeline:
     `only` are the replicas that are kept; all are if None. A large fleet is seen by some of its replicas.
     """
 
-    def __init__(self, history: History, interruptions: Interruptions) -> None:
+    def __init__(self, run: RunView, interruptions: Interruptions, outages: Outages) -> None:
         self.hears: Hears = dict.fromkeys((*_ABOUT, *_TOUCHES_ALL), self._heard)
         self.hears[c.Finished] = self.hears[c.Refused] = self.hears[c.TurnEnded] = self._finished
         self.only: frozenset[str] | None = None
         self._marks: list[Mark] = []
-        self._history, self._interruptions = history, interruptions
+        self._run, self._interruptions, self._outages = run, interruptions, outages
+        self._relays: tuple[str, ...] = ()  # that were given a version last
         self._spans: list[Span] = []
         self._open: dict[Key, _Open] = {}
         self._touched: dict[Key, None] = {}
-        self._faults = 0
+        self._seen = 0  # outages
         self._restarting: dict[Key, float] = {}
 
     @property
@@ -130,7 +130,9 @@ class Timeline:
         return [*self._marks, *(each.mark for each in self._interruptions.all if self._kept((REPLICA, each.source)))]
 
     def _heard(self, now: float, one: c.Event | c.Command) -> None:
-        kind, history = type(one), self._history
+        kind = type(one)
+        if isinstance(one, c.Publish):
+            self._relays = tuple(one.relays)
         if kind in _TOUCHES_ALL:
             self._touched.update(dict.fromkeys(self._open))
         about = _ABOUT.get(kind)
@@ -138,29 +140,27 @@ class Timeline:
             return
         self._touched[key] = None
         if kind in _MARKED:
-            self._mark(now, one, history)
+            self._mark(now, one)
         if kind is c.Publish or kind is c.Published:
-            self._touched.update({(RELAY, relay): None for relay in history.relays})
+            self._touched.update({(RELAY, relay): None for relay in self._relays})
 
     def _finished(self, now: float, event: c.Finished | c.Refused | c.TurnEnded) -> None:
         """Most events are of this kind, and most replicas generate on."""
         del now
         key = (REPLICA, event.replica)
-        member = self._history.members.get(key)
-        if self._kept(key) and not (member and member.holds and not member.evaluating):
+        if self._kept(key) and not self._run.only_trains(event.replica):
             self._touched[key] = None
 
     def settle(self, now: float) -> None:
         """The end of an instant."""
-        history = self._history
-        for fault in history.faults[self._faults :]:
-            self._touched[fault.role, fault.member] = None
-            if self._kept((fault.role, fault.member)):
-                self._marks.append(Mark(MarkKind.DOWN, fault.role, fault.member, now, fault.reason))
-        self._faults = len(history.faults)
+        for outage in self._outages.all[self._seen :]:
+            self._touched[outage.role, outage.member] = None
+            if self._kept((outage.role, outage.member)):
+                self._marks.append(Mark(MarkKind.DOWN, outage.role, outage.member, now, outage.reason))
+        self._seen = len(self._outages.all)
         for key in self._touched:
             if self._kept(key):
-                self._now(now, key, history)
+                self._now(now, key)
         self._touched.clear()
 
     def close(self, now: float) -> None:
@@ -172,13 +172,13 @@ class Timeline:
     def _kept(self, key: Key) -> bool:
         return self.only is None or key[0] != REPLICA or key[1] in self.only
 
-    def _now(self, now: float, key: Key, history: History) -> None:
-        state, member = self._open.get(key), history.members.get(key)
+    def _now(self, now: float, key: Key) -> None:
+        state, member = self._open.get(key), self._run.member(*key)
         if member is None:  # gone for good
             if state is not None:
                 self._end(key, self._open.pop(key), now)
             return
-        doing, kind, label = _doing(member, history)
+        doing, kind, label = self._doing(member)
         if state is not None and state.doing is doing and state.key == kind:
             return
         if state is not None:
@@ -206,7 +206,7 @@ class Timeline:
             self._end(key, state, now)
             state.start_s = now
 
-    def _mark(self, now: float, one: c.Event | c.Command, history: History) -> None:
+    def _mark(self, now: float, one: c.Event | c.Command) -> None:
         def mark(kind: MarkKind, role: str, member: str, label: str) -> None:
             self._marks.append(Mark(kind, role, member, now, label))
 
@@ -217,7 +217,7 @@ class Timeline:
                 self._split_step(now, one)
             case c.Pull(replica=member, reason=reason) if reason.why is c.Why.ALL_IDLE:
                 state = self._open.get((REPLICA, member))
-                if state is not None and state.key == NOT_YET:
+                if state is not None and state.key == NOT_TOLD:
                     state.label = OTHERS
             case c.Restart(reason=reason) if reason.why is not c.Why.LOST_IN_CRASH:
                 self._restarting[one.role, one.id] = now
@@ -234,51 +234,54 @@ class Timeline:
                 mark(MarkKind.SUSPECT, role, member, f"silent for {silent_s:.1f} s")
             case c.PullFailed(replica=member, version=version, reason=reason):
                 mark(MarkKind.PULL_FAILED, REPLICA, member, f"version {version}: {reason}")
-            case c.Published(version=version) if history.relays:
-                mark(MarkKind.PUBLISHED, RELAY, history.relays[0], f"version {version}")
+            case c.Published(version=version) if self._relays:
+                mark(MarkKind.PUBLISHED, RELAY, self._relays[0], f"version {version}")
             case c.Resumed():
                 mark(MarkKind.RESUMED, TRAINER, "0", "the driver died, and the run went on")
             case _:
                 pass
 
+    def _doing(self, member: MemberRow) -> tuple[Doing, str, str]:
+        """What a member does, what makes that another than before, and a label."""
+        if member.health is c.Health.DOWN:
+            return Doing.DOWN, "", "not restarted"
+        if member.health is c.Health.STARTING:
+            return Doing.STARTING, "", "process starts"
+        if member.health is c.Health.STOPPING and not member.held:
+            return Doing.RELEASING, "stopping", "is told to stop"
+        if member.role == REPLICA:
+            return _replica(member, self._why(member))
+        run = self._run
+        if member.role == TRAINER:
+            if run.making is not None:
+                return Doing.TRAINING, str(run.making), f"version {run.making}"
+            cause = self._why(member)
+            return Doing.WAITING, cause, cause
+        if member.role == RELAY and run.on_its_way is not None and member.id in self._relays:
+            return Doing.PUBLISHING, str(run.on_its_way), f"version {run.on_its_way} on its way to the relays"
+        return Doing.HOLDING, "", _HELD.get(member.role, "")
 
-def _doing(member: PastMember, history: History) -> tuple[Doing, str, str]:
-    """What a member does, what makes that another than before, and a label."""
-    if member.health is c.Health.DOWN:
-        return Doing.DOWN, "", "not restarted"
-    if member.health is c.Health.STARTING:
-        return Doing.STARTING, "", "process starts"
-    if member.health is c.Health.STOPPING and not member.holds:
-        return Doing.RELEASING, "stopping", "is told to stop"
-    if member.role == REPLICA:
-        return _replica(member, history)
-    if member.role == TRAINER:
-        if history.making is not None:
-            return Doing.TRAINING, str(history.making), f"version {history.making}"
-        cause = waiting_cause(history)
-        return Doing.WAITING, cause, cause
-    if history.published < history.publishing and member.id in history.relays and member.role == RELAY:
-        return Doing.PUBLISHING, str(history.publishing), f"version {history.publishing} on its way to the relays"
-    return Doing.HOLDING, "", _HELD.get(member.role, "")
+    def _why(self, member: MemberRow) -> str:
+        """Why it waits, in words; empty if it does not."""
+        reason = self._run.why_idle(member.role, member.id)
+        return "" if reason is None else waits(reason)
 
 
-def _replica(replica: PastMember, history: History) -> tuple[Doing, str, str]:
+def _replica(replica: MemberRow, waits_for: str) -> tuple[Doing, str, str]:
     """A replica that generates beside an evaluation is said to do what most of its trajectories are for."""
-    held = many(len(replica.holds), "trajectory", "trajectories")
+    held = many(replica.held, "trajectory", "trajectories")
     if replica.pulling is not None:
-        left = f"; {held} interrupted for it" if replica.holds else ""
+        left = f"; {held} interrupted for it" if replica.held else ""
         return Doing.PULLING, str(replica.pulling), f"version {replica.pulling}{left}"
-    if replica.lent and not replica.holds:
-        cells = ", ".join(map(str, replica.lent))
-        what = "cell" if len(replica.lent) == 1 else "cells"
+    if replica.cells and not replica.held:
+        cells = ", ".join(map(str, replica.cells))
+        what = "cell" if len(replica.cells) == 1 else "cells"
         return Doing.LENT, cells, f"its devices compute gradients, as {what} {cells} of the trainer"
-    if not replica.holds:
-        cause = idle_cause(replica, history)
-        return Doing.IDLE, cause, cause
+    if not replica.held:
+        return Doing.IDLE, waits_for, waits_for
     if replica.releasing:
         return Doing.RELEASING, "", f"{held} to leave"
     what = f"{held} on version {replica.version}"
-    if 2 * replica.evaluating >= len(replica.holds):
-        mode = next((held.ref.mode for held in replica.holds.values() if held.ref.purpose is c.Purpose.EVAL), "")
-        return Doing.EVALUATING, f"{mode} {replica.version}", f"{mode}, {what}"
+    if 2 * replica.evaluating >= replica.held:
+        return Doing.EVALUATING, f"{replica.mode} {replica.version}", f"{replica.mode}, {what}"
     return Doing.GENERATING, str(replica.version), what

@@ -1,111 +1,73 @@
-"""Turns as a log shows them: which trajectories are in environments, and how long those took."""
+"""Turns: where unfinished trajectories are between them, what became of their sessions, and how long environments took."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 
 from tailrace import contracts as c
-from tailrace.report.fold.states import Trajectory
+from tailrace.controller.view import RunView
+from tailrace.pipeline.run.figures.folding import Hears
+from tailrace.report.fold.series import Series
 
 _RATIO = 1.02  # of two neighbouring bins: a quantile is within 1 % of a value that was added
 _LEAST_S = 1e-4
 _LOG = math.log(_RATIO)
 
 
-class TurnHistory:
-    """The part of a history that hears of turns.
+class Where(IntEnum):
+    """Where a trajectory is: the rows of `TurnFold.counts`."""
 
-    `away` has the replica that each trajectory left for its environment; `turns` counts turns that ended, `answers` those that
-    environments answered, by where they had the session from, and `latencies` has how long these took. `turns_of_each` counts
-    training trajectories that were seen to end, by their turns. `unanswered` has the calls that failed, by trajectory and
-    number, but for those whose sessions were lost: `sessions_lost` counts them.
+    REPLICA = 0
+    SESSION = 1
+    ENVIRONMENT = 2
+    POOL = 3
+
+
+class TurnFold:
+    """Follows the turns of a run.
+
+    `counts` samples at each tick, from the first turn on that ended, how many trajectories are where: those on replicas, those
+    whose turn waits for a session, those that an environment answers, and those that have started and wait for a replica.
+    `answers` counts turns that environments answered, by where they had the session from, and `latencies` has how long these
+    took. `unanswered` counts calls that failed, but for those whose sessions were lost.
     """
 
-    trajectories: dict[str, Trajectory]
-    pending: dict[str, Trajectory]
-    version: int
-    now: float
-
-    def __init__(self) -> None:
-        self.away: dict[str, str] = {}
-        self.turns = 0
+    def __init__(self, run: RunView) -> None:
+        self.hears: Hears = {c.Tick: self._sample}
+        self.counts = Series(len(Where))
         self.answers: Counter[c.SessionOrigin] = Counter()
         self.latencies = Latencies()
-        self.turns_of_each: Counter[int] = Counter()
-        self.unanswered: set[tuple[str, int]] = set()
-        self.sessions_lost = 0
-        self._calls: dict[str, tuple[str, int]] = {}
+        self.unanswered = 0
+        self._run = run
 
-    @abstractmethod
-    def _left(self, replica: str, name: str) -> Trajectory | None: ...
+    def settle(self, now: float) -> None:
+        """The end of an instant."""
+        brought = self._run.brought
+        self.unanswered += brought.unanswered
+        for event in brought.answered:
+            self.answers[event.session] += 1
+            if event.seconds:  # otherwise a member that is gone took them
+                self.latencies.add(now, event.seconds)
 
-    def _finishes(self, name: str, known: Trajectory) -> None:
-        known.replica, known.finished, known.completed_at = None, True, self.version
-        self.pending.pop(name, None)
-        self.turns_of_each[known.turns + 1] += known.ref.purpose is c.Purpose.TRAIN
+    def shares(self) -> list[float]:
+        """Share of the trajectories' time that they spent there, from 0 to 1, by `Where`; nothing without turns."""
+        spent = [sum(self.counts.row(where)) for where in Where]
+        whole = sum(spent)
+        return [each / whole for each in spent] if whole else []
 
-    def _on_turnended(self, event: c.TurnEnded) -> None:
-        known = self.trajectories.get(event.trajectory)
-        if known is None or known.replica != event.replica:
-            return  # it was dropped, or is elsewhere
-        again = event.tokens == known.turn_end <= known.tokens
-        if event.tokens < known.tokens or (again and known.answered):
-            return  # its environment has answered that turn by now
-        self._left(event.replica, event.trajectory)
-        self.turns += not again  # unless the driver died before it was answered
-        known.turn_end, known.answered = event.tokens, False
-        known.replica, known.tokens, self.away[event.trajectory] = None, event.tokens, event.replica
+    def close(self) -> None:
+        """The log ends here."""
+        self.counts.close()
 
-    def _on_turned(self, event: c.Turned) -> None:
-        known = self.trajectories.get(event.trajectory)
-        if known is None or not self._ends_call(event):
-            return
-        self.answers[event.session] += 1
-        if event.seconds:  # otherwise a member that is gone took them
-            self.latencies.add(self.now, event.seconds)
-        known.observed += event.tokens - known.tokens
-        known.tokens, known.answered = event.tokens, True
-        if event.done:
-            self._finishes(event.trajectory, known)
-            known.truncated = event.reason is c.FinishReason.LENGTH
-        else:
-            known.turns, self.pending[event.trajectory] = event.turn, known
-
-    def _on_callfailed(self, event: c.CallFailed) -> None:
-        if not self._ends_call(event):
-            return
-        if event.lost:
-            self.sessions_lost += 1
-            self.pending[event.trajectory] = self.trajectories[event.trajectory]
-        else:
-            self.unanswered.add((event.trajectory, event.answers or 0))
-
-    def _on_call(self, command: c.Call) -> None:
-        self._calls.update(dict.fromkeys(command.trajectories, (command.environment, command.seq)))
-
-    def _on_close(self, command: c.Close) -> None:
-        for name in command.trajectories:
-            self._calls.pop(name, None)
-
-    def asked(self, trajectory: str) -> str | None:
-        """The environment that is to answer a trajectory's last turn; None if none is."""
-        return self._calls[trajectory][0] if trajectory in self._calls else None
-
-    @property
-    def answering(self) -> int:
-        """Trajectories that an environment answers; the others that are away wait for a session."""
-        return len(self._calls.keys() & self.away.keys())
-
-    def _ends_call(self, event: c.Turned | c.CallFailed) -> bool:
-        """Whether an environment answers a call that is open; otherwise its trajectory was dropped, or it is said again."""
-        if self._calls.get(event.trajectory, ("", 0))[1] != event.answers:
-            return False
-        del self._calls[event.trajectory]
-        return self.away.pop(event.trajectory, None) is not None
+    def _sample(self, now: float, event: c.Tick) -> None:
+        del event
+        run = self._run
+        if run.counts.turns:
+            self.counts.add(now, (run.on_replicas, run.waiting_turns, run.answering, run.pooled_started))
 
 
 # Quantiles of many durations, over time, in bounded memory.

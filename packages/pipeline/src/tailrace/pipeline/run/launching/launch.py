@@ -36,11 +36,11 @@ from tailrace.pipeline.run.launching.free_devices import check_free_devices
 from tailrace.pipeline.run.launching.garbage import GarbageCollection
 from tailrace.pipeline.run.launching.going_on import check_resumed, to_go_on
 from tailrace.pipeline.run.launching.imports import keep_bytecode
-from tailrace.pipeline.run.launching.replay import replay
 from tailrace.pipeline.run.machines import check_machines
 from tailrace.pipeline.run.pools import check_labels, relay_count
 from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare
 from tailrace.pipeline.run.prompts.stop_tokens import stops_in_words
+from tailrace.pipeline.run.replay import controller_of, replay
 from tailrace.pipeline.run.scripted_faults import build_faults, further_faults
 from tailrace.runtime.errors import SupersededError
 from tailrace.runtime.executor.deployment import DATA
@@ -172,9 +172,9 @@ class _Launch:
         if not attaches:
             check(config)
         began = directory.began_with()
-        controller, faults = Controller(build_spec(began), relays=relay_count(config)), build_faults(config)
-        roster = Roster()
-        past = replay(controller, directory.events, roster)  # an unusable log is reported before minutes of preparation
+        controller, faults, roster = controller_of(directory), build_faults(config), Roster()
+        # an unusable log is reported before minutes of preparation
+        past = replay(controller, directory.events, roster, version=directory.version)
         if past is None:  # nothing was decided yet, so everything may be as it is now
             controller = Controller(build_spec(config), relays=relay_count(config))
         elif not controller.finished or config.pipeline.steps > controller.view.steps:

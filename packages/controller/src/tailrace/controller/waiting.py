@@ -1,0 +1,75 @@
+"""Why a member that is up has nothing to do: asked of the parts that give it nothing. Nothing is decided here."""
+
+from __future__ import annotations
+
+from tailrace import contracts as c
+from tailrace.controller.batches import Batches
+from tailrace.controller.fleet import ReplicaState
+from tailrace.controller.members import RELAY
+from tailrace.controller.refill import Refill
+from tailrace.controller.state import State
+
+
+def replica_waits(state: State, refill: Refill, replica: ReplicaState) -> c.Reason:
+    """Why a replica that is up, pulls nothing and holds nothing is idle."""
+    ledger, trainer, gate, published = state.ledger, state.trainer, state.gate, state.trainer.published
+    newest = {"version": float(published)}
+    if published < 0:
+        return c.Reason(c.Why.UNPUBLISHED)
+    if replica.version is None:
+        up = any(member.health is c.Health.UP for member in state.members.of(RELAY))
+        return c.Reason(c.Why.NOT_TOLD, numbers=newest) if up else c.Reason(c.Why.NO_RELAY)
+    if replica.away:
+        return c.Reason(c.Why.IN_ENVIRONMENTS, numbers={"trajectories": float(len(replica.away))})
+    if _only_scores(state):
+        return c.Reason(c.Why.SCORING)
+    again = ledger.waiting.level_of  # what has started and waits
+    if refill.left <= 0 and not (ledger.mixes_versions and again):
+        return c.Reason(c.Why.ADMITTED)
+    open_, limit = _started(state) + len(ledger.buffered), refill.open_limit
+    if open_ >= limit and not again:
+        numbers = {"open": float(open_), "limit": float(limit)}
+        if gate.room is None:
+            return c.Reason(c.Why.BUFFER_FULL, numbers=numbers)
+        return c.Reason(c.Why.ELSEWHERE if trainer.making is None else c.Why.POOL_EMPTY, numbers=numbers)
+    own, behind = {"version": float(replica.version)}, replica.version < published
+    if not ledger.mixes_versions:
+        return c.Reason(c.Why.NOT_TOLD, numbers=newest) if behind else c.Reason(c.Why.NOT_ADMITTED, numbers=own)
+    if any(level <= replica.version for level in ledger.waiting.queues):
+        return c.Reason(c.Why.HELD_BACK)
+    if behind:
+        return c.Reason(c.Why.NO_USE, numbers=newest)
+    if replica.version < trainer.version or gate.bound is None:
+        return c.Reason(c.Why.NOT_ADMITTED, numbers=own)
+    return c.Reason(c.Why.HELD_BACK)
+
+
+def trainer_waits(state: State, batches: Batches) -> c.Reason:
+    """Why a trainer that is up has no batch."""
+    trainer, buffered = state.trainer, len(state.ledger.buffered)
+    if trainer.step >= trainer.steps:
+        return c.Reason(c.Why.DONE)
+    if batches.holds:
+        return c.Reason(c.Why.NEXT_NOT_STARTED)
+    if _only_scores(state):
+        return c.Reason(c.Why.SCORING)
+    if trainer.step == 0:
+        return c.Reason(c.Why.FIRST_BATCH)
+    needed = state.spec.batch_groups
+    why = c.Why.HELD_FOR_LATER if buffered >= needed else c.Why.NO_BATCH
+    return c.Reason(why, numbers={"buffered": float(buffered), "needed": float(needed)})
+
+
+def _started(state: State) -> int:
+    """Groups that have started and are not complete."""
+    return state.ledger.generating - len(state.ledger.waiting.unstarted.groups)
+
+
+def _only_scores(state: State) -> bool:
+    """Whether groups have started and are not complete, of which no response is being generated or about to be."""
+    ledger, sessions = state.ledger, state.sessions
+    if not _started(state) or ledger.waiting.level_of or ledger.discarding or ledger.stranded_evaluations:
+        return False
+    if sessions.calls or sessions.waiting:
+        return False
+    return not any(replica.assigned.states or replica.away for replica in state.fleet.replicas.values())

@@ -1,0 +1,81 @@
+"""Replays the controller over a run's log: to go on after its driver died, and for all who look at a run afterwards.
+
+config.json ──► controller_of ──► controller ──┐
+events.jsonl ──────────────────────────────────┴─► replayed ──► each instant, and the controller's view after it
+
+Nobody else knows afterwards who was where and why somebody waited. The controller is pure, so the view is what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from tailrace.controller.controller import Controller
+from tailrace.controller.errors import ControllerError
+from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.run.build import build_spec
+from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.eventlog import Instant, read_log
+from tailrace.pipeline.run.pools import relay_count
+from tailrace.runtime.executor.roster import Roster
+
+
+def controller_of(directory: RunDirectory) -> Controller:
+    """A new controller, as the first driver of a run built it.
+
+    Raises:
+        RunDirectoryError, ConfigError: the configuration is damaged.
+    """
+    config, beside = directory.began_with(), dict(directory.beside)
+    relays = beside.pop("relays", relay_count(config))
+    return Controller(replace(build_spec(config), **beside), relays=relays)
+
+
+def replayed(controller: Controller, path: Path, *, version: str = "") -> Iterator[Instant]:
+    """The instants of a log, each once the controller has taken it in.
+
+    Args:
+        controller: a new one, of the same pipeline.
+        path: the log; without one there is no instant.
+        version: the version of Tailrace that began the log, as far as its run knows.
+
+    Raises:
+        RunDirectoryError: the log is damaged, or was written by another version of this code.
+    """
+    by = f"version {version}" if version else "a version that did not say which"
+    for number, instant in enumerate(read_log(path) if path.exists() else (), 2):
+        try:
+            commands = controller.handle_all(instant.events, instant.now)
+        except (ControllerError, LookupError) as error:
+            why = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise RunDirectoryError(
+                f"{path}, line {number}: {why}; expected a log that this version wrote, and {by} wrote it"
+            ) from error
+        found = [type(command).__name__ for command in commands]
+        logged = [type(command).__name__ for command in instant.commands]
+        if found != logged and "Fail" not in logged:  # a plugin that failed there may have been fixed since
+            raise RunDirectoryError(
+                f"{path}, line {number}: found the commands {logged!r:.80}, expected {found!r:.80}: another version of "
+                f"this code, or of a plugin, wrote it ({by}); read it, or go on with it, with that one"
+            )
+        yield instant
+
+
+def replay(controller: Controller, path: Path, roster: Roster | None = None, *, version: str = "") -> float | None:
+    """Rebuild a controller from the log. Returns the time of its last event; None without one.
+
+    Args:
+        controller, path, version: see `replayed`.
+        roster: a new one, which takes in the log, too.
+
+    Raises:
+        RunDirectoryError: see `replayed`.
+    """
+    last = None
+    for instant in replayed(controller, path, version=version):
+        if roster is not None:
+            roster.note(instant.events, instant.commands, instant.heard)
+        last = instant.now
+    return last
