@@ -95,7 +95,7 @@ def test_an_event_of_nobody_is_refused_with_its_line(directory):
                 event["replica"] = "r99"
 
     changed(directory, number, another)
-    with pytest.raises(RunDirectoryError, match=rf"line {number}: no 'r99'; expected a log that this version wrote"):
+    with pytest.raises(RunDirectoryError, match=rf"line {number}: .*r99.*expected a log that this version wrote"):
         read_record(RunDirectory.open(directory.root))
 
 
