@@ -8,7 +8,7 @@ from tailrace.cli.main import main
 from tailrace.pipeline.config.described import described
 from tailrace.pipeline.config.target import configuration, target_layers
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.build import build_spec, check
+from tailrace.pipeline.run.build import build_spec, check, trainer_config
 from tailrace.rollout import EngineOptions
 from tailrace.trainer import TrainerConfig
 
@@ -41,6 +41,17 @@ def test_what_it_prints_is_the_same_configuration(app, capsys, tmp_path):
         "fleet",
     ):
         assert getattr(read, table) == getattr(meant, table)
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_what_it_prints_runs_with_a_seed_and_a_device_of_its_own(app, capsys, tmp_path):
+    assert main(["config", app]) == 0
+    printed = tmp_path / "printed.toml"
+    printed.write_text(capsys.readouterr().out)
+    read = configuration(str(printed), settings=("executor.device=cpu",), seed=7)
+    trainer = trainer_config(read)
+    assert (trainer.seed, trainer.device, trainer.cells) == (7, "cpu", read.trainer.cells)
+    assert not {"seed", "device"} & read.rollout.options.keys()  # which would be the engine's, whatever the run's are
 
 
 def test_it_says_where_a_value_comes_from(capsys, tmp_path):

@@ -75,7 +75,11 @@ class Plain(BatchingPolicy):
     """The next prompt of the stream, with as many samples as the algorithm needs. Plugin ``plain``.
 
     Args:
-        samples, filter_equal_rewards, deferrals, seeded: see `Redundant`.
+        samples: trajectories with which a group is trained.
+        filter_equal_rewards: whether to filter groups whose rewards are all equal but for rounding (DAPO's dynamic sampling).
+        deferrals: how often a prompt whose group could not be scored comes again, later, before it is given up.
+        seeded: whether each trajectory's noise follows from the run's seed, the prompt's place and its sample; the engine must
+            keep seeds.
 
     Raises:
         PolicyError: a number is out of its range.
