@@ -47,7 +47,6 @@ class TrainingCost:
         passes: float = 1.0,
         optimizer_s: float = 0.0,
         critic: bool = False,
-        state_bytes_per_param: float = TRAINING_BYTES_PER_PARAM,
         tensor_parallel: int = 1,
         pipeline_parallel: int = 1,
         context_parallel: int = 1,
@@ -63,7 +62,6 @@ class TrainingCost:
             passes: see the class.
             optimizer_s: see the class.
             critic: whether a critic of the same size is trained and evaluated too (PPO), on the same devices.
-            state_bytes_per_param: bytes of weights, gradients and optimizer per parameter, sharded over all devices.
             tensor_parallel, pipeline_parallel, context_parallel: devices over which layers, the stack of layers and a sequence
                 are divided. Their product computes a sequence; the others compute other sequences at the same time.
             layer_s: seconds that a layer takes for a sequence beyond its arithmetic, in a forward pass. Pipeline stages work on
@@ -82,7 +80,7 @@ class TrainingCost:
                 f"found {gpus} GPUs to train {model.name} with {tensor_parallel} x {pipeline_parallel} x {context_parallel} of "
                 f"them on each sequence (tensor, pipeline, context), expected a multiple of {together}"
             )
-        check_training_fits(model, device, gpus, models * state_bytes_per_param)
+        check_training_fits(model, device, gpus, models * TRAINING_BYTES_PER_PARAM)
         flops = gpus * device.peak_flops * share / models
         return cls(
             2.0 * model.gemm_params / flops,

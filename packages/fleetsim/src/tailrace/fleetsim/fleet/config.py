@@ -281,7 +281,7 @@ class FleetConfig(_Strict):
     workload: WorkloadConfig | None = None
 
 
-def fleet_config(table: Mapping[str, Any], where: str = "table 'fleet'") -> FleetConfig:
+def fleet_config(table: Mapping[str, Any]) -> FleetConfig:
     """The table as a model.
 
     Raises:
@@ -294,4 +294,4 @@ def fleet_config(table: Mapping[str, Any], where: str = "table 'fleet'") -> Flee
         path = [str(part) for part in first["loc"]]
         if path[:2] == ["rollout", "0"] and isinstance(table.get("rollout"), Mapping):
             del path[1]  # the only table
-        raise FleetError(f"{where}: {explain(FleetConfig, path, first, within='fleet.')}") from None
+        raise FleetError(f"table 'fleet': {explain(FleetConfig, path, first, within='fleet.')}") from None

@@ -194,13 +194,12 @@ class StageTimes:
         )
         return self._shared(found.generate * unit, found.train * unit, found.iteration_s)
 
-    def share_across(self, generate: int, train: int, *, unit: int = 1, tolerance: float = 0.02) -> DeviceShare:
+    def share_across(self, generate: int, train: int, *, unit: int = 1) -> DeviceShare:
         """Devices of each stage where each has a datacenter of its own (Algorithm 1, second part).
 
         Args:
             generate, train: devices there are.
             unit: see `share`.
-            tolerance: see `allocate_across`.
 
         Raises:
             NothingFitsError: a stage does not fit its devices.
@@ -210,7 +209,6 @@ class StageTimes:
             train // unit,
             lambda count: self.generation(count * unit).seconds,
             lambda count: self.train_s(count * unit),
-            tolerance=tolerance,
         )
         return self._shared(found.generate * unit, found.train * unit, found.iteration_s)
 

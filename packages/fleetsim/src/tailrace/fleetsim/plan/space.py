@@ -143,7 +143,7 @@ def devices_of(table: FleetConfig) -> list[str]:
     return [table.trainer.device, *(pool.device for pool in table.rollout)]
 
 
-def splits(table: FleetConfig, gpus: int, *, node: int | None = None) -> list[Split]:
+def splits(table: FleetConfig, gpus: int) -> list[Split]:
     """Splits of so many devices whose every part is a number of nodes, or of devices on less than three nodes.
 
     Raises:
@@ -152,7 +152,7 @@ def splits(table: FleetConfig, gpus: int, *, node: int | None = None) -> list[Sp
     if table.model is None:
         raise FleetError("table 'fleet': found no 'model', expected one: what fits on a device depends on it")
     shape, kind = model(table.model), find_device(table.rollout[0].device)
-    node = node or kind.gpus_per_node
+    node = kind.gpus_per_node
     parallels = []
     for parallel in kind.parallel_sizes:
         try:

@@ -9,14 +9,13 @@ from tailrace.paramserver.clients.lease_view import WeightLease
 from tailrace.paramserver.clients.reader import RelayReader
 from tailrace.paramserver.errors import VersionNotYet, VersionRetired
 from tailrace.paramserver.machine.host import HOST
-from tailrace.paramserver.machine.protocol import HostInterface
 
 _POLL_S = 0.05
 
 
 @contextmanager
 def lease_version(
-    reader: RelayReader, version: int | None, *, timeout_s: float, hold_s: float = 300.0, machine: HostInterface = HOST
+    reader: RelayReader, version: int | None, *, timeout_s: float, hold_s: float = 300.0
 ) -> Iterator[WeightLease]:
     """A lease on a version, or on the newest visible one.
 
@@ -25,24 +24,23 @@ def lease_version(
         version: its number; None takes the newest, and waits until there is one.
         timeout_s: how long to wait for it to become visible.
         hold_s: how long the relay keeps it for us.
-        machine: the clock.
 
     Raises:
         VersionNotYet: it did not become visible in time.
         ParamServerError: what `RelayReader.lease` raises.
     """
-    deadline = machine.now() + timeout_s
+    deadline = HOST.now() + timeout_s
     if version is not None:
         with reader.lease(version, timeout_s=timeout_s, hold_s=hold_s) as weights:
             yield weights
         return
     while True:
         newest = reader.latest()
-        remaining = deadline - machine.now()
+        remaining = deadline - HOST.now()
         if newest is None:
             if remaining <= 0:
                 raise VersionNotYet(f"no version became visible on {reader.address} in {timeout_s:.3g} s")
-            machine.sleep(min(_POLL_S, remaining))
+            HOST.sleep(min(_POLL_S, remaining))
             continue
         entered = False
         try:

@@ -89,7 +89,7 @@ class Publisher:
         alone: bool = False,
         machine: HostInterface = HOST,
     ) -> None:
-        means = Means.of(transports, codecs, machine, host=host, always_encode=always_encode)
+        means = Means(transports, codecs, machine, host=host, always_encode=always_encode)
         self._address, self._token = address or "", check_token(token)
         self._chunk_bytes = chunk_bytes
         self._stall_s, self._machine = stall_s, machine

@@ -145,7 +145,7 @@ class RelayReader:
         self._connection = Connection(address, token=token, same_host=same_host, stall_s=stall_s, machine=machine)
         self._machine, self._lock, self._stall_s = machine, self._connection.lock, stall_s
         self._counts = TrafficCounts()
-        self._puller = Puller(Means(transports), self._counts, max_bytes)
+        self._puller = Puller(Means(transports, (), machine), self._counts, max_bytes)
         self._mapped = MappedSegments(machine)
         self._asked, self._needs = needs is not None, needs or Needs()
 

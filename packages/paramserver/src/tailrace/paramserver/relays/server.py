@@ -84,7 +84,7 @@ class RelayServer:
         self._known_as = frozenset(format_address(*parse_address(address)) for address in known_as)
         self.name, self._token = name, check_token(token)
         self._stall_s, self._machine = stall_s, machine
-        means = Means.of(transports, codecs, machine, host=host, always_encode=always_encode)
+        means = Means(transports, codecs, machine, host=host, always_encode=always_encode)
         self._listener = machine.listen(host, port)
         self.address = format_address(host, self._listener.port)
         try:

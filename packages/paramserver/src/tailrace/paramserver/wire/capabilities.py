@@ -26,10 +26,11 @@ class Means:
     """The transports and codecs of one end, besides raw chunks on the connection itself, which always work.
 
     Args:
-        transports: names, best first (`tailrace.paramserver.transport.registry`).
-        codecs: names, best first (`tailrace.paramserver.codec.registry`).
+        transports: names, best first (`tailrace.paramserver.transport.registry`), used for versions of any size. None takes
+            shared memory on a real host, where a version is worth it: it works exactly where the two ends share memory.
+        codecs: names, best first (`tailrace.paramserver.codec.registry`). None takes, on a real host, all that can be used.
+        machine: the machine that it runs on.
         host: under which this process can be reached.
-        worth_bytes: smaller versions go on the connection.
         always_encode: encode whatever can be, and not only where that was measured to be faster.
 
     Raises:
@@ -38,48 +39,21 @@ class Means:
 
     def __init__(
         self,
-        transports: Sequence[str] = (),
-        codecs: Sequence[str] = (),
-        *,
-        host: str = "127.0.0.1",
-        worth_bytes: int = 0,
-        always_encode: bool = False,
-    ) -> None:
-        self.codecs = tuple(codec(name).name for name in codecs)
-        self._worth_bytes, self._always_encode = worth_bytes, always_encode
-        self._transports: dict[str, Transport] = {name: load(name, host=host) for name in transports}
-
-    @classmethod
-    def of(
-        cls,
         transports: Sequence[str] | None,
         codecs: Sequence[str] | None,
         machine: HostInterface,
         *,
         host: str = "127.0.0.1",
         always_encode: bool = False,
-    ) -> Means:
-        """The configured transports and codecs of a relay or publisher.
-
-        Args:
-            transports: None takes shared memory on a real host, where a version is worth it: it works exactly where the two
-                ends share memory. Transports that are named are used for versions of any size.
-            codecs: None takes, on a real host, all that can be used here.
-            machine: the machine that it runs on.
-            host, always_encode: see `Means`.
-
-        Raises:
-            TransportUnavailable, CodecUnknown, CodecUnavailable: one of them cannot be used here.
-        """
+    ) -> None:
         real = isinstance(machine, ThisHost)
-        default = tuple(usable(("shm",))) if real else ()
-        return cls(
-            default if transports is None else transports,
-            (available() if real else ()) if codecs is None else codecs,
-            host=host,
-            worth_bytes=WORTH_BYTES if transports is None else 0,
-            always_encode=always_encode,
-        )
+        self._worth_bytes, self._always_encode = WORTH_BYTES if transports is None else 0, always_encode
+        if transports is None:
+            transports = usable(("shm",)) if real else ()
+        if codecs is None:
+            codecs = available() if real else ()
+        self.codecs = tuple(codec(name).name for name in codecs)
+        self._transports: dict[str, Transport] = {name: load(name, host=host) for name in transports}
 
     def encoder(self, now: Callable[[], float]) -> LinkEncoder:
         """The codecs of one sender towards one receiver."""
