@@ -158,13 +158,13 @@ class FuzzData(Data):
         for command in commands:
             if isinstance(command, c.Abort):
                 self._dropped_s = max(self._dropped_s, time.now()) + self._random.random() * self._drops_s
-                time.at(self._dropped_s, self._drop, (self._member, command))
+                time.at(self._dropped_s, self._drop, (self.member, command))
             else:
                 super().submit([command])
 
     def _drop(self, dropping: tuple[VirtualMember, c.Abort]) -> None:
         member, command = dropping
-        if member is self._member and member.lives:
+        if member is self.member and member.lives:
             super().submit([command])
 
 

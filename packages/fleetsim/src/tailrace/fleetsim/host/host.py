@@ -296,6 +296,7 @@ class VirtualHost:
         detect_s: seconds until a death is noticed.
         command_s: seconds that a command takes to a member of a role.
         transport: how messages travel; at once if None.
+        machine_of: returns a member's machine, where its place does not name one.
         machines: names of the machines that can die.
     """
 
@@ -308,11 +309,12 @@ class VirtualHost:
         detect_s: float = 0.0,
         command_s: Callable[[str], float] = lambda _: 0.0,
         transport: MessageTransport | None = None,
+        machine_of: Callable[[str, str, int, Place], str] = lambda role, id_, incarnation, place: "",  # noqa: ARG005
         machines: Sequence[str] = (),
     ) -> None:
         self.machines = list(machines)
         self.time, self.poll_s, self.tick_s, self.detect_s = time, poll_s, tick_s, detect_s
-        self.command_s, self.transport = command_s, transport
+        self.command_s, self.transport, self._machine_of = command_s, transport, machine_of
         self.epoch = 1
         self.members: dict[tuple[str, str], VirtualMember] = {}
         self.reporting: dict[VirtualMember, None] = {}
@@ -321,7 +323,7 @@ class VirtualHost:
     def spawn(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> VirtualMember:
         """Start a model; ``spec.factory(id_)`` is the model of the name, which outlives its incarnations."""
         model = spec.factory(id_)
-        machine = self._machine(place)
+        machine = self._machine(role, id_, incarnation, place)
         tp = spec.arguments.get("tp")
         member = self.members[role, id_] = VirtualMember(self, role, id_, incarnation, model, machine, tp, place.pool)
         return member
@@ -330,9 +332,9 @@ class VirtualHost:
         """Models call each other directly."""
         del role, id_
 
-    def _machine(self, place: Place) -> str:
+    def _machine(self, role: str, id_: str, incarnation: int, place: Place) -> str:
         if not self.machines or not place.machine:
-            return ""
+            return self._machine_of(role, id_, incarnation, place)
         others = [name for name in self.machines if name not in place.avoid]
         return place.machine if place.machine in self.machines else (others or self.machines)[0]
 
