@@ -71,9 +71,8 @@ class MemberState:
 
     def worked(self) -> None:
         """Note that it did its work, so that its next failure is the first in a row."""
-        if self.failures:
-            self.failures.clear()
-            self.moved = 0
+        self.failures.clear()
+        self.moved = 0
 
     def trained(self, step: int) -> None:
         """Note that a trainer made a step, with `step` batches before it.
@@ -288,7 +287,7 @@ class Members:
         here = self.states[REPLICA, replica]
         up = [state for state in self.of(RELAY) if state.health is _UP]
         up = [state for state in up if state.site == here.site] or up
-        if len(up) > 1:
+        if up:
             index = [state.id for state in self.of(REPLICA)].index(replica) % len(up)
             up = up[index:] + up[:index]  # spreads replicas over the relays
             up.sort(key=lambda relay: relay.machine != here.machine)
@@ -296,8 +295,8 @@ class Members:
 
     def starts_anew(self, state: MemberState) -> None:
         """Mark a member as starting: a fresh process takes its place, on machines that are not given up."""
-        if not self.named and state.role == REPLICA and state.stood not in self.given_up:
-            state.stands = state.machine or state.stands  # it is restarted in place
+        if state.role == REPLICA and state.stood not in self.given_up:
+            state.stands = state.machine or state.stands  # it is restarted in place, unless `place` chooses by name
         state.health, state.machine, state.address = Health.STARTING, "", ""
         self._forget_signs(state)
         state.avoids = self.given_up
