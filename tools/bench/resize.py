@@ -29,6 +29,7 @@ from tailrace.pipeline.testing.small_run import LOG, MODES, TRAINED, make_deploy
 from tailrace.repack import to_size
 from tailrace.runtime.executor.deployment import DATA, REPLICA, Deadlines, Deployment
 from tailrace.runtime.executor.executor import Executor
+from tailrace.runtime.executor.seam import RoleSpec
 from tailrace.runtime.hosts.ray import RayHost
 
 GROWN, BACK = 2, 4  # versions from which one replica spans two devices, and from which two span one each
@@ -63,13 +64,9 @@ def deployment(root: Path) -> Deployment:
         "device": "cpu", "dtype": "float32", "threads": 1, "block_tokens": 32, "max_num_seqs": 16, "max_model_len": 256,
         "kv_cache_bytes": KV_TOKENS * 2 * LAYERS * KV_HEADS * HEAD_DIM * 4,
     }  # fmt: skip
-    arguments = {
-        **replica.arguments,
-        "engine": "vllm",
-        "options": options,
-        "sampling": SamplingTable(1.0, 160, (), MODES),
-    }
-    role = dataclasses.replace(replica, factory=ReplicaRole, arguments=arguments, environment={"OMP_NUM_THREADS": "1"})
+    sampling = SamplingTable(1.0, 160, (), MODES)
+    settings = dataclasses.replace(replica.settings, engine="vllm", options=options, sampling=sampling)
+    role = RoleSpec.of(ReplicaRole, settings, environment={"OMP_NUM_THREADS": "1"})
     # Two processes of vLLM start at once on two cores, which others may use too.
     limits = Deadlines(start_s=1800, step_s=600, publish_s=600, pull_s=600, score_s=600, suspect_s=60)
     return dataclasses.replace(made, roles={**made.roles, REPLICA: role}, deadlines=limits)

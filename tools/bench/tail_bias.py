@@ -91,7 +91,7 @@ def real(count: int, seed: int, engine_name: str) -> dict[str, dict[str, float]]
 
     from tailrace.contracts import Sampling
     from tailrace.pipeline.config.target import configuration
-    from tailrace.pipeline.roles.prompts import Prompts
+    from tailrace.pipeline.roles.prompts import Prompts, PromptSettings
     from tailrace.pipeline.run.directory import RunDirectory
     from tailrace.pipeline.run.prepare import prepare
     from tailrace.pipeline.run.prompts.stop_tokens import stop_tokens
@@ -107,12 +107,14 @@ def real(count: int, seed: int, engine_name: str) -> dict[str, dict[str, float]]
         finally:
             directory.unlock()
         prompts = Prompts(
-            tokenizer=prepared.model / "tokenizer.json",
-            train=prepared.train,
-            shares=prepared.shares,
-            held_out=prepared.held_out,
-            modes=prepared.modes(),
-            shuffle_seed=seed,
+            PromptSettings(
+                tokenizer=prepared.model / "tokenizer.json",
+                train=prepared.train,
+                shares=prepared.shares,
+                held_out=prepared.held_out,
+                modes=prepared.modes(),
+                shuffle_seed=seed,
+            )
         )
         order = MixOrder(config.task.shares, shuffle_seed=seed)
         sampling = Sampling(config.rollout.temperature, config.rollout.max_tokens, stop_tokens(config, prepared.model))

@@ -47,9 +47,9 @@ class TestAudit(RealRuns):
         assert trained_once(made, rows)
         assert not trained_once(made, [*rows, rows[0]])
         assert not trained_once(made[:-1], rows)
-        arguments = make_deployment(tmp_path / "again", model).roles[TRAINER].arguments
+        settings = make_deployment(tmp_path / "again", model).roles[TRAINER].settings
         experiences = {row["trajectory"]: experience(row) for row in rows}
-        again = Retraining(model, arguments["backend"], arguments["config"], 1, 1, made, experiences)
+        again = Retraining(model, settings.backend, settings.config, 1, 1, made, experiences)
         assert train_again(again) == weights_sha256(tmp_path / "checkpoints" / str(run.version))
         assert train_again(replace(again, updates=made[:-1])) == weights_sha256(
             tmp_path / "checkpoints" / str(made[-2].version)

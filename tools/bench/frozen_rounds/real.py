@@ -107,7 +107,9 @@ class Scores:
             items.append(ScoreItem(str(place), text, row.answer, verifier, item_metadata(row), row.prompt))
 
         async def outcomes() -> None:
-            async with RewardScheduler(**self._settings) as scheduler:
+            async with RewardScheduler(
+                math=self._settings.math, code=self._settings.code, judge=self._settings.judge
+            ) as scheduler:
                 async for outcome in scheduler.score(items):
                     if isinstance(outcome, ScoringFailure):
                         raise RuntimeError(f"a response could not be scored: {outcome.reason}")

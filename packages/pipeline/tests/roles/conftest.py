@@ -1,5 +1,6 @@
 """Roles by themselves: called as an executor calls them, on real files, relays and a real tiny trainer."""
 
+import dataclasses
 import threading
 import time
 import uuid
@@ -8,7 +9,7 @@ import pytest
 
 from tailrace.paramserver import RelayProcess, new_token
 from tailrace.pipeline.roles.prompts import DecodingMode
-from tailrace.runtime.executor.seam import MemberDeadError
+from tailrace.runtime.executor.seam import MemberDeadError, MemberStart
 
 MODES = {"sampled": DecodingMode(1.0), "forced": DecodingMode(0.0, prefix="= ")}
 
@@ -105,15 +106,30 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture
-def data_arguments(tmp_path, model):
-    prompts = {
-        "tokenizer": model / "tokenizer.json",
-        "train": model.parent / "train.jsonl",
-        "held_out": model.parent / "held_out.jsonl",
-        "modes": MODES,
-        "shuffle_seed": None,
-    }
-    return {"store": tmp_path / "store.sqlite", "prompts": prompts, "verifier": "exact"}
+def data_settings(tmp_path, model):
+    from tailrace.pipeline.roles.data import DataSettings
+    from tailrace.pipeline.roles.prompts import PromptSettings
+
+    prompts = PromptSettings(
+        tokenizer=model / "tokenizer.json",
+        train=model.parent / "train.jsonl",
+        held_out=model.parent / "held_out.jsonl",
+        modes=MODES,
+        shuffle_seed=None,
+    )
+    return DataSettings(tmp_path / "store.sqlite", prompts, "exact")
+
+
+def split(settings, **given):
+    """The settings of a role, and what the executor gives a member, from all of both."""
+    names = {field.name for field in dataclasses.fields(settings)}
+    mine = {name: value for name, value in given.items() if name in names}
+    return settings(**mine), MemberStart(**{name: value for name, value in given.items() if name not in names})
+
+
+@pytest.fixture
+def split_settings():
+    return split
 
 
 class Batches:
@@ -155,7 +171,7 @@ def data():
 
 @pytest.fixture
 def make_trainer(model, token, caller, data, tmp_path):
-    from tailrace.pipeline.roles.trainer import TrainerRole
+    from tailrace.pipeline.roles.trainer import TrainerRole, TrainerSettings
     from tailrace.trainer import TrainerConfig
 
     roles = []
@@ -170,14 +186,11 @@ def make_trainer(model, token, caller, data, tmp_path):
             "model": model,
             "backend": "fsdp2",
             "config": TrainerConfig(lr=1e-2, device="cpu", threads=1),
-            "rank": 0,
-            "world_size": 1,
-            "rendezvous": None,
-            "data": caller,
+            "store": caller,
             "token": token,
             "checkpoints": tmp_path / "checkpoints",
         }
-        roles.append(TrainerRole(**{**arguments, **options}))
+        roles.append(TrainerRole(*split(TrainerSettings, **{**arguments, **options})))
         return roles[-1]
 
     start.made = roles

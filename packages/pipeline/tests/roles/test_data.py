@@ -1,6 +1,7 @@
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from tokenizers import Tokenizer
@@ -26,8 +27,8 @@ STOP = FinishReason.STOP
 
 
 @pytest.fixture
-def role(data_arguments):
-    role = DataRole(**data_arguments)
+def role(data_settings):
+    role = DataRole(data_settings)
     yield role
     role.close()
 
@@ -44,11 +45,11 @@ def finish(role, *names, owner="r0#1", version=0, reward=1.0):
         role.set_rewards(dict.fromkeys(names, reward))
 
 
-def test_a_start_that_fails_leaves_the_store_to_the_next(data_arguments):
-    wrong = data_arguments["prompts"] | {"train": data_arguments["store"].parent / "nowhere.jsonl"}
+def test_a_start_that_fails_leaves_the_store_to_the_next(data_settings):
+    wrong = replace(data_settings.prompts, train=data_settings.store.parent / "nowhere.jsonl")
     with pytest.raises(PromptFileError, match="found no such file"):
-        DataRole(**data_arguments | {"prompts": wrong})
-    TrajectoryStore(data_arguments["store"], open_timeout_s=0.0).close()
+        DataRole(replace(data_settings, prompts=wrong))
+    TrajectoryStore(data_settings.store, open_timeout_s=0.0).close()
 
 
 def test_prompts_are_found_by_their_index_and_purpose_whatever_the_names(role):
@@ -64,14 +65,14 @@ def test_prompts_are_found_by_their_index_and_purpose_whatever_the_names(role):
     assert evaluated.metadata == {"prompt": 7, "mode": "forced", "purpose": "eval"}
 
 
-def test_a_verifier_sees_no_text_of_the_tokens_that_end_a_response_or_a_turn(data_arguments):
+def test_a_verifier_sees_no_text_of_the_tokens_that_end_a_response_or_a_turn(data_settings):
     """Neither at the end nor between turns, in the whole response as in its last turn; tokens are kept as they are.
 
     What an environment says stays whole, though a token of it may end a turn of the model's, as a line break may.
     """
     ends = (5, 9)
-    words = Tokenizer.from_file(str(data_arguments["prompts"]["tokenizer"]))
-    role = DataRole(**data_arguments | {"prompts": data_arguments["prompts"] | {"end_tokens": ends}})
+    words = Tokenizer.from_file(str(data_settings.prompts.tokenizer))
+    role = DataRole(replace(data_settings, prompts=replace(data_settings.prompts, end_tokens=ends)))
     role.begin("r0#1", 0, [ref(name, 3) for name in ("a", "b", "c", "d")], seq=9)
     responses = {"a": (6, 7, 5), "b": (6, 7), "c": (6, 7, 9, 5), "d": (5,)}
     role.append("r0#1", [PartialDelta(n, 0, 0, t, (-1.0,) * len(t), STOP) for n, t in responses.items()])
@@ -94,10 +95,10 @@ def test_a_verifier_sees_no_text_of_the_tokens_that_end_a_response_or_a_turn(dat
     role.close()
 
 
-def test_special_tokens_that_end_something_are_said_nowhere(data_arguments):
-    words = Tokenizer.from_file(str(data_arguments["prompts"]["tokenizer"]))
+def test_special_tokens_that_end_something_are_said_nowhere(data_settings):
+    words = Tokenizer.from_file(str(data_settings.prompts.tokenizer))
     special = min(token for token, added in words.get_added_tokens_decoder().items() if added.special)
-    texts = Prompts(**data_arguments["prompts"] | {"end_tokens": (special,)})
+    texts = Prompts(replace(data_settings.prompts, end_tokens=(special,)))
     assert texts.decode((6, special, 7, special, 8), (True, True, False, False, True)) == words.decode([6, 7, 8])
 
 
@@ -185,15 +186,15 @@ def test_the_first_start_and_another_controller(role):
     assert role.events(0.1) in ([], [Discarded(1)])
 
 
-def test_restarted_over_its_store_it_keeps_everything(data_arguments):
-    role = DataRole(**data_arguments)
+def test_restarted_over_its_store_it_keeps_everything(data_settings):
+    role = DataRole(data_settings)
     finish(role, "trained", "scored")
     finish(role, "unscored", reward=None)
     role.begin("r0#1", 3, [ref("running", 0)], seq=9)
     role.append("r0#1", [PartialDelta("running", 0, 3, (5, 6, 7), (-1.0,) * 3)])
     role.consume(["trained"], 4)
     role.close()
-    role = DataRole(**data_arguments)
+    role = DataRole(data_settings)
     assert role.ready(None) == {"held": ("scored", "unscored"), "partial": {"running": (3, 3)}}
     role.consume(["trained"], 4)  # the trainer asks again, since nobody answered
     assert role.append("r0#1", [PartialDelta("running", 0, 3, (5, 6, 7), (-1.0,) * 3)]) == []
@@ -204,14 +205,14 @@ def test_restarted_over_its_store_it_keeps_everything(data_arguments):
     role.close()
 
 
-def test_a_run_that_starts_again_rolls_back_and_fences_everybody_off(data_arguments):
-    role = DataRole(**data_arguments)
+def test_a_run_that_starts_again_rolls_back_and_fences_everybody_off(data_settings):
+    role = DataRole(data_settings)
     finish(role, "kept", "again")
     role.consume(["kept"], 1)
     role.consume(["again"], 2)
     role.begin("r0#1", 1, [ref("running", 0)], seq=9)
     role.close()
-    role = DataRole(**data_arguments)
+    role = DataRole(data_settings)
     assert role.ready(1) == {"held": ("again",), "partial": {"running": (1, 0)}}
     assert role.append("r0#1", [PartialDelta("running", 0, 1, (5,), (-1.0,))]) == ["running"]
     role.roll_back(0)
@@ -224,7 +225,7 @@ import pickle, sys
 from tailrace.contracts import FinishReason, TrajectoryRef
 from tailrace.pipeline.roles.data import DataRole
 from tailrace.contracts import PartialDelta
-role = DataRole(**pickle.loads(bytes.fromhex(sys.argv[1])))
+role = DataRole(pickle.loads(bytes.fromhex(sys.argv[1])))
 role.ready()
 for number in range(10**6):
     name = f"t{number}"
@@ -236,11 +237,11 @@ for number in range(10**6):
 """
 
 
-def test_killed_in_the_middle_nothing_that_it_answered_is_lost(data_arguments):
+def test_killed_in_the_middle_nothing_that_it_answered_is_lost(data_settings):
     import pickle
 
     process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, pickle.dumps(data_arguments).hex()], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", KILLED, pickle.dumps(data_settings).hex()], stdout=subprocess.PIPE, text=True
     )
     lines = [process.stdout.readline() for _ in range(41)]
     process.send_signal(signal.SIGKILL)
@@ -248,7 +249,7 @@ def test_killed_in_the_middle_nothing_that_it_answered_is_lost(data_arguments):
     process.wait()
     process.stdout.close()
     promised = [line.split() for line in lines if line.endswith("\n")]
-    role = DataRole(**data_arguments)
+    role = DataRole(data_settings)
     found = role.ready(None)
     held = {name for what, name in promised if what == "held"}
     assert held <= set(found["held"])

@@ -21,7 +21,7 @@ from tailrace.contracts import (
     Turned,
 )
 from tailrace.pipeline.roles.data import DataRole
-from tailrace.pipeline.roles.environment import EnvironmentRole
+from tailrace.pipeline.roles.environment import EnvironmentRole, EnvironmentSettings
 from tailrace.pipeline.roles.observations import Glue, Observations
 from tailrace.runtime.errors import RoleError
 
@@ -144,8 +144,8 @@ def tokenizer(model):
 
 
 @pytest.fixture
-def store(data_arguments, caller):
-    role = caller.role = DataRole(**data_arguments)
+def store(data_settings, caller):
+    role = caller.role = DataRole(data_settings)
     yield role
     role.close()
 
@@ -171,12 +171,12 @@ def replica(store, tokenizer):
 
 
 @pytest.fixture
-def make(caller, store, environments, model):
+def make(caller, store, environments, model, split_settings):
     roles = []
 
     def start(name="Adds", **options):
         arguments = {
-            "data": caller,
+            "store": caller,
             "environment": f"{environments}:{name}",
             "options": {},
             "workers": 1,
@@ -186,7 +186,7 @@ def make(caller, store, environments, model):
             "tokenizer": model / "tokenizer.json",
             "stop_token_ids": (STOP,),
         }
-        roles.append(EnvironmentRole(**{**arguments, **options}))
+        roles.append(EnvironmentRole(*split_settings(EnvironmentSettings, **{**arguments, **options})))
         return roles[-1]
 
     yield start

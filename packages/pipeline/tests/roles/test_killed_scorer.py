@@ -15,7 +15,8 @@ NAMES = [f"t{number}" for number in range(200)]
 SCORER = """
 import json, sys
 from tailrace.contracts import Activity, Score, Scored
-from tailrace.pipeline.roles.scorer import ScorerRole
+from tailrace.pipeline.roles.scorer import ScorerRole, ScorerSettings
+from tailrace.runtime.executor.seam import MemberStart
 from tailrace.reward import Kind, ScoreItem
 
 TESTS = {"entry_point": "f", "tests": [{"args": [n], "expected": 2 * n} for n in range(3)]}
@@ -31,7 +32,7 @@ def program(name):
     return f"def f(x):\\n    return {2 if int(name[1:]) % 3 else 3} * x\\n"
 
 
-role = ScorerRole(data=Data(), verifiers=["code"])
+role = ScorerRole(ScorerSettings(["code"]), MemberStart(store=Data()))
 names = sys.argv[1:]
 role.submit([Score(1, tuple(names))])
 left = len(names)

@@ -9,8 +9,9 @@ from tailrace.contracts import Checkpoint, Durable, Step
 from tailrace.pipeline.roles import relay as relay_module
 from tailrace.pipeline.roles import trainer as trainer_module
 from tailrace.pipeline.roles.peer_memory import PeerMemory
-from tailrace.pipeline.roles.relay import RelayRole
+from tailrace.pipeline.roles.relay import RelayRole, RelaySettings
 from tailrace.runtime.errors import CheckpointUnusableError, DeadlineError
+from tailrace.runtime.executor.seam import MemberStart
 from tailrace.trainer.checkpoint_files import verify
 
 
@@ -19,7 +20,7 @@ class Machine:
 
     def __init__(self, name, token, patch):
         self.name, self.token, self._patch = name, token, patch
-        self.role = RelayRole(name=f"peer-{uuid.uuid4().hex}", token=token)
+        self.role = RelayRole(RelaySettings(), MemberStart(name=f"peer-{uuid.uuid4().hex}", token=token))
 
     def call(self, method, *arguments, timeout_s=60.0):
         self._patch.setattr(relay_module, "machine", lambda: self.name)

@@ -7,10 +7,10 @@ import pytest
 
 from tailrace.contracts import Activity, Predict, Predicted, PredictionFailed
 from tailrace.pipeline.roles.finished_lengths import FinishedLength, FinishedLengths
-from tailrace.pipeline.roles.ranker import RankerRole
+from tailrace.pipeline.roles.ranker import RankerRole, RankerSettings
 from tailrace.ranker import Example, LengthRanker, Prediction, PredictionError, UnknownMethodError
 from tailrace.runtime.errors import RoleError
-from tailrace.runtime.executor.seam import MemberDeadError
+from tailrace.runtime.executor.seam import MemberDeadError, MemberStart
 
 PROMPTS, SAMPLES = 20, 4
 
@@ -58,7 +58,7 @@ def make(caller, data, tmp_path):
             "look_s": 0.02,
             "budget_s": 30.0,
         }
-        roles.append(RankerRole(**{"data": caller, **given, **options}))
+        roles.append(RankerRole(RankerSettings(**{**given, **options}), MemberStart(store=caller)))
         return roles[-1]
 
     yield start

@@ -10,8 +10,9 @@ import pytest
 from tailrace.contracts import Score
 from tailrace.faulttol import FaultKind
 from tailrace.paramserver import Publisher, RelayReader
-from tailrace.pipeline.roles.relay import RelayRole
+from tailrace.pipeline.roles.relay import RelayRole, RelaySettings
 from tailrace.runtime.errors import RoleError
+from tailrace.runtime.executor.seam import MemberStart
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def make(token):
     roles = []
 
     def start(name=None):
-        roles.append(RelayRole(name=name or f"roles-{uuid.uuid4().hex}", token=token))
+        roles.append(RelayRole(RelaySettings(), MemberStart(name=name or f"roles-{uuid.uuid4().hex}", token=token)))
         return roles[-1]
 
     yield start

@@ -20,7 +20,7 @@ from tailrace.faulttol import FaultKind
 from tailrace.paramserver import Publisher
 from tailrace.pipeline.roles.data import DataRole
 from tailrace.pipeline.roles.prompts import DecodingMode, SamplingTable
-from tailrace.pipeline.roles.replica import ReplicaRole
+from tailrace.pipeline.roles.replica import ReplicaRole, ReplicaSettings
 from tailrace.rollout.testing import FakeEngine, fake_token
 from tailrace.runtime.errors import RoleError
 
@@ -43,23 +43,23 @@ class FakeReplica(ReplicaRole):
 
 
 @pytest.fixture
-def make(caller, data_arguments, model, token, tmp_path):
-    roles, caller.role = [], DataRole(**data_arguments)
+def make(caller, data_settings, model, token, tmp_path, split_settings):
+    roles, caller.role = [], DataRole(data_settings)
 
     def start(**options):
         arguments = {
-            "replica": "r0",
+            "id": "r0",
             "incarnation": 1,
             "engine": "fake",
             "model": model,
             "options": {},
-            "data": caller,
+            "store": caller,
             "sampling": SamplingTable(1.0, LENGTH, (), {"sampled": DecodingMode()}),
             "token": token,
             "checkpoints": tmp_path,
             "snapshot_s": 0.1,
         }
-        roles.append(FakeReplica(**{**arguments, **options}))
+        roles.append(FakeReplica(*split_settings(ReplicaSettings, **{**arguments, **options})))
         return roles[-1]
 
     yield start
@@ -105,7 +105,7 @@ def test_pulls_from_its_sources_and_generates(make, relay, caller, gather):
         role.submit([Score(3, ())])
 
 
-def test_it_outlives_the_data_role(make, relay, caller, gather, data_arguments):
+def test_it_outlives_the_data_role(make, relay, caller, gather, data_settings):
     role = make()
     role.submit([Pull(1, "r0", 4, 0, (relay.address,)), Route(2, "r0", refs("a", "b"), 1)])
     gather(role, lambda _: sum(p[1] for p in caller.role.ready()["partial"].values()) > 20, "some tokens")
@@ -113,7 +113,7 @@ def test_it_outlives_the_data_role(make, relay, caller, gather, data_arguments):
         died, caller.role = caller.role, None
         died.close()
         assert not fold(role.events(0.3), Finished)
-        caller.role = DataRole(**data_arguments)
+        caller.role = DataRole(data_settings)
         caller.role.ready(None)
     role.submit([Route(3, "r0", refs("a", "b", "c")[2:], 2)])
     gather(role, lambda events: len(fold(events, Finished)) == 3, "all responses")
@@ -122,7 +122,7 @@ def test_it_outlives_the_data_role(make, relay, caller, gather, data_arguments):
     )
 
 
-def test_a_data_role_that_does_not_come_back_breaks_it(make, relay, caller, gather, data_arguments):
+def test_a_data_role_that_does_not_come_back_breaks_it(make, relay, caller, gather, data_settings):
     role = make(data_timeout_s=0.3)
     role.submit([Pull(1, "r0", 4, 0, (relay.address,)), Route(2, "r0", refs("a"), 1)])
     gather(role, lambda _: caller.role.ready()["partial"].get("a", (0, 0))[1] > 5, "some tokens")
@@ -130,7 +130,7 @@ def test_a_data_role_that_does_not_come_back_breaks_it(make, relay, caller, gath
     died.close()
     with pytest.raises(Exception, match=r"the data role is gone|did not acknowledge"):
         gather(role, lambda _: False, "its end")
-    caller.role = DataRole(**data_arguments)
+    caller.role = DataRole(data_settings)
 
 
 def test_a_stalled_engine_stands_still_in_a_process_that_answers(make, relay, gather):

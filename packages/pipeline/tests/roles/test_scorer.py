@@ -4,10 +4,10 @@ import threading
 import pytest
 
 from tailrace.contracts import Abort, Activity, Score, Scored, ScoringFailed, Step
-from tailrace.pipeline.roles.scorer import ScorerRole
+from tailrace.pipeline.roles.scorer import ScorerRole, ScorerSettings
 from tailrace.reward import ScoreItem
 from tailrace.runtime.errors import RoleError
-from tailrace.runtime.executor.seam import MemberDeadError
+from tailrace.runtime.executor.seam import MemberDeadError, MemberStart
 
 
 class Unscored:
@@ -32,7 +32,7 @@ class Unscored:
 
 
 def test_it_tells_its_sandbox_as_soon_as_it_is_up():
-    role = ScorerRole(data=Unscored(), verifiers=["exact", "code"])
+    role = ScorerRole(ScorerSettings(["exact", "code"]), MemberStart(store=Unscored()))
     try:
         (event,) = role.events(5.0)
         assert event == Activity("scorer", "0", role._scheduler.sandbox)
@@ -56,7 +56,7 @@ def make(caller, data):
 
     def start(**options):
         caller.role = data
-        roles.append(ScorerRole(data=caller, verifiers=["exact"], **options))
+        roles.append(ScorerRole(ScorerSettings(["exact"], **options), MemberStart(store=caller)))
         return roles[-1]
 
     yield start

@@ -7,10 +7,13 @@ import sys
 
 from tailrace.contracts import Checkpoint, Durable, Publish, Published, Step, Stepped
 from tailrace.paramserver import RelayReader
-from tailrace.trainer import load_weights_file
+from tailrace.pipeline.roles.trainer import TrainerSettings
+from tailrace.runtime.executor.seam import MemberStart
+from tailrace.trainer import TrainerConfig, load_weights_file
 
 RANK = """
 import pathlib, pickle, sys, threading, time
+from dataclasses import replace
 from tailrace.contracts import Reveal
 from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.trainer import TrainerConfig
@@ -31,10 +34,9 @@ class Second:  # what the first rank tells it goes through a file
         self.path.with_suffix(".new").rename(self.path)
 
 arguments, before, held, after, path = pickle.loads(sys.stdin.buffer.read())
-followers = [Second(path)] if arguments["rank"] == 0 else []
-role = TrainerRole(
-    config=TrainerConfig(lr=1e-2, device="cpu", threads=1), data=Data(), followers=followers, incarnation=3, **arguments
-)
+settings, start = arguments
+followers = [Second(path)] if start.rank == 0 else []
+role = TrainerRole(settings, replace(start, store=Data(), followers=followers, incarnation=3))
 def gather(*_):
     raise AssertionError("nobody gathers weights")
 role._backend.weights = gather
@@ -45,7 +47,7 @@ def listen():
             told = stamp
             role.follow(path.read_text())
         time.sleep(0.01)
-if arguments["rank"] == 1:
+if start.rank == 1:
     threading.Thread(target=listen, daemon=True).start()
 role.ready(None)
 role.submit(before)
@@ -86,20 +88,14 @@ def test_two_ranks_publish_together_what_none_of_them_holds(tmp_path, model, tok
     (tmp_path / "checkpoints").mkdir()
     ranks = []
     for rank in range(2):
-        arguments = {
-            "model": model,
-            "backend": "fsdp2",
-            "rank": rank,
-            "world_size": 2,
-            "rendezvous": f"file://{tmp_path}/rendezvous",
-            "token": token,
-            "checkpoints": tmp_path / "checkpoints",
-        }
+        config = TrainerConfig(lr=1e-2, device="cpu", threads=1)
+        settings = TrainerSettings(model, "fsdp2", config, tmp_path / "checkpoints")
+        start = MemberStart(token=token, rank=rank, world_size=2, rendezvous=f"file://{tmp_path}/rendezvous")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
             [sys.executable, "-c", RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
-        process.stdin.write(pickle.dumps((arguments, before, model, after, tmp_path / "master")))
+        process.stdin.write(pickle.dumps(((settings, start), before, model, after, tmp_path / "master")))
         process.stdin.close()
         process.stdin = None
         ranks.append(process)

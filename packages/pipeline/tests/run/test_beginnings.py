@@ -7,7 +7,7 @@ import pytest
 from tailrace.contracts import Purpose, TrajectoryRef
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.roles.prompts import DecodingMode, Prompts, beginning_of, session_row
+from tailrace.pipeline.roles.prompts import DecodingMode, Prompts, PromptSettings, beginning_of, session_row
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.prepare import prepare
@@ -198,10 +198,10 @@ def test_a_chat_model_reads_it_as_a_users_message(tmp_path, word_model):
 def test_token_ids_are_the_prompt_as_they_are(run):
     found = run.prepare("Renders", words=7)
     given = (1, 0, 0, 1, 0, 0, 1)
-    reader = Prompts(
+    reader = Prompts(PromptSettings(
         tokenizer=run.model / "tokenizer.json", train=found.train, held_out=found.held_out,
         modes={"forced": DecodingMode(1.0, "a")},
-    )  # fmt: skip
+    ))  # fmt: skip
     assert reader.encode(TrajectoryRef("0.0", 0, 0, prompt=3)) == given
     forced = TrajectoryRef("e", 0, 0, Purpose.EVAL, "forced", prompt=1)
     assert reader.encode(forced) == (*given, 0)

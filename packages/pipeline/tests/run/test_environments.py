@@ -165,8 +165,8 @@ def test_the_role_gets_what_the_configuration_says(chat_model):
     table = {"workers": 3, "call_s": 5.0, "max_turns": 7, "options": {"most_calls": 4}}
     tool = config(task=TOOL, environment=table, rollout={"max_tokens": 99})
     (role,) = environment_role(tool, chat_model(None), (1,), {"A": "b"}).values()
-    arguments = role.arguments
-    assert (arguments["environment"], arguments["workers"], arguments["max_turns"]) == ("python", 3, 7)
-    assert (arguments["max_tokens"], arguments["call_s"], arguments["python"], arguments["glue"]) == (99, 5.0, "", None)
+    settings = role.settings
+    assert (settings.environment, settings.workers, settings.max_turns) == ("python", 3, 7)
+    assert (settings.max_tokens, settings.call_s, settings.python, settings.glue) == (99, 5.0, "", None)
     assert role.environment == {"A": "b"}
     assert environment_role(config(task={"name": "long-chain-sum"}), chat_model(None), (1,), {}) == {}

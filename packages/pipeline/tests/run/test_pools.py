@@ -44,6 +44,11 @@ def test_the_resolved_configuration_reads_back():
     assert validate([("config.json", config.model_dump(mode="json"))]) == config
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    options: dict
+
+
 class NoHost:
     def caller(self, role, id_="0"):
         return (role, id_)
@@ -51,18 +56,18 @@ class NoHost:
 
 def test_each_pools_replicas_have_their_engine_and_devices_and_are_resized_from_these():
     config = configured(NEAR, FAR, executor={"replica_gpus": 1.0})
-    role = RoleSpec(dict, {"options": {"seed": 3, **config.rollout.options}}, gpus=1.0)
+    role = RoleSpec.of(dict, Options({"seed": 3, **config.rollout.options}), gpus=1.0)
     deployment = Deployment("run", "token", {REPLICA: role}, pools=pool_replicas(config, role))
     near, far, plain = (
         deployment.role(NoHost(), REPLICA, "r0", 1, place=Place(pool=pool)) for pool in ("near", "far", "")
     )
     shared = {"seed": 3, "max_model_len": 64}
-    assert near.arguments["options"] == {**shared, "max_num_seqs": 8, "tensor_parallel_size": 2}
-    assert far.arguments["options"] == {**shared, "max_num_seqs": 16} == plain.arguments["options"]
+    assert near.settings.options == {**shared, "max_num_seqs": 8, "tensor_parallel_size": 2}
+    assert far.settings.options == {**shared, "max_num_seqs": 16} == plain.settings.options
     assert [(spec.gpus, spec.device) for spec in (near, far, plain)] == [(2.0, ""), (1.0, "H20"), (1.0, "")]
     assert replica_gpus(config) == 5.0
     halved = deployment.role(NoHost(), REPLICA, "r0", 1, tp=1, place=Place(pool="near"))
-    assert (halved.gpus, halved.arguments["tp"]) == (1.0, 1)
+    assert (halved.gpus, halved.arguments["start"].tp) == (1.0, 1)
     assert dataclasses.replace(halved, arguments={}) == dataclasses.replace(plain, arguments={})
 
 

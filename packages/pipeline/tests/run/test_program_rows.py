@@ -88,7 +88,7 @@ def test_settings_of_programs_reach_the_scheduler(model):
     config = validate(
         [("mine", {"reward": {"code": own}, "task": {"train": "x.jsonl"}, "model": {"path": str(model)}})]
     )
-    assert {name: getattr(score_settings(config, ())["code"], name) for name in own} == own
+    assert {name: getattr(score_settings(config, ()).code, name) for name in own} == own
 
 
 def test_programs_may_import_the_modules_that_are_named(model):

@@ -10,7 +10,7 @@ import pytest
 from tailrace.contracts import TrajectoryRef
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.roles.prompts import Prompts, item_metadata
+from tailrace.pipeline.roles.prompts import Prompts, PromptSettings, item_metadata
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.prepare import prepare
 from tailrace.pipeline.run.prompts.reading import PromptCounts, read_files
@@ -111,7 +111,7 @@ def with_begin(model, begin="<s>", **settings):
 
 
 def encoded(found, model):
-    prompts = Prompts(tokenizer=model / "tokenizer.json", train=found.train, held_out=None, modes={})
+    prompts = Prompts(PromptSettings(tokenizer=model / "tokenizer.json", train=found.train, held_out=None, modes={}))
     return prompts.encode(TrajectoryRef("0.0", 0, 0, prompt=0))
 
 
@@ -270,12 +270,14 @@ def test_several_sources_are_mixed_by_their_shares(tmp_path, model):
         assert found.shares == (0.25, 0.75)
         assert set(found.counts) == {"sources.0", "sources.1"}
         prompts = Prompts(
-            tokenizer=model / "tokenizer.json",
-            train=found.train,
-            held_out=None,
-            modes={},
-            shares=found.shares,
-            shuffle_seed=3,
+            PromptSettings(
+                tokenizer=model / "tokenizer.json",
+                train=found.train,
+                held_out=None,
+                modes={},
+                shares=found.shares,
+                shuffle_seed=3,
+            )
         )
         drawn = [prompts.prompt(TrajectoryRef(f"{index}.0", index, 0, prompt=index)) for index in range(40)]
         assert Counter(prompt.prompt[0] for prompt in drawn) == {"a": 10, "b": 30}

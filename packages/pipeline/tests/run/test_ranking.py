@@ -4,6 +4,7 @@ import pytest
 
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.roles.ranker import RankerSettings
 from tailrace.pipeline.run.build import build_spec, check
 from tailrace.pipeline.run.ranking import check_ranker, ranker_settings
 from tailrace.ranker import Example, LengthRanker
@@ -27,10 +28,10 @@ def test_with_it_the_run_has_one_and_the_evaluation_of_controls_has_none():
 
 def test_what_the_role_is_told(tmp_path):
     told = ranker_settings(config(prompts=9, method="lexical"), tmp_path / "model", tmp_path / "ranker")
-    assert told == {
-        "saved": tmp_path / "ranker", "path": None, "method": "lexical", "prompts": 9, "samples": 8, "look_s": 2.0,
-        "budget_s": 60.0, "policy": tmp_path / "model", "seed": 5,
-    }  # fmt: skip
+    assert told == RankerSettings(
+        saved=tmp_path / "ranker", path=None, method="lexical", prompts=9, samples=8, look_s=2.0,
+        budget_s=60.0, policy=tmp_path / "model", seed=5,
+    )  # fmt: skip
 
 
 def test_a_ranker_that_was_saved_is_taken(tmp_path):

@@ -15,7 +15,7 @@ from tailrace.runtime.errors import (
     StaleEpochError,
     SupersededError,
 )
-from tailrace.runtime.executor.seam import MemberDeadError
+from tailrace.runtime.executor.seam import MemberDeadError, MemberStart
 
 EVERYBODY = (("data", "0"), ("scorer", "0"), ("relay", "0"), ("trainer", "0"), ("replica", "r0"), ("replica", "r1"))
 
@@ -37,9 +37,9 @@ def test_a_member_is_told_what_it_is_and_where_it_may_stand(run):
     run.give(c.Start(1, "replica", "r0", place), c.Start(2, "relay", "1", place), c.Start(3, "trainer", "0"))
     assert [member.place for member in run.host.spawned] == [place, place, c.Place()]
     assert run.member("replica", "r0").arguments == {
-        "data": "caller of data 0", "replica": "r0", "incarnation": 1, "token": "token",
+        "start": MemberStart("r0", 1, "token", "test-r0", "caller of data 0"),
     }  # fmt: skip
-    assert run.member("relay", "1").arguments == {"name": "test-1", "token": "token"}
+    assert run.member("relay", "1").arguments == {"start": MemberStart("1", 1, "token", "test-1")}
     assert run.member("trainer").calls[0][:2] == ("ready", (None,))
 
 
@@ -162,7 +162,7 @@ def test_every_rank_of_a_trainer_hears_the_same_and_they_end_together():
     run.give(c.Start(1, "trainer", "0"))
     run.settle()
     first, second = run.member("trainer"), run.member("trainer", "0.1")
-    assert [member.arguments["rank"] for member in (first, second)] == [0, 1]
+    assert [member.arguments["start"].rank for member in (first, second)] == [0, 1]
     step = c.Step(2, 1, (("0.0",),))
     run.give(step)
     assert first.told() == second.told() == [[step]]

@@ -3,7 +3,7 @@
 from tailrace.runtime.errors import AnswerError, DeadlineError, RoleError, RunFailedError, SupersededError
 from tailrace.runtime.executor.deployment import Deadlines, Deployment
 from tailrace.runtime.executor.executor import Executor
-from tailrace.runtime.executor.seam import MemberDeadError, RoleSpec
+from tailrace.runtime.executor.seam import MemberDeadError, MemberStart, RoleSpec
 from tailrace.runtime.role_worker import RoleWorker
 
 __version__ = "0.1.0"
@@ -14,6 +14,7 @@ __all__ = [
     "Deployment",
     "Executor",
     "MemberDeadError",
+    "MemberStart",
     "RoleError",
     "RoleSpec",
     "RoleWorker",

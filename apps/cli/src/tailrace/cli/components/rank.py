@@ -16,7 +16,7 @@ from tailrace import contracts as c
 from tailrace.cli.errors import CommandError
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.roles.prompts import Prompts
+from tailrace.pipeline.roles.prompts import Prompts, PromptSettings
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.figures.stages import CompleteResponses
@@ -131,12 +131,14 @@ def _of_run(directory: RunDirectory) -> Iterator[Example]:
     config = validate([(str(directory.config), directory.read_config())])
     prepared = prepare(config, directory, lambda _: None)
     prompts = Prompts(
-        tokenizer=prepared.model / "tokenizer.json",
-        train=prepared.train,
-        shares=prepared.shares,
-        held_out=None,
-        modes={},
-        shuffle_seed=config.seed,
+        PromptSettings(
+            tokenizer=prepared.model / "tokenizer.json",
+            train=prepared.train,
+            shares=prepared.shares,
+            held_out=None,
+            modes={},
+            shuffle_seed=config.seed,
+        )
     )
     families = _Families(config)
     count = 0

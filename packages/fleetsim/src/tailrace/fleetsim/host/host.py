@@ -14,7 +14,7 @@ from tailrace.fleetsim.host.phases import Phases
 from tailrace.runtime.errors import StaleEpochError
 from tailrace.runtime.executor.correspondence import Correspondence
 from tailrace.runtime.executor.deployment import REPLICA
-from tailrace.runtime.executor.seam import DONE, Answer, MachineDeadError, MemberDeadError, RoleSpec
+from tailrace.runtime.executor.seam import DONE, Answer, MachineDeadError, MemberDeadError, MemberStart, RoleSpec
 
 
 class VirtualMember:
@@ -324,7 +324,8 @@ class VirtualHost:
         """Start a model; ``spec.factory(id_)`` is the model of the name, which outlives its incarnations."""
         model = spec.factory(id_)
         machine = self._machine(role, id_, incarnation, place)
-        tp = spec.arguments.get("tp")
+        start: MemberStart | None = spec.arguments.get("start")
+        tp = None if start is None else start.tp
         member = self.members[role, id_] = VirtualMember(self, role, id_, incarnation, model, machine, tp, place.pool)
         return member
 

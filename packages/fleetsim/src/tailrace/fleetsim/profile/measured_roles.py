@@ -19,11 +19,12 @@ from tailrace.fleetsim.profile.samples import (
     TrainingUpdate,
     WorkSpan,
 )
-from tailrace.pipeline.roles.replica import ReplicaRole
-from tailrace.pipeline.roles.trainer import TrainerRole
+from tailrace.pipeline.roles.replica import ReplicaRole, ReplicaSettings
+from tailrace.pipeline.roles.trainer import TrainerRole, TrainerSettings
 from tailrace.rollout.options import EngineOptions, resolve_device
 from tailrace.runtime.executor.deployment import REPLICA, TRAINER
 from tailrace.runtime.executor.doors import RoleDoor
+from tailrace.runtime.executor.seam import MemberStart
 
 LOOKS = 200
 
@@ -55,9 +56,9 @@ TRAINER_SAMPLES = RoleDoor[SamplesTrainer](TRAINER, SamplesTrainer)
 class MeasuredReplica(ReplicaRole):
     """A replica whose engine is measured. Arguments are those of `ReplicaRole`."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, settings: ReplicaSettings, start: MemberStart) -> None:
         self._samples = ReplicaSamples()
-        super().__init__(**arguments)
+        super().__init__(settings, start)
 
     def build_engine(self, engine: str, model: Path, options: Mapping[str, Any]) -> Engine:
         """The engine, wrapped to be measured."""
@@ -72,8 +73,8 @@ class MeasuredReplica(ReplicaRole):
 class MeasuredTrainer(TrainerRole):
     """A trainer whose commands are measured. Arguments are those of `TrainerRole`."""
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    def __init__(self, settings: TrainerSettings, start: MemberStart) -> None:
+        super().__init__(settings, start)
         self._samples = TrainerSamples()
         self._samples.device = str(self._backend.device).partition(":")[0]
         self._last: list[Experience] = []

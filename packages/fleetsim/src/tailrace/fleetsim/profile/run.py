@@ -243,7 +243,7 @@ def measure(config: RunConfig, directory: RunDirectory, steps: int, progress: Pr
     executor.close()
     everything = measured.trajectories.values()
     training = {trajectory.group for trajectory in everything if trajectory.purpose is c.Purpose.TRAIN}
-    measured.prompts = _prompt_tokens(Prompts(**deployment.roles[DATA].arguments["prompts"]), training)
+    measured.prompts = _prompt_tokens(Prompts(deployment.roles[DATA].settings.prompts), training)
     return measured
 
 
@@ -275,12 +275,12 @@ def measured_roles(deployment: Deployment, seed: int) -> Deployment:
     from tailrace.fleetsim.profile.measured_roles import MeasuredReplica, MeasuredTrainer
 
     data, trainer, replica = (deployment.roles[role] for role in (DATA, TRAINER, REPLICA))
-    prompts = {**data.arguments["prompts"], "shuffle_seed": seed + OTHER_PROMPTS}
+    prompts = dataclasses.replace(data.settings.prompts, shuffle_seed=seed + OTHER_PROMPTS)
     return dataclasses.replace(
         deployment,
         roles={
             **deployment.roles,
-            DATA: dataclasses.replace(data, arguments={**data.arguments, "prompts": prompts}),
+            DATA: data.having(dataclasses.replace(data.settings, prompts=prompts)),
             TRAINER: dataclasses.replace(trainer, factory=MeasuredTrainer),
             REPLICA: dataclasses.replace(replica, factory=MeasuredReplica),
         },

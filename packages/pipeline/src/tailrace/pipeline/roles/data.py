@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -32,10 +33,11 @@ from tailrace.contracts import (
 from tailrace.pipeline.roles.calls import DataCalls
 from tailrace.pipeline.roles.dropped import Dropped
 from tailrace.pipeline.roles.finished_lengths import FinishedLength, FinishedLengths
-from tailrace.pipeline.roles.prompts import Prompts, item_metadata
+from tailrace.pipeline.roles.prompts import Prompts, PromptSettings, item_metadata
 from tailrace.reward import ScoreItem
 from tailrace.reward.turns import of_turns
 from tailrace.runtime.errors import RoleError
+from tailrace.runtime.executor.seam import MemberStart
 from tailrace.runtime.role_worker import RoleWorker
 from tailrace.trajstore import (
     Assignment,
@@ -50,30 +52,34 @@ from tailrace.trajstore import (
 _OPEN_S, _CLOSE_S = 30.0, 10.0
 
 
-class DataRole:
-    """Owns the trajectory store and the prompts.
+@dataclass(frozen=True, slots=True)
+class DataSettings:
+    """Settings of the data role.
 
     Args:
         store: the SQLite file.
-        prompts: arguments of `Prompts`.
+        prompts: the prompts.
         verifier: the verifier of rows that name none.
         mixed_versions: whether a trajectory may continue under newer weights.
         archive: JSON Lines file for trajectories that were trained on and leave the store; None: they are not kept.
     """
 
-    def __init__(
-        self,
-        *,
-        store: Path,
-        prompts: Mapping[str, Any],
-        verifier: str,
-        mixed_versions: bool = False,
-        archive: Path | None = None,
-    ) -> None:
-        self._archive = archive
-        self._prompts = Prompts(**prompts)  # before the store, which a start that fails would leave locked
-        self._store = TrajectoryStore(store, mixed_versions=mixed_versions, open_timeout_s=_OPEN_S)
-        self._verifier = verifier
+    store: Path
+    prompts: PromptSettings
+    verifier: str
+    mixed_versions: bool = False
+    archive: Path | None = None
+
+
+class DataRole:
+    """Owns the trajectory store and the prompts."""
+
+    def __init__(self, settings: DataSettings, start: MemberStart = MemberStart()) -> None:  # noqa: B008 - frozen
+        del start  # it calls nobody
+        self._archive, self._verifier = settings.archive, settings.verifier
+        self._prompts = Prompts(settings.prompts)  # before the store, which a start that fails would leave locked
+        mixed = settings.mixed_versions
+        self._store = TrajectoryStore(settings.store, mixed_versions=mixed, open_timeout_s=_OPEN_S)
         self._dropped = Dropped()
         self._lengths = FinishedLengths()
         self._lock = Lock()  # a trajectory is begun either before it is dropped or not at all

@@ -30,7 +30,7 @@ from tailrace.pipeline.roles.role_loop import RoleLoop
 from tailrace.pipeline.roles.stops import Stops
 from tailrace.runtime.errors import RoleError
 from tailrace.runtime.executor.doors import EnvironmentCalls
-from tailrace.runtime.executor.seam import Caller
+from tailrace.runtime.executor.seam import MemberStart
 from tailrace.trajstore import Conversation, Prompt, Turn
 
 TOOL = "tool"
@@ -49,11 +49,11 @@ class _Session:
     answered: int | None
 
 
-class EnvironmentRole:
-    """Answers the turns of trajectories.
+@dataclass(frozen=True, slots=True)
+class EnvironmentSettings:
+    """Settings of the environments.
 
     Args:
-        data: the data role.
         environment: see `EnvironmentPool`, as are `options`, `workers`, `call_s`, `python` and `start_s`.
         max_turns: turns that are answered in a trajectory; the answer to the last one ends it.
         max_tokens: most response tokens, answers included. An answer that leaves no token for the next turn ends its
@@ -62,34 +62,35 @@ class EnvironmentRole:
         data_timeout_s: how long the data role may be gone before a restarted one must answer.
     """
 
-    def __init__(
-        self,
-        *,
-        data: Caller,
-        environment: str,
-        options: Mapping[str, Any],
-        workers: int,
-        call_s: float,
-        max_turns: int,
-        max_tokens: int,
-        tokenizer: Path,
-        stop_token_ids: Sequence[int],
-        glue: Glue | None = None,
-        python: str = "",
-        start_s: float = 60.0,
-        data_timeout_s: float = 180.0,
-    ) -> None:
-        self._data = DATA_DOOR.open(data, data_timeout_s)
-        self._name, self._max_turns, self._max_tokens = environment, max_turns, max_tokens
-        self._observations = Observations(tokenizer, stop_token_ids, glue)
+    environment: str
+    options: Mapping[str, Any]
+    workers: int
+    call_s: float
+    max_turns: int
+    max_tokens: int
+    tokenizer: Path
+    stop_token_ids: Sequence[int]
+    glue: Glue | None = None
+    python: str = ""
+    start_s: float = 60.0
+    data_timeout_s: float = 180.0
+
+
+class EnvironmentRole:
+    """Answers the turns of trajectories."""
+
+    def __init__(self, settings: EnvironmentSettings, start: MemberStart) -> None:
+        self._data = DATA_DOOR.open(start.data, settings.data_timeout_s)
+        self._name, self._max_turns, self._max_tokens = settings.environment, settings.max_turns, settings.max_tokens
+        self._observations = Observations(settings.tokenizer, settings.stop_token_ids, settings.glue)
         self._pool = EnvironmentPool(
-            environment,
-            options,
-            workers=workers,
+            settings.environment,
+            settings.options,
+            workers=settings.workers,
             sessions=_EVERY_SESSION,
-            call_s=call_s,
-            python=python,
-            start_s=start_s,
+            call_s=settings.call_s,
+            python=settings.python,
+            start_s=settings.start_s,
         )
         self.stops = Stops()
         self._faults = ToolFaults(self._pool, self.stops)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -39,39 +39,43 @@ class DecodingMode:
     turns: bool = True
 
 
-class Prompts:
-    """Looks prompts up and encodes them.
+@dataclass(frozen=True, slots=True)
+class PromptSettings:
+    """Which prompts a run has.
 
     Args:
         tokenizer: a Hugging Face ``tokenizer.json``.
         train: prompts to train on, a file or several.
-        shares: share of each of several files in the prompts.
         held_out: problems to evaluate on; None if there are none.
         modes: decoding modes of evaluations by name.
+        shares: share of each of several files in the prompts.
         shuffle_seed: seed of the order of training prompts; None keeps the file's order.
         end_tokens: tokens that say that a response or a turn is over; their text is no part of what a response says.
     """
 
-    def __init__(
-        self,
-        *,
-        tokenizer: Path,
-        train: Path | Sequence[Path],
-        held_out: Path | None,
-        modes: Mapping[str, DecodingMode],
-        shares: Sequence[float] = (1.0,),
-        shuffle_seed: int | None = 0,
-        end_tokens: Collection[int] = (),
-    ) -> None:
+    tokenizer: Path
+    train: Path | Sequence[Path]
+    held_out: Path | None = None
+    modes: Mapping[str, DecodingMode] = field(default_factory=dict)
+    shares: Sequence[float] = (1.0,)
+    shuffle_seed: int | None = 0
+    end_tokens: Collection[int] = ()
+
+
+class Prompts:
+    """Looks prompts up and encodes them."""
+
+    def __init__(self, settings: PromptSettings) -> None:
         with extra("tailrace-trainer", "torch"):
             from tokenizers import Tokenizer
 
-        self._tokenizer = Tokenizer.from_file(str(tokenizer))
-        files = [train] if isinstance(train, Path) else train
-        pools = [PromptPool.from_file(file, shuffle_seed=shuffle_seed) for file in files]
-        self._train = pools[0] if len(pools) == 1 else PromptMix(pools, shares, shuffle_seed=shuffle_seed)
-        self._held_out = PromptPool.from_file(held_out) if held_out else None
-        self._modes, self._ends = dict(modes), frozenset(end_tokens)
+        self._tokenizer = Tokenizer.from_file(str(settings.tokenizer))
+        seed = settings.shuffle_seed
+        files = [settings.train] if isinstance(settings.train, Path) else settings.train
+        pools = [PromptPool.from_file(file, shuffle_seed=seed) for file in files]
+        self._train = pools[0] if len(pools) == 1 else PromptMix(pools, settings.shares, shuffle_seed=seed)
+        self._held_out = PromptPool.from_file(settings.held_out) if settings.held_out else None
+        self._modes, self._ends = dict(settings.modes), frozenset(settings.end_tokens)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special_ends = {token for token in self._ends if token in added and added[token].special}
 

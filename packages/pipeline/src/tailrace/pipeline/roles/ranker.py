@@ -18,6 +18,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from tailrace.pipeline.roles.finished_lengths import MOST, FinishedLength
 from tailrace.ranker import DamagedRankerError, Example, LengthRanker, Prediction, PredictionError
 from tailrace.runtime.errors import RoleError
 from tailrace.runtime.executor.doors import Role
-from tailrace.runtime.executor.seam import Caller
+from tailrace.runtime.executor.seam import MemberStart
 from tailrace.runtime.role_worker import RoleWorker
 
 TRAINED, UPDATED = "trained", "updated"
@@ -37,51 +38,51 @@ _CLOSE_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-class RankerRole:
-    """Predicts, and learns beside that.
+@dataclass(frozen=True, slots=True)
+class RankerSettings:
+    """Settings of the ranker.
 
     Args:
-        data: the data role.
         saved: directory of what it learns in this run, one directory each time; it need not exist.
         path: directory of a ranker to begin with; None: it is trained on responses of this run.
         method: what is trained, see `tailrace.ranker.method_names`; ``"auto"`` tries several.
         prompts: different prompts with new finished responses after which it is trained, or asks whether it has drifted.
+        budget_s: seconds that one training or update may take.
         samples: finished responses with which a prompt counts.
         look_s: seconds between two looks for finished responses.
-        budget_s: seconds that one training or update may take.
         policy: directory of the model that generates the responses, for methods that read it.
         seed: of training.
         data_timeout_s: how long the data role may be gone before a restarted one must answer.
     """
 
-    def __init__(
-        self,
-        *,
-        data: Caller,
-        saved: Path,
-        path: Path | None,
-        method: str,
-        prompts: int,
-        budget_s: float,
-        samples: int = 1,
-        look_s: float = 2.0,
-        policy: Path | None = None,
-        seed: int = 0,
-        data_timeout_s: float = 180.0,
-    ) -> None:
-        self._data, self._saved = DATA_DOOR.open(data, data_timeout_s), saved
-        self._method, self._prompts, self._samples, self._budget_s = method, prompts, samples, budget_s
-        self._policy, self._seed = policy, seed
-        self._ranker = _newest(saved, policy)
-        if self._ranker is None and path is not None:
-            self._ranker = LengthRanker.load(path, policy=policy)
+    saved: Path
+    path: Path | None
+    method: str
+    prompts: int
+    budget_s: float
+    samples: int = 1
+    look_s: float = 2.0
+    policy: Path | None = None
+    seed: int = 0
+    data_timeout_s: float = 180.0
+
+
+class RankerRole:
+    """Predicts, and learns beside that."""
+
+    def __init__(self, settings: RankerSettings, start: MemberStart) -> None:
+        self._settings = settings
+        self._data = DATA_DOOR.open(start.data, settings.data_timeout_s)
+        self._ranker = _newest(settings.saved, settings.policy)
+        if self._ranker is None and settings.path is not None:
+            self._ranker = LengthRanker.load(settings.path, policy=settings.policy)
         self._seen = 0
         self._new: list[FinishedLength] = []
         self._known = 0  # prompts all of whose samples have finished since it learned last
         self._learned = 0
         self._worker = RoleWorker("predictions", self._carry_out)
         self._closing = threading.Event()
-        self._learner = threading.Thread(target=self._look_on, args=(look_s,), name="learning", daemon=True)
+        self._learner = threading.Thread(target=self._look_on, args=(settings.look_s,), name="learning", daemon=True)
         self._learner.start()
 
     # ---- for the executor -----------------------------------------------------------------------------------------
@@ -114,7 +115,7 @@ class RankerRole:
             raise RoleError(f"the ranker got {type(command).__name__} {command.seq}, expected Predict")
         ranker = self._ranker
         if ranker is None:
-            why = f"found finished responses to {self._known} prompts, expected {self._prompts} to learn from"
+            why = f"found finished responses to {self._known} prompts, expected {self._settings.prompts} to learn from"
             self._worker.put(*(PredictionFailed(prompt, why, command.seq) for prompt in command.prompts))
             return
         texts = self._data.prompt_texts(command.prompts)
@@ -138,9 +139,9 @@ class RankerRole:
             self._seen = fresh[-1].number
             self._new = [*self._new, *fresh][-MOST:]
         counts = Counter(length.prompt for length in self._new)
-        whole = {prompt for prompt, count in counts.items() if count >= self._samples}
+        whole = {prompt for prompt, count in counts.items() if count >= self._settings.samples}
         self._known = len(whole)
-        if len(whole) < self._prompts:
+        if len(whole) < self._settings.prompts:
             return
         examples = _examples([length for length in self._new if length.prompt in whole])
         self._new = [length for length in self._new if length.prompt not in whole]
@@ -157,14 +158,18 @@ class RankerRole:
             return
         if self._closing.is_set():
             return
-        _save(newer, self._saved)
+        _save(newer, self._settings.saved)
         self._ranker = newer
         self._learned += 1
         self._worker.put(Activity("ranker", "0", did, self._learned))
 
     def _train(self, examples: Sequence[Example]) -> LengthRanker:
         return LengthRanker.train(
-            examples, method=self._method, seed=self._seed, budget_s=self._budget_s, policy=self._policy
+            examples,
+            method=self._settings.method,
+            seed=self._settings.seed,
+            budget_s=self._settings.budget_s,
+            policy=self._settings.policy,
         )
 
 

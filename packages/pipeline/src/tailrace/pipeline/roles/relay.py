@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,32 +26,33 @@ from tailrace.pipeline.roles.calls import RelayCalls
 from tailrace.pipeline.roles.peer_memory import KEPT, machine
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.runtime.errors import RoleError
+from tailrace.runtime.executor.seam import MemberStart
 
 _LOOK_S = 0.05
 _PROBE_S = 2.0
 
 
-class RelayRole:
-    """Starts and watches the relay process of a machine.
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """Settings of the relays.
 
     Args:
-        name: the relay's name, unique on the machine; its shared-memory segments bear it.
-        token: shared secret of the run's peers.
         transfer: the transport and codec, and the address to listen on.
-        slots: versions that it holds, at least 2.
+        slots: versions that each holds, at least 2.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        token: str,
-        transfer: WeightTransfer = WeightTransfer(),  # noqa: B008
-        slots: int = 2,
-    ) -> None:
+    transfer: WeightTransfer = field(default_factory=WeightTransfer)
+    slots: int = 2
+
+
+class RelayRole:
+    """Starts and watches the relay process of a machine. Its shared-memory segments bear the member's name."""
+
+    def __init__(self, settings: RelaySettings, start: MemberStart) -> None:
+        transfer, name, token = settings.transfer, start.name, start.token
         # If a relay of this name still lives, it is this member's last incarnation; replace it.
         self._process = RelayProcess.start(
-            name, host=transfer.address, token=token, replace=True, slots=slots, **transfer.sending()
+            name, host=transfer.address, token=token, replace=True, slots=settings.slots, **transfer.sending()
         )
         self._probe = RelayReader(self._process.address, token=token, same_host=False, stall_s=_PROBE_S)
         self._closed = threading.Event()

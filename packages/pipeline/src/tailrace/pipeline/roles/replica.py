@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from tailrace.pipeline.roles.weights import RelayWeights
 from tailrace.rollout import ReplicaWorker, build_engine
 from tailrace.runtime.errors import RoleError
 from tailrace.runtime.executor.doors import StopCalls
-from tailrace.runtime.executor.seam import Caller
+from tailrace.runtime.executor.seam import MemberStart
 
 
 class _Source:
@@ -48,58 +49,52 @@ class _Source:
         return self._data.append(self._owner, list(deltas))
 
 
-class ReplicaRole:
-    """Owns an engine.
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """Settings of the replicas, or of those of a pool.
 
     Args:
-        replica: its id.
-        incarnation: counts restarts of the same id.
         engine: name of the engine plugin.
         model: Hugging Face model directory.
         options: engine options.
-        data: the data role.
         sampling: how trajectories are drawn.
-        token, checkpoints, transfer: see `RelayWeights`.
-        tp: devices that the engine spans; None: as `options` say.
+        checkpoints, transfer: see `RelayWeights`.
         snapshot_s: seconds between two snapshots.
         still_report_s: seconds between two reports that the engine stands still.
         data_timeout_s: how long the data role may be gone before a restarted one must answer.
     """
 
-    def __init__(
-        self,
-        *,
-        replica: str,
-        incarnation: int,
-        engine: str,
-        model: Path,
-        options: Mapping[str, Any],
-        data: Caller,
-        sampling: SamplingTable,
-        token: str,
-        checkpoints: Path,
-        transfer: WeightTransfer = WeightTransfer(),  # noqa: B008
-        tp: int | None = None,
-        snapshot_s: float = 0.25,
-        still_report_s: float = 5.0,
-        data_timeout_s: float = 180.0,
-    ) -> None:
-        self._weights = RelayWeights(token=token, checkpoints=checkpoints, transfer=transfer)
+    engine: str
+    model: Path
+    options: Mapping[str, Any]
+    sampling: SamplingTable
+    checkpoints: Path
+    transfer: WeightTransfer = field(default_factory=WeightTransfer)
+    snapshot_s: float = 0.25
+    still_report_s: float = 5.0
+    data_timeout_s: float = 180.0
+
+
+class ReplicaRole:
+    """Owns an engine."""
+
+    def __init__(self, settings: ReplicaSettings, start: MemberStart) -> None:
+        name, options = f"{start.id}#{start.incarnation}", settings.options
+        self._weights = RelayWeights(token=start.token, checkpoints=settings.checkpoints, transfer=settings.transfer)
         # a different seed for each incarnation of each replica, so that each draws other samples
-        seed = (int(options.get("seed", 0)) + zlib.crc32(f"{replica}#{incarnation}".encode())) % 2**31
-        self._engine = self.build_engine(
-            engine, model, {**options, "seed": seed, **({} if tp is None else {"tensor_parallel_size": tp})}
-        )
+        seed = (int(options.get("seed", 0)) + zlib.crc32(name.encode())) % 2**31
+        size = {} if start.tp is None else {"tensor_parallel_size": start.tp}
+        self._engine = self.build_engine(settings.engine, settings.model, {**options, "seed": seed, **size})
         self.stops = Stops()
         self._worker = ReplicaWorker(
-            replica,
+            start.id,
             self._engine,
-            _Source(DATA_DOOR.open(data, data_timeout_s), f"{replica}#{incarnation}"),
+            _Source(DATA_DOOR.open(start.data, settings.data_timeout_s), name),
             self._weights,
-            sampling=sampling,
-            snapshot_s=snapshot_s,
-            still_report_s=still_report_s,
-            flush_timeout_s=data_timeout_s,
+            sampling=settings.sampling,
+            snapshot_s=settings.snapshot_s,
+            still_report_s=settings.still_report_s,
+            flush_timeout_s=settings.data_timeout_s,
             on_phase=self.stops.at,
         )
 

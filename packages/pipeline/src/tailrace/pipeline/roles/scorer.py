@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -32,16 +33,16 @@ from tailrace.reward import (
 )
 from tailrace.runtime.errors import RoleError
 from tailrace.runtime.executor.doors import Role
-from tailrace.runtime.executor.seam import Caller
+from tailrace.runtime.executor.seam import MemberStart
 
 _AT_ONCE = 64  # responses that are fetched together
 
 
-class ScorerRole:
-    """Reads responses from the data role, scores them and writes their rewards back.
+@dataclass(frozen=True, slots=True)
+class ScorerSettings:
+    """Settings of the scorers.
 
     Args:
-        data: the data role.
         verifiers: names of the verifiers that rows use; their pools start at once, and each is imported.
         math: settings of the pool of verifier functions.
         code: settings of the pool of programs.
@@ -49,19 +50,22 @@ class ScorerRole:
         data_timeout_s: how long the data role may be gone before a restarted one must answer.
     """
 
-    def __init__(
-        self,
-        *,
-        data: Caller,
-        verifiers: Sequence[str],
-        math: VerifierSettings | None = None,
-        code: CodeSettings | None = None,
-        judge: JudgeSettings | None = None,
-        data_timeout_s: float = 180.0,
-    ) -> None:
-        self._data = DATA_DOOR.open(data, data_timeout_s)
-        self._verifiers = tuple(dict.fromkeys(verifiers))
-        self._scheduler = RewardScheduler(math=math, code=code, judge=judge, rechecked=self._rechecked)
+    verifiers: Sequence[str]
+    math: VerifierSettings | None = None
+    code: CodeSettings | None = None
+    judge: JudgeSettings | None = None
+    data_timeout_s: float = 180.0
+
+
+class ScorerRole:
+    """Reads responses from the data role, scores them and writes their rewards back."""
+
+    def __init__(self, settings: ScorerSettings, start: MemberStart) -> None:
+        self._data = DATA_DOOR.open(start.data, settings.data_timeout_s)
+        self._verifiers = tuple(dict.fromkeys(settings.verifiers))
+        self._scheduler = RewardScheduler(
+            math=settings.math, code=settings.code, judge=settings.judge, rechecked=self._rechecked
+        )
         self._loop = RoleLoop("scoring")
         # Everything below belongs to the loop's thread.
         self._waiting: dict[str, int] = {}  # number of the command by trajectory

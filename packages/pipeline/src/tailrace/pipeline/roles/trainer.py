@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ from tailrace.pipeline.roles.stops import Stops
 from tailrace.pipeline.roles.trainer_activity import TensorCoreWatch, TrainerActivity
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.runtime.errors import RoleError
-from tailrace.runtime.executor.seam import Caller
+from tailrace.runtime.executor.seam import MemberStart
 from tailrace.runtime.role_worker import RoleWorker
 from tailrace.trainer import TrainerConfig
 from tailrace.trainer.backend import TrainingBackend, build_backend
@@ -56,98 +57,92 @@ _one_at_a_time = threading.Lock()
 """Torch's process group is global in a process. If members are threads, a trainer waits until the previous one has left."""
 
 
-class TrainerRole:
-    """One rank of the trainer.
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """Settings of the trainer's ranks.
 
     Args:
         model: Hugging Face model directory that the run starts from.
         backend: name of the backend plugin.
         config: the backend's configuration.
-        rank, world_size, rendezvous: the process group.
-        cells: cells that the ranks form, each of as many that follow each other.
-        data: the data role.
-        token: shared secret of the run's peers.
         checkpoints: directory with one checkpoint per version.
-        holders: relays, one of which on another machine holds each checkpoint too, before it counts as durable.
+        transfer: how weights are published.
         held: a model directory whose weights are published instead of the trained ones (for controls). Consumption is then
             never rolled back.
-        member: the trainer's id.
         save_timeout_s: deadline until a checkpoint is durable.
         data_timeout_s: how long the data role may be gone before a restarted one must answer.
     """
 
-    def __init__(
-        self,
-        *,
-        model: Path,
-        backend: str,
-        config: TrainerConfig,
-        rank: int,
-        world_size: int,
-        rendezvous: str | None,
-        data: Caller,
-        token: str,
-        checkpoints: Path,
-        transfer: WeightTransfer = WeightTransfer(),  # noqa: B008
-        incarnation: int = 1,
-        followers: Sequence[Caller] = (),
-        holders: Sequence[Caller] = (),
-        held: Path | None = None,
-        member: str = "0",
-        save_timeout_s: float = 600.0,
-        data_timeout_s: float = 180.0,
-        cells: int = 1,
-    ) -> None:
-        on_own_disk(checkpoints)
+    model: Path
+    backend: str
+    config: TrainerConfig
+    checkpoints: Path
+    transfer: WeightTransfer = field(default_factory=WeightTransfer)
+    held: Path | None = None
+    save_timeout_s: float = 600.0
+    data_timeout_s: float = 180.0
+
+
+class TrainerRole:
+    """One rank of the trainer."""
+
+    def __init__(self, settings: TrainerSettings, start: MemberStart) -> None:
+        rank, world_size, transfer = start.rank, start.world_size, settings.transfer
+        on_own_disk(settings.checkpoints)
         self._alone = _one_at_a_time.acquire(timeout=_PREDECESSOR_S)
         try:
             self._backend: TrainingBackend = build_backend(
-                backend, str(model), config, rank=rank, world_size=world_size, rendezvous=rendezvous
+                settings.backend,
+                str(settings.model),
+                settings.config,
+                rank=rank,
+                world_size=world_size,
+                rendezvous=start.rendezvous,
             )
         except BaseException:
             self._let_others()
             raise
         self.stops = Stops()
         self._backend.on_phase = self.stops.at
-        self._data = DATA_DOOR.open(data, data_timeout_s)
-        self._held = held
+        self._data = DATA_DOOR.open(start.data, settings.data_timeout_s)
+        self._held = settings.held
         self._made: int | None = (
             None  # version of the last step; a checkpoint's weights may be published as a newer version
         )
         self._staged: int | None = None
         self._parts: list[tuple[Sequence[str], dict[str, float]]] = []  # accumulated since the last step
         self._added: list[str] = []  # since the last step, by all cells; their gradients changed no weights yet
-        self._cell, self._place = divmod(rank, world_size // cells)
-        self._cells = cells
+        self._cell, self._place = divmod(rank, world_size // start.cells)
+        self._cells = start.cells
         watched = self._backend.watch_micro_batches(lambda: self._activity.ended_micro_batch())
         self._activity = TrainerActivity(
-            member, self._tell, watched=watched, expected=lambda: self._backend.expected_micro_batches
+            start.id, self._tell, watched=watched, expected=lambda: self._backend.expected_micro_batches
         )
         cores = None if watched else open_tensor_cores(own_devices())
         self._tensor_cores = None if cores is None else TensorCoreWatch(cores, self._activity)
         self._worker = RoleWorker(f"trainer-{rank}", self._run)
         self._saving = Saving(
-            checkpoints,
+            settings.checkpoints,
             self._data,
             self._worker,
-            save_timeout_s=save_timeout_s,
-            peers=PeerMemory(holders, token, machine()) if holders else None,
+            save_timeout_s=settings.save_timeout_s,
+            peers=PeerMemory(start.holders, start.token, machine()) if start.holders else None,
             first=rank == 0,
         )
-        self._shards = Shards(self._backend, transfer, rank, incarnation) if world_size > 1 else None
+        self._shards = Shards(self._backend, transfer, rank, start.incarnation) if world_size > 1 else None
         self._publishing: Publishing | None = None
         self._follower: Follower | None = None
         if rank == 0:
             self._publishing = Publishing(
-                token=token,
+                token=start.token,
                 transfer=transfer,
                 published=self._published,
                 broke=self._worker.fail,
                 shards=self._shards,
-                followers=followers,
+                followers=start.followers,
             )
         else:
-            self._follower = Follower(token, transfer, self._shards, self._worker.fail)
+            self._follower = Follower(start.token, transfer, self._shards, self._worker.fail)
 
     # ---- for the executor -----------------------------------------------------------------------------------------
 

@@ -18,13 +18,13 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options, registered
 from tailrace.pipeline.config.policies import build_policy, check_surplus
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.roles.data import DataRole
-from tailrace.pipeline.roles.prompts import SamplingTable
+from tailrace.pipeline.roles.data import DataRole, DataSettings
+from tailrace.pipeline.roles.prompts import PromptSettings, SamplingTable
 from tailrace.pipeline.roles.ranker import RankerRole
-from tailrace.pipeline.roles.relay import RelayRole
-from tailrace.pipeline.roles.replica import ReplicaRole
+from tailrace.pipeline.roles.relay import RelayRole, RelaySettings
+from tailrace.pipeline.roles.replica import ReplicaRole, ReplicaSettings
 from tailrace.pipeline.roles.scorer import ScorerRole
-from tailrace.pipeline.roles.trainer import TrainerRole
+from tailrace.pipeline.roles.trainer import TrainerRole, TrainerSettings
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
 from tailrace.pipeline.run.directory import RunDirectory
@@ -209,42 +209,41 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     device = {} if config.executor.device == "auto" else {"device": config.executor.device}
     # Members of the local host share a process, and vLLM ends the process's torch groups with itself.
     apart = {"apart": True} if engine == "vllm" and config.executor.name == "local" else {}
-    trainer = trainer_config(config)
     modes, transfer = prepared.modes(), _transfer(config)
     rollout, stops = config.rollout, stop_tokens(config, prepared.model)
     answered = environment_of(config) is not None
     sampling = SamplingTable(rollout.temperature, rollout.max_tokens, stops, modes, config.seed, answered)
-    data = {
-        "store": directory.store.absolute(),
-        "archive": directory.trained.absolute(),
-        "prompts": {
-            "tokenizer": prepared.model / "tokenizer.json",
-            "train": prepared.train,
-            "shares": prepared.shares,
-            "held_out": prepared.held_out,
-            "modes": modes,
-            "shuffle_seed": config.seed,
-            "end_tokens": end_markers(config, prepared.model),
-        },
-        "verifier": prepared.verifier,
-        "mixed_versions": build_policy("sync", config.pipeline.sync, facts_of(config)).mixes_versions,
-    }
+    data = DataSettings(
+        store=directory.store.absolute(),
+        archive=directory.trained.absolute(),
+        prompts=PromptSettings(
+            tokenizer=prepared.model / "tokenizer.json",
+            train=prepared.train,
+            shares=prepared.shares,
+            held_out=prepared.held_out,
+            modes=modes,
+            shuffle_seed=config.seed,
+            end_tokens=end_markers(config, prepared.model),
+        ),
+        verifier=prepared.verifier,
+        mixed_versions=build_policy("sync", config.pipeline.sync, facts_of(config)).mixes_versions,
+    )
     checkpoints = directory.checkpoints.absolute()
-    trainer_arguments = {
-        "model": prepared.model.absolute(),
-        "backend": config.trainer.backend,
-        "config": trainer,
-        "checkpoints": checkpoints,
-        "transfer": transfer,
-    }
-    replica_arguments = {
-        "engine": engine,
-        "model": prepared.model.absolute(),
-        "options": {**device, **apart, "seed": config.seed, **config.rollout.options},
-        "sampling": sampling,
-        "checkpoints": checkpoints,
-        "transfer": transfer,
-    }
+    trainer = TrainerSettings(
+        model=prepared.model.absolute(),
+        backend=config.trainer.backend,
+        config=trainer_config(config),
+        checkpoints=checkpoints,
+        transfer=transfer,
+    )
+    replicas = ReplicaSettings(
+        engine=engine,
+        model=prepared.model.absolute(),
+        options={**device, **apart, "seed": config.seed, **config.rollout.options},
+        sampling=sampling,
+        checkpoints=checkpoints,
+        transfer=transfer,
+    )
     known = {field.name for field in dataclasses.fields(Deadlines)}
     deadlines = {name: value for name, value in config.deadlines.model_dump().items() if name in known}
     rendezvous = directory.root.absolute() / "rendezvous"
@@ -253,11 +252,11 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     ranker = {}
     if config.ranker is not None:
         settings = ranker_settings(config, prepared.model, directory.root.absolute() / "ranker")
-        ranker[RANKER] = RoleSpec(RankerRole, settings, environment=CPU_ENVIRONMENT)
-    scorer = {"verifiers": prepared.verifiers, **score_settings(config, prepared.verifiers)}
-    replica = RoleSpec(
+        ranker[RANKER] = RoleSpec.of(RankerRole, settings, environment=CPU_ENVIRONMENT)
+    scorer = score_settings(config, prepared.verifiers)
+    replica = RoleSpec.of(
         ReplicaRole,
-        replica_arguments,
+        replicas,
         gpus=config.executor.replica_gpus,
         environment=CPU_ENVIRONMENT,
         nice=config.rollout.nice,
@@ -266,12 +265,10 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         name="tailrace-" + hashlib.sha256(str(directory.root.absolute()).encode()).hexdigest()[:10],
         token=token,
         roles={
-            DATA: RoleSpec(DataRole, data),
-            SCORER: RoleSpec(ScorerRole, scorer, gpus=config.executor.scorer_gpus),
-            RELAY: RoleSpec(RelayRole, {"transfer": transfer, "slots": relay_slots(config)}),
-            TRAINER: RoleSpec(
-                TrainerRole, trainer_arguments, gpus=config.executor.trainer_gpus, environment=CPU_ENVIRONMENT
-            ),
+            DATA: RoleSpec.of(DataRole, data),
+            SCORER: RoleSpec.of(ScorerRole, scorer, gpus=config.executor.scorer_gpus),
+            RELAY: RoleSpec.of(RelayRole, RelaySettings(transfer, relay_slots(config))),
+            TRAINER: RoleSpec.of(TrainerRole, trainer, gpus=config.executor.trainer_gpus, environment=CPU_ENVIRONMENT),
             REPLICA: replica,
             **ranker,
             **environment_role(config, prepared.model.absolute(), stops, CPU_ENVIRONMENT),
@@ -294,7 +291,7 @@ def holding(deployment: Deployment, held: Path) -> Deployment:
         deployment,
         roles={
             **deployment.roles,
-            TRAINER: dataclasses.replace(trainer, arguments={**trainer.arguments, "held": held}),
+            TRAINER: trainer.having(dataclasses.replace(trainer.settings, held=held)),
         },
         adopting_held=held,
     )

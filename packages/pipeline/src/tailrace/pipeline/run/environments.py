@@ -14,7 +14,7 @@ from tailrace.environment import GROUP, Abilities, SetupError, environment_names
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import check_options
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.roles.environment import EnvironmentRole
+from tailrace.pipeline.roles.environment import EnvironmentRole, EnvironmentSettings
 from tailrace.pipeline.roles.observations import Glue
 from tailrace.pipeline.run.prompts.chat import has_template
 from tailrace.runtime.executor.deployment import ENVIRONMENT
@@ -119,20 +119,20 @@ def environment_role(
     name, table = environment_of(config), config.environment
     if name is None:
         return {}
-    arguments = {
-        "environment": name,
-        "options": dict(table.options),
-        "workers": table.workers,
-        "call_s": table.call_s,
-        "max_turns": table.max_turns,
-        "max_tokens": config.rollout.max_tokens,
-        "tokenizer": model / "tokenizer.json",
-        "stop_token_ids": stop_token_ids,
-        "glue": chat_glue(model, stop_token_ids),
-        "python": interpreter_of(config),
-        "start_s": table.start_s,
-    }
-    return {ENVIRONMENT: RoleSpec(EnvironmentRole, arguments, environment=variables)}
+    settings = EnvironmentSettings(
+        environment=name,
+        options=dict(table.options),
+        workers=table.workers,
+        call_s=table.call_s,
+        max_turns=table.max_turns,
+        max_tokens=config.rollout.max_tokens,
+        tokenizer=model / "tokenizer.json",
+        stop_token_ids=stop_token_ids,
+        glue=chat_glue(model, stop_token_ids),
+        python=interpreter_of(config),
+        start_s=table.start_s,
+    )
+    return {ENVIRONMENT: RoleSpec.of(EnvironmentRole, settings, environment=variables)}
 
 
 def chat_glue(model: Path, stop_token_ids: tuple[int, ...]) -> Glue | None:

@@ -70,9 +70,9 @@ def pool_replicas(config: RunConfig, role: RoleSpec) -> dict[str, PoolReplicas]:
     for pool in config.rollout.pools:
         options = engine_options(config, pool)
         tp = tensor_parallel(options)
-        arguments = {**role.arguments, "options": {**role.arguments["options"], **options}}
+        settings = dataclasses.replace(role.settings, options={**role.settings.options, **options})
         gpus = role.gpus * tp / own_tp
-        own = dataclasses.replace(role, arguments=arguments, gpus=gpus, device=pool.device)
+        own = dataclasses.replace(role.having(settings), gpus=gpus, device=pool.device)
         found[pool.name] = PoolReplicas(own, tp)
     return found
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from tailrace.contracts import expected_one_of
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.roles.ranker import RankerSettings
 
 PLANS_WITH_PREDICTIONS = (("routing", "predicted"), ("relocation", "projected"))
 """Axes, and the options with which their policies plan with predicted lengths."""
@@ -41,8 +41,8 @@ def check_ranker(config: RunConfig) -> None:
             raise ConfigError(f"key 'ranker.path': {error}") from error
 
 
-def ranker_settings(config: RunConfig, model: Path, saved: Path) -> dict[str, Any]:
-    """Arguments of `RankerRole`, but for the data role.
+def ranker_settings(config: RunConfig, model: Path, saved: Path) -> RankerSettings:
+    """The settings of the ranker.
 
     Args:
         model: directory of the model that the run begins with.
@@ -50,14 +50,14 @@ def ranker_settings(config: RunConfig, model: Path, saved: Path) -> dict[str, An
     """
     assert config.ranker is not None
     table = config.ranker
-    return {
-        "saved": saved,
-        "path": None if table.path is None else table.path.absolute(),
-        "method": table.method,
-        "prompts": table.prompts,
-        "samples": config.pipeline.samples_per_prompt,
-        "look_s": table.look_s,
-        "budget_s": table.budget_s,
-        "policy": model.absolute(),
-        "seed": config.seed,
-    }
+    return RankerSettings(
+        saved=saved,
+        path=None if table.path is None else table.path.absolute(),
+        method=table.method,
+        prompts=table.prompts,
+        samples=config.pipeline.samples_per_prompt,
+        look_s=table.look_s,
+        budget_s=table.budget_s,
+        policy=model.absolute(),
+        seed=config.seed,
+    )

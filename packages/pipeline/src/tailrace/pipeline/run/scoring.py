@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options, registered
 from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.roles.scorer import ScorerSettings
 from tailrace.reward import AdaptiveTimeout, CodeSettings, JudgeSettings, SettingsError, VerifierSettings
 from tailrace.reward.errors import JudgeError, WorkerDiedError
 from tailrace.reward.judge import JudgeConfig, JudgeProcess
@@ -17,8 +18,8 @@ from tailrace.reward.sandbox import NoSandboxError, select_sandbox
 from tailrace.reward.verifiers import is_reference
 
 
-def score_settings(config: RunConfig, verifiers: Iterable[str]) -> dict[str, Any]:
-    """The settings of each pool, by the pool's name.
+def score_settings(config: RunConfig, verifiers: Sequence[str]) -> ScorerSettings:
+    """The settings of the scorer, and of each of its pools.
 
     Args:
         verifiers: names that rows use; references among them, such as ``my_task.py:verify``, are found by that name.
@@ -29,16 +30,17 @@ def score_settings(config: RunConfig, verifiers: Iterable[str]) -> dict[str, Any
     functions, judge = config.reward.math, config.reward.judge
     own = {name: name for name in verifiers if is_reference(name)}
     # The controller tries again what fails, so a pool tries once.
-    return {
-        "math": VerifierSettings(
+    return ScorerSettings(
+        verifiers=verifiers,
+        math=VerifierSettings(
             workers=functions.workers,
             queue=functions.queue,
             attempts=1,
             own=own,
             timeout_s=config.deadlines.verify_s,
         ),
-        "code": code_settings(config),
-        "judge": JudgeSettings(
+        code=code_settings(config),
+        judge=JudgeSettings(
             workers=judge.workers,
             queue=judge.queue,
             attempts=1,
@@ -46,7 +48,7 @@ def score_settings(config: RunConfig, verifiers: Iterable[str]) -> dict[str, Any
             timeout_s=judge.timeout_s,
             start_timeout_s=config.deadlines.start_s,
         ),
-    }
+    )
 
 
 def code_settings(config: RunConfig) -> CodeSettings:

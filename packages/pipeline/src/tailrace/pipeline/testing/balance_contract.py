@@ -13,13 +13,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tailrace import contracts as c
 from tailrace.controller.spec import EvaluationPlan, PipelineSpec
 from tailrace.controller.view import RunView
-from tailrace.pipeline.roles.trainer import TrainerRole
+from tailrace.pipeline.roles.replica import ReplicaSettings
+from tailrace.pipeline.roles.trainer import TrainerRole, TrainerSettings
 from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.figures.folding import follow
 from tailrace.pipeline.run.figures.replicas import ReplicaFigures
@@ -36,7 +38,7 @@ from tailrace.pipeline.testing.small_run import (
 )
 from tailrace.runtime.executor.deployment import REPLICA, TRAINER, Deployment
 from tailrace.runtime.executor.executor import Executor
-from tailrace.runtime.executor.seam import RoleSpec
+from tailrace.runtime.executor.seam import MemberStart, RoleSpec
 
 _EASIER, _STEPS, _JOINER = "easier", 18, "r1"
 _SLOW_STEP_S, _SLOW_TRAINING_S, _SLOW_START_S = 0.05, 1.2, 1.0
@@ -56,10 +58,10 @@ class _Engine(SlowEngine):
 class _Replica(FakeReplicaRole):
     """Its first incarnation takes its time to start, if it is the joiner, so that it can be killed before it is up."""
 
-    def __init__(self, *, replica: str, incarnation: int, **arguments: Any) -> None:
-        if (replica, incarnation) == (_JOINER, 1):
+    def __init__(self, settings: ReplicaSettings, start: MemberStart) -> None:
+        if (start.id, start.incarnation) == (_JOINER, 1):
             time.sleep(_SLOW_START_S)
-        super().__init__(replica=replica, incarnation=incarnation, **arguments)
+        super().__init__(settings, start)
 
     def build_engine(self, engine: str, model: Path, options: Mapping[str, Any]) -> c.Engine:
         del engine, model
@@ -71,9 +73,9 @@ class _Replica(FakeReplicaRole):
 class _Trainer(TrainerRole):
     """A trainer that is slow from the moment that the file exists."""
 
-    def __init__(self, *, easier: Path, **arguments: Any) -> None:
+    def __init__(self, easier: Path, settings: TrainerSettings, start: MemberStart) -> None:
         self._easier = easier
-        super().__init__(**arguments)
+        super().__init__(settings, start)
 
     def carry_out(self, command: c.Command) -> None:
         if isinstance(command, c.Step) and self._easier.exists():
@@ -121,9 +123,9 @@ class BalanceContract(RealRuns):
 
         def slow(deployment: Deployment) -> Deployment:
             roles = dict(deployment.roles)
-            arguments = roles[REPLICA].arguments
-            roles[REPLICA] = RoleSpec(_Replica, {**arguments, "options": {_EASIER: str(easier)}})
-            roles[TRAINER] = RoleSpec(_Trainer, {**roles[TRAINER].arguments, _EASIER: easier})
+            settings = replace(roles[REPLICA].settings, options={_EASIER: str(easier)})
+            roles[REPLICA] = RoleSpec.of(_Replica, settings)
+            roles[TRAINER] = RoleSpec.of(partial(_Trainer, easier), roles[TRAINER].settings)
             return replace(deployment, roles=roles)
 
         self.run(root, model, spec=_spec(), observer=_Eases(easier, kills=kills), changed=slow)

@@ -18,7 +18,7 @@ import pytest
 from tailrace import contracts as c
 from tailrace.controller.spec import PipelineSpec, RolloutPool
 from tailrace.faulttol.injection import LOAD, PHASES
-from tailrace.pipeline.roles.scorer import ScorerRole
+from tailrace.pipeline.roles.scorer import ScorerRole, ScorerSettings
 from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.figures.effective_time import EffectiveTime, RoleDevices
 from tailrace.pipeline.run.figures.folding import Audience, follow
@@ -89,7 +89,7 @@ def with_rewards(root: Path, model: Path) -> tuple[Path, Callable[[Deployment], 
     settings = VerifierSettings(own={"judged": f"{judge}:verify"})
 
     def changed(deployment: Deployment) -> Deployment:
-        scorer = RoleSpec(ScorerRole, {"verifiers": ["judged"], "math": settings})
+        scorer = RoleSpec.of(ScorerRole, ScorerSettings(["judged"], settings))
         replica = replace(deployment.roles[REPLICA], factory=SeededReplicaRole)
         return replace(deployment, roles={**deployment.roles, SCORER: scorer, REPLICA: replica})
 

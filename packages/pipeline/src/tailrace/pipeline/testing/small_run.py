@@ -20,13 +20,13 @@ from tailrace.contracts.plugins import load
 from tailrace.controller.controller import Controller
 from tailrace.controller.spec import EvaluationPlan, PipelineSpec
 from tailrace.pipeline.roles.calls import DATA_DOOR
-from tailrace.pipeline.roles.data import DataRole
-from tailrace.pipeline.roles.prompts import DecodingMode, SamplingTable
-from tailrace.pipeline.roles.ranker import RankerRole
-from tailrace.pipeline.roles.relay import RelayRole
-from tailrace.pipeline.roles.replica import ReplicaRole
-from tailrace.pipeline.roles.scorer import ScorerRole
-from tailrace.pipeline.roles.trainer import TrainerRole
+from tailrace.pipeline.roles.data import DataRole, DataSettings
+from tailrace.pipeline.roles.prompts import DecodingMode, PromptSettings, SamplingTable
+from tailrace.pipeline.roles.ranker import RankerRole, RankerSettings
+from tailrace.pipeline.roles.relay import RelayRole, RelaySettings
+from tailrace.pipeline.roles.replica import ReplicaRole, ReplicaSettings
+from tailrace.pipeline.roles.scorer import ScorerRole, ScorerSettings
+from tailrace.pipeline.roles.trainer import TrainerRole, TrainerSettings
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run.eventlog import Instant, read_log
 from tailrace.rollout.testing import FakeEngine, fake_token
@@ -213,56 +213,56 @@ def make_deployment(
     checkpoints, rendezvous = root / "checkpoints", root / "rendezvous"
     for directory in (checkpoints, rendezvous):
         directory.mkdir(parents=True, exist_ok=True)
-    prompts = {
-        "tokenizer": model / "tokenizer.json",
-        "train": model.parent / "train.jsonl",
-        "held_out": model.parent / "held_out.jsonl",
-        "modes": MODES,
-        "shuffle_seed": 1,
-    }
-    trainer = {
-        "model": model,
-        "backend": "fsdp2",
-        "config": TrainerConfig(lr=lr, device="cpu", threads=1, cells=cells),
-        "checkpoints": checkpoints,
-        "transfer": transfer,
-    }
-    replica = {
-        "engine": "fake",
-        "model": model,
-        "options": {},
-        "sampling": SamplingTable(1.0, 120, (1, 2), MODES),
-        "checkpoints": checkpoints,
-        "transfer": transfer,
-        "snapshot_s": 0.1,
-        "still_report_s": 0.5,
-    }
-    data = {
-        "store": root / "store.sqlite",
-        "archive": root / TRAINED,
-        "prompts": prompts,
-        "verifier": "exact",
-        "mixed_versions": mixed_versions,
-    }
-    ranker = {
-        "saved": root / "ranker",
-        "path": None,
-        "method": "prompt-length",
-        "prompts": GROUPS,
-        "samples": SAMPLES,
-        "look_s": 0.1,
-        "budget_s": 30.0,
-    }
+    prompts = PromptSettings(
+        tokenizer=model / "tokenizer.json",
+        train=model.parent / "train.jsonl",
+        held_out=model.parent / "held_out.jsonl",
+        modes=MODES,
+        shuffle_seed=1,
+    )
+    trainer = TrainerSettings(
+        model=model,
+        backend="fsdp2",
+        config=TrainerConfig(lr=lr, device="cpu", threads=1, cells=cells),
+        checkpoints=checkpoints,
+        transfer=transfer,
+    )
+    replica = ReplicaSettings(
+        engine="fake",
+        model=model,
+        options={},
+        sampling=SamplingTable(1.0, 120, (1, 2), MODES),
+        checkpoints=checkpoints,
+        transfer=transfer,
+        snapshot_s=0.1,
+        still_report_s=0.5,
+    )
+    data = DataSettings(
+        store=root / "store.sqlite",
+        archive=root / TRAINED,
+        prompts=prompts,
+        verifier="exact",
+        mixed_versions=mixed_versions,
+    )
+    ranker = RankerSettings(
+        saved=root / "ranker",
+        path=None,
+        method="prompt-length",
+        prompts=GROUPS,
+        samples=SAMPLES,
+        look_s=0.1,
+        budget_s=30.0,
+    )
     return Deployment(
         name=name or f"tailrace-{secrets.token_hex(6)}",
         token="contract-suite-shared-token",  # noqa: S106 - a test's own secret
         roles={
-            DATA: RoleSpec(DataRole, data),
-            SCORER: RoleSpec(ScorerRole, {"verifiers": ["exact"]}),
-            RANKER: RoleSpec(RankerRole, ranker),
-            RELAY: RoleSpec(RelayRole, {"transfer": transfer}),
-            TRAINER: RoleSpec(TrainerRole, trainer),
-            REPLICA: RoleSpec(FakeReplicaRole, replica),
+            DATA: RoleSpec.of(DataRole, data),
+            SCORER: RoleSpec.of(ScorerRole, ScorerSettings(["exact"])),
+            RANKER: RoleSpec.of(RankerRole, ranker),
+            RELAY: RoleSpec.of(RelayRole, RelaySettings(transfer)),
+            TRAINER: RoleSpec.of(TrainerRole, trainer),
+            REPLICA: RoleSpec.of(FakeReplicaRole, replica),
         },
         trainer_ranks=ranks,
         trainer_cells=cells,
@@ -306,7 +306,7 @@ def _check_tokens(controller: Controller, executor: Executor, root: Path) -> Non
     from tailrace.trainer import CheckpointError, load_weights_file
 
     view = controller.view
-    transfer: WeightTransfer = executor.deployment.roles[REPLICA].arguments["transfer"]
+    transfer: WeightTransfer = executor.deployment.roles[REPLICA].settings.transfer
 
     def known(version: int) -> int | None:
         try:

@@ -20,7 +20,7 @@ import pytest
 from tailrace import contracts as c
 from tailrace.controller.spec import PipelineSpec
 from tailrace.controller.view import RunView
-from tailrace.pipeline.roles.environment import EnvironmentRole
+from tailrace.pipeline.roles.environment import EnvironmentRole, EnvironmentSettings
 from tailrace.pipeline.roles.prompts import SamplingTable
 from tailrace.pipeline.testing import small_environments
 from tailrace.pipeline.testing.observers import Striking, Watching
@@ -150,19 +150,19 @@ class TurnsContract(RealRuns):
         """A deployment with an environment."""
         replica = deployment.roles[REPLICA]
         sampling = SamplingTable(1.0, _MOST_TOKENS, _STOPS, MODES, turns=True)
-        role = {
-            "environment": f"{small_environments.__file__}:{environment}",
-            "options": {"most": _MOST_TURNS},
-            "workers": 2,
-            "call_s": 30.0,
-            "max_turns": 8,
-            "max_tokens": _MOST_TOKENS,
-            "tokenizer": model / "tokenizer.json",
-            "stop_token_ids": _STOPS,
-        }
+        role = EnvironmentSettings(
+            environment=f"{small_environments.__file__}:{environment}",
+            options={"most": _MOST_TURNS},
+            workers=2,
+            call_s=30.0,
+            max_turns=8,
+            max_tokens=_MOST_TOKENS,
+            tokenizer=model / "tokenizer.json",
+            stop_token_ids=_STOPS,
+        )
         roles = {
             **deployment.roles,
-            REPLICA: replace(replica, arguments={**replica.arguments, "sampling": sampling}),
-            ENVIRONMENT: RoleSpec(EnvironmentRole, role),
+            REPLICA: replica.having(replace(replica.settings, sampling=sampling)),
+            ENVIRONMENT: RoleSpec.of(EnvironmentRole, role),
         }
         return replace(deployment, roles=roles)

@@ -1,4 +1,4 @@
-"""How an executor starts each role (a factory and its arguments), and its deadlines."""
+"""How an executor starts each role (a factory, its settings, and what each member is told), and its deadlines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from tailrace.contracts import Place
 from tailrace.faulttol.machine_checks import check_machine
 from tailrace.runtime.errors import MachineUnfitError
-from tailrace.runtime.executor.seam import Host, RoleSpec
+from tailrace.runtime.executor.seam import Host, MemberStart, RoleSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,32 +146,29 @@ class Deployment:
         """
         replicas = self.pools.get(place.pool) if role == REPLICA else None
         spec = self.roles[role] if replicas is None else replicas.role
-        own: dict[str, Any] = {}
-        if role != DATA and role != RELAY:
-            own["data"] = host.caller(DATA)
-        if role == REPLICA:
-            own |= {"replica": id_, "incarnation": incarnation, "token": self.token}
-            if tp is not None:
-                spec = _spanning(spec, tp, self.tp if replicas is None else replicas.tp)
-        elif role == RELAY:
-            own |= {"name": f"{self.name}-{id_}", "token": self.token}
-        elif role == TRAINER:
-            several = self.rendezvous is not None and self.trainer_ranks > 1
-            rendezvous = f"file://{self.rendezvous}/{incarnation}" if several else None
-            own |= {"rank": rank, "world_size": self.trainer_ranks, "rendezvous": rendezvous, "token": self.token}
-            own |= {"incarnation": incarnation, "cells": self.trainer_cells}
-            own["holders"] = [host.caller(RELAY, relay) for relay in self.holders]
-            if rank == 0:
-                own["followers"] = [host.caller(TRAINER, rank_id(id_, other)) for other in range(1, self.trainer_ranks)]
+        if tp is not None and role == REPLICA:
+            factor = tp / (self.tp if replicas is None else replicas.tp)
+            spec = dataclasses.replace(spec, cpus=spec.cpus * factor, gpus=spec.gpus * factor)
+        start = MemberStart(id_, incarnation, self.token, f"{self.name}-{id_}", tp=tp if role == REPLICA else None)
+        if role not in (DATA, RELAY):
+            start = dataclasses.replace(start, store=host.caller(DATA))
+        if role == TRAINER:
+            start = self._ranked(host, start, rank)
         factory = partial(start_checked, spec.factory, self.checks) if place.check and self.checks else spec.factory
-        return dataclasses.replace(spec, factory=factory, arguments={**spec.arguments, **own})
+        return dataclasses.replace(spec, factory=factory, arguments={**spec.arguments, "start": start})
 
-
-def _spanning(spec: RoleSpec, tp: int, own_tp: int) -> RoleSpec:
-    """A replica whose engine spans `tp` devices, from one that spans `own_tp`."""
-    factor = tp / own_tp
-    arguments = {**spec.arguments, "tp": tp}
-    return dataclasses.replace(spec, arguments=arguments, cpus=spec.cpus * factor, gpus=spec.gpus * factor)
+    def _ranked(self, host: Host, start: MemberStart, rank: int) -> MemberStart:
+        several = self.rendezvous is not None and self.trainer_ranks > 1
+        others = range(1, self.trainer_ranks) if rank == 0 else ()
+        return dataclasses.replace(
+            start,
+            rank=rank,
+            world_size=self.trainer_ranks,
+            rendezvous=f"file://{self.rendezvous}/{start.incarnation}" if several else None,
+            cells=self.trainer_cells,
+            holders=[host.caller(RELAY, relay) for relay in self.holders],
+            followers=[host.caller(TRAINER, rank_id(start.id, other)) for other in others],
+        )
 
 
 def rank_id(leader: str, rank: int) -> str:

@@ -18,8 +18,9 @@ For scripted faults a role may have three more: `stop_at(phase, timeout_s)` retu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tailrace.contracts import Cause, Place
 from tailrace.faulttol import FaultKind
@@ -104,12 +105,57 @@ class Member(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class MemberStart:
+    """What the executor says to a member as it starts, beside the settings of its role.
+
+    Args:
+        id: its id; that of the trainer for each of its ranks.
+        incarnation: counts the starts of this id, from 1.
+        token: shared secret of the run's peers.
+        name: a name that is unique on the machine.
+        store: a caller of the data role; None for the data role itself and for relays.
+        tp: devices that a replica's engine spans; None: as its settings say.
+        rank, world_size, rendezvous: the process group of the trainer.
+        cells: cells that the trainer's ranks form, each of as many that follow each other.
+        holders: callers of relays whose machines hold checkpoints too.
+        followers: callers of the trainer's other ranks, for the first.
+    """
+
+    id: str = "0"
+    incarnation: int = 1
+    token: str = ""
+    name: str = ""
+    store: Caller | None = None
+    tp: int | None = None
+    rank: int = 0
+    world_size: int = 1
+    rendezvous: str | None = None
+    cells: int = 1
+    holders: Sequence[Caller] = ()
+    followers: Sequence[Caller] = ()
+
+    @property
+    def data(self) -> Caller:
+        """The caller of the data role.
+
+        Raises:
+            RoleError: it was given none.
+        """
+        if self.store is None:
+            raise RoleError(f"member {self.id!r} got no caller of the data role, expected one")
+        return self.store
+
+
+Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True, slots=True)
 class RoleSpec:
     """How to start a role: by ``factory(**arguments)`` on a machine.
 
     Args:
         factory: creates the role object.
-        arguments: the factory's arguments.
+        arguments: the factory's arguments. Those of a member are `settings`, its role's, and `start`, a `MemberStart`.
         cpus: number of CPU cores, for scheduling only.
         gpus: number of GPUs.
         environment: environment variables of the role's process.
@@ -124,6 +170,28 @@ class RoleSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     nice: int = 0
     device: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        factory: Callable[[Settings, MemberStart], object],
+        settings: Settings,
+        *,
+        gpus: float = 0.0,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        nice: int = 0,
+    ) -> RoleSpec:
+        """How to start the members of a role: each is ``factory(settings, start)``."""
+        return cls(factory, {"settings": settings}, gpus=gpus, environment=environment, nice=nice)
+
+    @property
+    def settings(self) -> Any:
+        """The settings of the role."""
+        return self.arguments["settings"]
+
+    def having(self, settings: object) -> RoleSpec:
+        """The same with other settings."""
+        return replace(self, arguments={**self.arguments, "settings": settings})
 
 
 class HostTime(Protocol):

@@ -135,7 +135,7 @@ def _try_references(config: RunConfig, references: list[tuple[str, Prompt]]) -> 
     items = [ScoreItem(where, prompt.answer, "", "code", item_metadata(prompt)) for where, prompt in references]
 
     async def outcomes() -> list[Outcome]:
-        async with RewardScheduler(code=score_settings(config, ())["code"]) as scheduler:
+        async with RewardScheduler(code=score_settings(config, ()).code) as scheduler:
             return [outcome async for outcome in scheduler.score(items)]
 
     lines = []
