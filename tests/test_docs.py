@@ -2,12 +2,16 @@
 
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from fnmatch import fnmatch
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import get_args
+
+import pytest
 
 from tailrace import contracts
 from tailrace.cli.main import main
@@ -28,6 +32,25 @@ def test_the_plugin_guide_lists_every_group_and_every_suite():
         module, _, function = name.rpartition(".")
         found = getattr(import_module(module), function, None) or import_module(name)
         assert found, name
+
+
+def test_every_file_that_the_page_on_architecture_names_is_there():
+    named = set(re.findall(r"`([a-z_/]+\.py)`", (DOCS / "architecture.md").read_text()))
+    assert {"coordinator.py", "hosts/mailbox.py"} < named
+    assert not {name for name in named if not list(DOCS.parent.glob(f"packages/*/src/tailrace/**/{name}"))}
+
+
+@pytest.mark.deep
+def test_the_page_has_the_rooms_that_a_run_crosses():
+    """A small real run, so that `uv run tools/rooms` goes on working. Counts differ by a few, but for the controller's."""
+    done = subprocess.run(
+        [sys.executable, DOCS.parent / "tools" / "rooms"], capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    page = re.findall(r"^\| ([a-z/]+)(?: \(.*?\))? \| \d", (DOCS / "architecture.md").read_text(), re.MULTILINE)
+    found = dict(re.findall(r"^\| ([a-z/]+) \| (\d+)", done.stdout, re.MULTILINE))
+    assert set(page) == found.keys() - {"processes"}
+    assert found["controller"] == "2"
 
 
 def test_the_page_says_which_event_answers_which_command():
