@@ -1,16 +1,12 @@
 """The chart of effective training time, from a simulated run whose members die."""
 
-from tailrace.fleetsim.fleet.build import build_fleet
-from tailrace.pipeline.run.eventlog import Instant
-from tailrace.pipeline.run.figures.effective_time import EffectiveTime, RoleDevices
-from tailrace.pipeline.run.figures.folding import Audience, follow
 from tailrace.report.charts.chart import TimeAxis
 from tailrace.report.charts.effective_time import effective_time_chart
 from tailrace.report.record import read_record
 from tailrace.report.run_page import render
 from tailrace.report.words import percent
 
-from .conftest import a_run, configured, simulated
+from .conftest import a_run, configured, folded, simulated
 
 
 def record(directory, **changes):
@@ -41,9 +37,6 @@ def test_a_run_in_which_nothing_fails_has_none(tmp_path):
 
 def test_folded_beside_a_simulation_or_from_its_log_it_is_the_same(tmp_path):
     faults = ["trainer@step1"]
-    config = configured(steps=4, faults=faults)
-    fold = EffectiveTime(RoleDevices.of(build_fleet(config).spec, 1))
-    follow((Instant(*instant) for instant in simulated(config).log.instants), Audience(fold))
-    whole = fold.figures()
+    whole = folded(simulated(configured(steps=4, faults=faults))).effective_time.figures()
     assert 0 < whole.ettr < 1
     assert whole == record(tmp_path / "run", faults=faults).folds.effective_time.figures()

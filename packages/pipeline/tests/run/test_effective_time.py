@@ -1,15 +1,61 @@
 """Effective training time: worked by hand, and against a slow reference that looks at every second of a random run."""
 
+import dataclasses
 import random
 
 import pytest
 
 from tailrace import contracts as c
+from tailrace.controller.view import MemberRow
 from tailrace.pipeline.run.eventlog import Instant
-from tailrace.pipeline.run.figures.effective_time import EffectiveTime, RoleDevices
-from tailrace.pipeline.run.figures.folding import Audience, follow
+from tailrace.pipeline.run.figures.effective_time import EffectiveTime
 
-HALF = RoleDevices(2, {"": 1})  # a trainer of two devices, and replicas of one each
+
+class Fleet:
+    """What a controller would say of its members: each of a few lines about what the log does to them."""
+
+    def __init__(self, per):
+        self.per, self.colocated, self.rows, self.running = per, False, {}, {}
+
+    @property
+    def generates(self):
+        return bool(self.running)
+
+    def member(self, role, id_):
+        return self.rows.get((role, id_))
+
+    def set(self, role, id_, **what):
+        old = self.rows.get((role, id_), MemberRow(role, id_, c.Health.STARTING, devices=self.per))
+        self.rows[role, id_] = dataclasses.replace(old, **what)
+
+    def ends(self, id_):
+        self.running = {name: replica for name, replica in self.running.items() if replica != id_}
+
+    def take(self, one):
+        match one:
+            case c.Start(role=role, id=id_) | c.Restart(role=role, id=id_):
+                self.set(role, id_, health=c.Health.STARTING, version=None, cells=())
+                self.ends(id_)
+            case c.Up(role=role, id=id_):
+                self.set(role, id_, health=c.Health.UP)
+            case c.Down(role=role, id=id_):
+                self.rows.pop((role, id_), None)  # for good, unless a command starts it
+                self.ends(id_)
+            case c.Pulled(replica=id_, version=version):
+                self.set("replica", id_, version=version)
+            case c.PullFailed(replica=id_):
+                self.set("replica", id_, version=None)
+            case c.Lend(replica=id_, cells=cells):
+                self.set("replica", id_, cells=cells)
+            case c.Return(replica=id_):
+                self.set("replica", id_, cells=())
+            case c.Route(replica=id_, trajectories=refs):
+                self.running.update({ref.trajectory: id_ for ref in refs})
+            case c.Finished(trajectory=name):
+                self.running.pop(name, None)
+            case c.Abort(trajectories=names):
+                for name in names:
+                    self.running.pop(name, None)
 
 
 class Run:
@@ -30,9 +76,14 @@ class Run:
         self.at(0, route("r0", "a"), route("r1", "b"), c.Step(9, 1, (("x",),)))
         return self
 
-    def figures(self, devices=HALF):
-        fold = EffectiveTime(devices)
-        follow(self.log, Audience(fold))
+    def figures(self, trainer=2, per=1):
+        """Of a trainer of so many devices, and replicas of so many each."""
+        fleet = Fleet(per)
+        fold = EffectiveTime(fleet, trainer)
+        for instant in self.log:
+            for one in (*instant.events, *instant.commands):
+                fleet.take(one)
+            fold.observe(instant.now, instant.events, instant.commands)
         return fold.figures()
 
 
@@ -97,6 +148,14 @@ def test_a_replica_recovers_until_it_has_weights():
     assert run.figures().ettr == pytest.approx((10 + 20 * 0.75 + 10) / 40)
 
 
+def test_a_replica_whose_pull_failed_recovers_until_one_ends():
+    run = Run().begins()
+    run.at(10, c.PullFailed("r0", 1, "its relay died"))
+    run.at(30, c.Pulled("r0", 1))
+    run.at(40, c.Tick())
+    assert run.figures().ettr == pytest.approx((10 + 20 * 0.75 + 10) / 40)
+
+
 def test_nothing_is_effective_while_all_wait():
     """Everything restarts: the baseline. What was generated since the last batch that survived is generated again."""
     run = Run().begins()
@@ -136,7 +195,7 @@ def test_a_trainer_on_the_devices_of_replicas_has_none_of_its_own():
     run.at(10, down("trainer", "0"), restart("trainer", "0"))
     run.at(20, c.Up("trainer", "0"))
     run.at(20, c.Tick())
-    assert run.figures(RoleDevices(0, {"": 1})).ettr == 1.0
+    assert run.figures(0).ettr == 1.0
 
 
 def lend(replica):
@@ -151,7 +210,7 @@ def test_semi_sync_a_hybrids_devices_recover_with_the_trainer_while_it_has_them(
     run.at(50, c.Up("trainer", "0", version=1))
     run.at(60, c.Return(4, "r0", reason=c.Reason(c.Why.POLICY)))
     run.at(100, c.Tick())
-    assert run.figures(RoleDevices(0, {"": 2})).ettr == pytest.approx((20 + 30 * 0.5 + 50) / 100)
+    assert run.figures(0, 2).ettr == pytest.approx((20 + 30 * 0.5 + 50) / 100)
 
 
 def test_sync_nothing_is_effective_while_the_trainer_recovers_with_all_devices():
@@ -160,7 +219,7 @@ def test_sync_nothing_is_effective_while_the_trainer_recovers_with_all_devices()
     run.at(40, down("trainer", "0"), restart("trainer", "0", None))
     run.at(70, c.Up("trainer", "0"), c.Step(11, 2, (("x",),)))
     run.at(100, c.Stepped(2, answers=11), c.Tick())
-    found = run.figures(RoleDevices(0, {"": 1}))
+    found = run.figures(0)
     assert found.ettr == pytest.approx((40 + 0 + 30) / 100)
 
 
@@ -169,7 +228,7 @@ def test_sync_hybrids_that_generate_on_while_the_trainer_recovers_count():
     run.at(10, c.Stepped(1, answers=9), down("trainer", "0"), restart("trainer", "0", 1))
     run.at(40, c.Up("trainer", "0", version=1))
     run.at(50, c.Tick())
-    assert run.figures(RoleDevices(0, {"": 1})).ettr == 1.0
+    assert run.figures(0).ettr == 1.0
 
 
 def test_a_hybrid_that_dies_while_it_is_lent_recovers_once():
@@ -178,7 +237,7 @@ def test_a_hybrid_that_dies_while_it_is_lent_recovers_once():
     run.at(20, down("replica", "r0"), down("trainer", "0"), restart("replica", "r0"), restart("trainer", "0", 1))
     run.at(40, c.Up("trainer", "0", version=1), c.Up("replica", "r0"), c.Pulled("r0", 1))
     run.at(60, c.Tick())
-    assert run.figures(RoleDevices(0, {"": 1})).ettr == pytest.approx((20 + 20 * 0.5 + 20) / 60)
+    assert run.figures(0).ettr == pytest.approx((20 + 20 * 0.5 + 20) / 60)
 
 
 def test_windows_of_five_minutes():
@@ -195,8 +254,7 @@ def test_it_equals_a_reference_that_looks_at_every_second(seed):
     """Replicas and trainer fail, recover and work at random, at whole seconds."""
     draw, run = random.Random(seed), Run()
     replicas = [f"r{index}" for index in range(draw.randint(1, 4))]
-    devices = RoleDevices(draw.choice([1, 3]), {"": draw.choice([1, 2])})
-    per = devices.replica[""]
+    own, per = draw.choice([1, 3]), draw.choice([1, 2])
     run.at(0, *(c.Start(1, "replica", name) for name in replicas), c.Start(1, "trainer", "0"))
     run.at(0, c.Up("trainer", "0"), *(c.Up("replica", name) for name in replicas))
     run.at(0, *(c.Pulled(name, 0) for name in replicas))
@@ -242,16 +300,16 @@ def test_it_equals_a_reference_that_looks_at_every_second(seed):
         seconds.append((len(up) * per, trainer, bool(held)))
         of_version.append(step[1] if step is not None else None)
     run.at(length, c.Tick())
-    total = devices.trainer + len(replicas) * per
+    total = own + len(replicas) * per
     first = next((at for at, (_, _, any_) in enumerate(seconds) if any_ or of_version[at] is not None), length)
     paper = strict = 0.0
     for at in range(first, length):
         rollouts, here, generates = seconds[at]
         made = of_version[at]
         if generates or made is not None:
-            paper += (rollouts + devices.trainer * here) / total
+            paper += (rollouts + own * here) / total
         if generates or (made is not None and made != -1):
-            strict += (rollouts + devices.trainer * (here and made != -1)) / total
-    found = run.figures(devices)
+            strict += (rollouts + own * (here and made != -1)) / total
+    found = run.figures(own, per)
     expected = (paper / (length - first), strict / (length - first)) if first < length else (0.0, 0.0)
     assert (found.ettr, found.ettr_strict) == pytest.approx(expected), seed

@@ -99,6 +99,7 @@ class MemberRow:
         evaluating: those of them that answer an evaluation.
         mode: how these are decoded.
         releasing: whether it is told to let go of what it holds, for good.
+        devices: that a replica spans; 0 if it is not restarted any more.
         cells: cells of the trainer that a replica's devices are lent to.
     """
 
@@ -112,6 +113,7 @@ class MemberRow:
     mode: str = ""
     releasing: bool = False
     cells: tuple[int, ...] = ()
+    devices: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,6 +428,19 @@ class RunView:
         return sum([len(replica.assigned.states) for replica in self._state.fleet.replicas.values()])
 
     @property
+    def generates(self) -> bool:
+        """Whether a replica generates, or a trajectory waits for its environment."""
+        sessions = self._state.sessions
+        if sessions.calls or sessions.waiting:
+            return True
+        return any(replica.assigned.states for replica in self._state.fleet.replicas.values())
+
+    @property
+    def colocated(self) -> bool:
+        """Whether the trainer stands on the devices of replicas, and has none of its own."""
+        return self.spec.colocated
+
+    @property
     def answering(self) -> int:
         """Number of turns that environments answer."""
         return len(self._state.sessions.calls)
@@ -458,6 +473,7 @@ class RunView:
             evaluations[0] if evaluations else "",
             bool(held) and (replica.moving_out or state.health in (c.Health.STOPPING, c.Health.RESIZING)),
             replica.cells if replica.lent else (),
+            state.tp,
         )
 
     def why_idle(self, role: str, id_: str) -> c.Reason | None:

@@ -15,8 +15,7 @@ from tailrace.fleetsim.reproduce.points import Point
 from tailrace.fleetsim.reproduce.steps import StepParts, StepWatcher
 from tailrace.fleetsim.results.log import MemoryLog
 from tailrace.fleetsim.results.result import Result, result_of
-from tailrace.pipeline.run.figures.effective_time import EffectiveFigures, EffectiveTime, RoleDevices
-from tailrace.pipeline.run.figures.folding import Audience
+from tailrace.pipeline.run.figures.effective_time import EffectiveFigures, EffectiveTime
 from tailrace.runtime.executor.executor import Executor, Observer
 
 OBSERVED = "r0"
@@ -101,7 +100,7 @@ def measure(point: Point) -> ProbeFindings:
         groups=fleet.spec.batch_groups,
         mean_tokens=sum(row.tokens for row in rows) / trained if trained else 0.0,
         steps=[] if timed is None else timed.steps[fleet.warm_up : fleet.batches],
-        effective=None if effective is None else effective.fold.figures(),
+        effective=None if effective is None else effective.figures(),
     )
 
 
@@ -109,13 +108,17 @@ class EffectiveWatcher:
     """Follows effective training time beside a simulation."""
 
     def __init__(self, fleet: SimulatedFleet) -> None:
-        self.fold = EffectiveTime(RoleDevices.of(fleet.spec, fleet.trainer_gpus))
-        self._audience = Audience(self.fold)
+        self._devices = fleet.trainer_gpus
+        self._fold: EffectiveTime | None = None
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         """One instant."""
-        del run
-        self._audience.observe(now, events, commands)
+        self._fold = self._fold or EffectiveTime(run, self._devices)
+        self._fold.observe(now, events, commands)
+
+    def figures(self) -> EffectiveFigures:
+        """What was found so far."""
+        return EffectiveFigures() if self._fold is None else self._fold.figures()
 
     def tick(self, now: float, executor: Executor) -> None:
         """Nothing is periodic here."""

@@ -16,12 +16,14 @@ from pathlib import Path
 import pytest
 
 from tailrace import contracts as c
+from tailrace.controller.controller import Controller
 from tailrace.controller.spec import PipelineSpec, RolloutPool
 from tailrace.faulttol.injection import LOAD, PHASES
 from tailrace.pipeline.roles.scorer import ScorerRole, ScorerSettings
 from tailrace.pipeline.run.eventlog import read_log
-from tailrace.pipeline.run.figures.effective_time import EffectiveTime, RoleDevices
-from tailrace.pipeline.run.figures.folding import Audience, follow
+from tailrace.pipeline.run.figures.effective_time import EffectiveTime
+from tailrace.pipeline.run.figures.folding import follow
+from tailrace.pipeline.run.replay import replayed
 from tailrace.pipeline.testing.real_runs import RealRuns
 from tailrace.pipeline.testing.small_run import (
     LOG,
@@ -108,9 +110,9 @@ class ModesContract(RealRuns):
         assert (view.task_restarts, view.replica_restarts, view.restarts(TRAINER)) == (0, 0, 1)
         hybrids = {"sync": {"r0", "r1"}, "semi-sync": {"r0"}, "async": set()}[mode]
         self.check_turns(tmp_path, hybrids, spec.steps)
-        log = list(read_log(tmp_path / LOG))
-        time = EffectiveTime(RoleDevices.of(spec, 1))
-        follow(log, Audience(time))
+        log, controller = list(read_log(tmp_path / LOG)), Controller(spec)
+        time = EffectiveTime(controller.view, 1)
+        follow(replayed(controller, tmp_path / LOG), time)
         found = time.figures()
         assert 0 < found.ettr_strict <= found.ettr < 1
         away_s = self.away_s(tmp_path)

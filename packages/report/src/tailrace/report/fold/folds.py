@@ -10,7 +10,7 @@ from tailrace import contracts as c
 from tailrace.controller.members import REPLICA
 from tailrace.controller.view import RunView
 from tailrace.pipeline.run.figures.detection import DetectionFold
-from tailrace.pipeline.run.figures.effective_time import EffectiveTime, RoleDevices
+from tailrace.pipeline.run.figures.effective_time import EffectiveTime
 from tailrace.pipeline.run.figures.faults import FaultFold
 from tailrace.pipeline.run.figures.figures import Batch, standard_error
 from tailrace.pipeline.run.figures.folding import Audience, Hears
@@ -40,7 +40,7 @@ class Folds:
         self.interruptions, self.loads, self.outages = Interruptions(run), Loads(run), Outages()
         self.timeline = Timeline(run, self.interruptions, self.outages)
         self.faults, self.detection = FaultFold(), DetectionFold(spec.detection)
-        self.effective_time = EffectiveTime(RoleDevices.of(spec, trainer_devices))
+        self.effective_time = EffectiveTime(run, trainer_devices)
         self.rounds, self.came_and_went, self.turns = RoundFigures(spec), ReplicaFigures(), TurnFold(run)
         folds = (
             self.loads,
@@ -53,7 +53,6 @@ class Folds:
             self.turns,
             self.faults,
             self.detection,
-            self.effective_time,
         )
         self._audience = Audience(*folds)
         self._most = most
@@ -75,6 +74,7 @@ class Folds:
             self.loads.watch(evenly(names, self._most), names)
             self.timeline.only = frozenset(self.loads.replicas) if self.sampled else None
         self._audience.observe(now, events, commands)
+        self.effective_time.observe(now, events, commands)
         self.came_and_went.observe(now, events, commands)
         if self.rounds.used:
             self.rounds.observe(now, events, commands)

@@ -8,11 +8,11 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.controller.members import SCORER
-from tailrace.controller.spec import PipelineSpec
+from tailrace.controller.view import RunView
 from tailrace.faulttol import Fault
 from tailrace.pipeline.run.eventlog import Instant
 from tailrace.pipeline.run.figures.detection import DetectionFold
-from tailrace.pipeline.run.figures.effective_time import EffectiveTime, RoleDevices
+from tailrace.pipeline.run.figures.effective_time import EffectiveTime
 from tailrace.pipeline.run.figures.faults import FaultFold
 from tailrace.pipeline.run.figures.folding import Audience, follow
 from tailrace.pipeline.run.figures.replicas import ReplicaFigures
@@ -21,22 +21,20 @@ from tailrace.pipeline.run.figures.stream import StreamFigures
 
 
 def log_figures(
-    log: Iterable[Instant], spec: PipelineSpec, *, trainer_devices: int, faults: Iterable[Fault]
+    log: Iterable[Instant], run: RunView, *, trainer_devices: int, faults: Iterable[Fault]
 ) -> dict[str, Any]:
     """Fields of a summary.
 
     Args:
-        log: the whole log.
+        log: the whole log, as it is replayed.
+        run: the view of the controller that it is shown to.
         trainer_devices: devices of the trainer.
         faults: those that were scripted.
     """
+    spec = run.spec
     plain = ScoreFigures(), RoundFigures(spec), StreamFigures(), ReplicaFigures(), AttachFigures()
-    struck, detection, effective = (
-        FaultFold(),
-        DetectionFold(spec.detection),
-        EffectiveTime(RoleDevices.of(spec, trainer_devices)),
-    )
-    follow(log, *plain, Audience(struck, detection, effective))
+    struck, detection, effective = FaultFold(), DetectionFold(spec.detection), EffectiveTime(run, trainer_devices)
+    follow(log, *plain, Audience(struck, detection), effective)
     found: dict[str, Any] = {}
     for figures in (*plain, struck.figures(faults), effective.figures()):
         found |= figures.plain()

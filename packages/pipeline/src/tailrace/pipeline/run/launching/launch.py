@@ -40,7 +40,7 @@ from tailrace.pipeline.run.machines import check_machines
 from tailrace.pipeline.run.pools import check_labels, relay_count
 from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare
 from tailrace.pipeline.run.prompts.stop_tokens import stops_in_words
-from tailrace.pipeline.run.replay import controller_of, replay
+from tailrace.pipeline.run.replay import controller_of, replay, replayed
 from tailrace.pipeline.run.scripted_faults import build_faults, further_faults
 from tailrace.runtime.errors import SupersededError
 from tailrace.runtime.executor.deployment import DATA
@@ -362,6 +362,7 @@ class _Launch:
             executor.membership.start(c.Start(0, DATA, "0"))
         data = DATA_DOOR.open(executor.host.caller(DATA))
         data.export(self.directory.trained)
+        again = controller_of(self.directory)
         return summarise(
             self.config,
             controller.view,
@@ -378,8 +379,8 @@ class _Launch:
                 "warm_start_cached": prepared.warm_start_cached,
                 "prompt_rows": prepared.counts,
                 **log_figures(
-                    read_log(self.directory.events),
-                    controller.spec,
+                    replayed(again, self.directory.events),
+                    again.view,
                     trainer_devices=self.config.trainer.processes,
                     faults=faults,
                 ),
