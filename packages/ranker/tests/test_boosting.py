@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.ranker.baselines.boosting import TreeGrowth, boosted
-from tailrace.ranker.deadline import Deadline
+from tailrace.ranker.methods import Deadline
 
 FOREVER = Deadline(1e9)
 

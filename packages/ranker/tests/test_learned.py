@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tailrace.ranker import Example, LengthRanker, RankerModelError, RankerOptionError
-from tailrace.ranker.deadline import Deadline
 from tailrace.ranker.features import features_of
 from tailrace.ranker.learned import encoding, hidden_states
 from tailrace.ranker.learned.fitting import Plan, fit_network
@@ -19,7 +18,7 @@ from tailrace.ranker.learned.outputs import list_mle, pairwise, pinball, predict
 from tailrace.ranker.learned.samples import Samples, Scale
 from tailrace.ranker.learned.text import TextCodec
 from tailrace.ranker.learned.writing import as_digits, log_likelihood, quantile
-from tailrace.ranker.methods import Setting
+from tailrace.ranker.methods import Deadline, Setting
 from tailrace.ranker.testing import made_examples
 
 SMALL: dict[str, Any] = {

@@ -22,9 +22,8 @@ from tailrace.ranker import (
     recall,
 )
 from tailrace.ranker.baselines.lexical import Lexical
-from tailrace.ranker.deadline import Deadline
 from tailrace.ranker.drift import Band, Correction, correction_of, has_enough, latest, recent
-from tailrace.ranker.methods import Setting
+from tailrace.ranker.methods import Deadline, Setting
 from tailrace.ranker.recall import measure
 from tailrace.ranker.splits import halves, hold_out
 from tailrace.ranker.testing import made_examples

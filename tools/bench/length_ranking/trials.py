@@ -20,8 +20,7 @@ from length_ranking.stages import Clock, write_whole
 
 from tailrace.contracts import MissingExtraError
 from tailrace.ranker import Example, RankerOptionError
-from tailrace.ranker.deadline import Deadline
-from tailrace.ranker.methods import Method, Setting
+from tailrace.ranker.methods import Deadline, Method, Setting
 from tailrace.ranker.prediction import Prediction
 from tailrace.ranker.splits import hold_out
 from tailrace.ranker.trials import installed_methods, try_methods

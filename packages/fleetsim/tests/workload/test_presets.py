@@ -8,8 +8,7 @@ from statistics import fmean
 import pytest
 
 from tailrace.fleetsim.workload import WorkloadConfig
-from tailrace.fleetsim.workload.lengths import Lengths
-from tailrace.fleetsim.workload.lengths_config import CALLS, RESPONSES
+from tailrace.fleetsim.workload.lengths import CALLS, RESPONSES, Lengths
 
 # Normal scores of shares.
 P75, P90, P95, P99, P999 = 0.674490, 1.281552, 1.644854, 2.326348, 3.090232

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tailrace.paramserver.layout import Layout, LayoutInvalid, copy, message, pack, reshard_plan, unpack
 from tailrace.paramserver.layout.boxes import find_overlap, volume
 from tailrace.paramserver.layout.megatron import from_megatron
-from tailrace.paramserver.layout.qwen import qwen_tensors
+from tailrace.paramserver.layout.model_config import qwen_tensors
 from tailrace.paramserver.layout.vllm import from_vllm
 from tailrace.paramserver.manifest import byte_size
 

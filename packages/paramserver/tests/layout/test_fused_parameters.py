@@ -4,7 +4,7 @@ import pytest
 
 from tailrace.paramserver.layout import Layout, copy, message, reshard_plan
 from tailrace.paramserver.layout.megatron import from_megatron
-from tailrace.paramserver.layout.qwen import qwen_tensors
+from tailrace.paramserver.layout.model_config import qwen_tensors
 from tailrace.paramserver.layout.vllm import from_vllm
 
 from .random_layouts import empty_memory

@@ -3,7 +3,7 @@
 import pytest
 
 from tailrace.paramserver.layout import LayoutInvalid
-from tailrace.paramserver.layout.qwen import qwen_tensors
+from tailrace.paramserver.layout.model_config import qwen_tensors
 
 from .small_models import MODELS
 

@@ -13,7 +13,7 @@ from simulation.world import World
 from tailrace.paramserver.manifest import Manifest
 from tailrace.paramserver.relays.slot import Publication, Slot, SlotState
 from tailrace.paramserver.relays.slots import SlotTable
-from tailrace.paramserver.wire.counts import TrafficCounts
+from tailrace.paramserver.wire.channel import TrafficCounts
 
 _HEADER = 21
 

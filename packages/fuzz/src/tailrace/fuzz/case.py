@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tailrace.contracts import Facts, StepCosts, TailraceError
 from tailrace.controller.spec import EvaluationPlan, PipelineSpec, RolloutPool
-from tailrace.fleetsim.cost.decode import DecodeCost
-from tailrace.fleetsim.cost.prefill import PrefillCost
+from tailrace.fleetsim.cost.decode import DecodeCost, PrefillCost
 from tailrace.fleetsim.cost.training import TrainingCost
 from tailrace.fleetsim.fleet.config import DelayConfig, RolloutFleet
 from tailrace.fleetsim.fleet.fleet import SimulatedFleet

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tailrace.ranker.deadline import Deadline
 from tailrace.ranker.errors import ExampleError, RankerError
 from tailrace.ranker.example import Example, check_examples
-from tailrace.ranker.methods import Progress, Setting, load_method, silent
+from tailrace.ranker.methods import Deadline, Progress, Setting, load_method, silent
 from tailrace.ranker.ranker import HELD_BACK, LEAST_PROMPTS, LengthRanker
 from tailrace.ranker.recall import ceiling20
 from tailrace.ranker.splits import hold_out, prompts_of

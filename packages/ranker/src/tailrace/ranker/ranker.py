@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tailrace.ranker.deadline import Deadline
 from tailrace.ranker.drift import Band, Correction, correction_of, has_enough, latest, recent
 from tailrace.ranker.errors import ExampleError, RankerOptionError
 from tailrace.ranker.example import Example, check_examples
-from tailrace.ranker.methods import Method, Predictor, Progress, Setting, load_method, silent
+from tailrace.ranker.methods import Deadline, Method, Predictor, Progress, Setting, load_method, silent
 from tailrace.ranker.prediction import Prediction, ranked
 from tailrace.ranker.recall import ceiling20, measure
 from tailrace.ranker.saved import SavedRanker, read_ranker, registered_name, write_ranker

@@ -4,13 +4,14 @@ ranker.json         what it is, and the SHA-256 of every file, of this one too; 
 examples.json       the recent examples, from which updates learn
 predictor/          the files of its predictor: JSON and tensors
 
-Nothing is pickled, so that reading a ranker runs nothing.
+Nothing is pickled, so that reading a ranker runs nothing; all that can be wrong with a file is one typed error.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,47 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from tailrace.ranker.contents import from_json, to_json
 from tailrace.ranker.errors import DamagedRankerError, ExampleError, RankerOptionError
 from tailrace.ranker.example import Example
 from tailrace.ranker.methods import GROUP, Method, load_method
+
+
+def to_json(value: Any) -> bytes:
+    """JSON of plain data, the same bytes for the same data."""
+    return (json.dumps(value, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def file_of(files: Mapping[str, bytes], name: str) -> bytes:
+    """One file's bytes.
+
+    Raises:
+        DamagedRankerError: it is missing.
+    """
+    if name not in files:
+        raise DamagedRankerError(f"found no {name}, expected it beside {', '.join(sorted(files)) or 'others'}")
+    return files[name]
+
+
+def from_json(files: Mapping[str, bytes], name: str, *keys: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Args:
+        files: the files.
+        name: which.
+        keys: what it must have.
+
+    Raises:
+        DamagedRankerError: the file or a key is missing, or it is no JSON object.
+    """
+    try:
+        value = json.loads(file_of(files, name))
+    except ValueError as error:
+        raise DamagedRankerError(f"{name}: found no JSON ({error}), expected an object") from error
+    missing = [key for key in keys if not isinstance(value, dict) or key not in value]
+    if missing or not isinstance(value, dict):
+        raise DamagedRankerError(f"{name}: found no {', '.join(missing) or 'object'}, expected what was saved")
+    return value
+
 
 _NOTE, _EXAMPLES, _PREDICTOR = "ranker.json", "examples.json", "predictor"
 _FORMAT = 2  # since scores are tokens

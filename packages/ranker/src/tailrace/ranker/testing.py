@@ -8,9 +8,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from tailrace.ranker.deadline import Deadline
 from tailrace.ranker.example import Example
-from tailrace.ranker.methods import Method, Predictor, Setting
+from tailrace.ranker.methods import Deadline, Method, Predictor, Setting
 from tailrace.ranker.prediction import Prediction
 
 

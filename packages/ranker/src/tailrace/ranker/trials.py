@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tailrace.contracts import MissingExtraError
-from tailrace.ranker.deadline import Deadline
 from tailrace.ranker.errors import RankerError, RankerOptionError
 from tailrace.ranker.example import Example
-from tailrace.ranker.methods import Method, Predictor, Setting, load_method, method_names
+from tailrace.ranker.methods import Deadline, Method, Predictor, Setting, load_method, method_names
 from tailrace.ranker.prediction import Prediction
 from tailrace.ranker.recall import mean_measures, measure
 from tailrace.ranker.splits import halves

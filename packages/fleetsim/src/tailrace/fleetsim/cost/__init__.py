@@ -1,8 +1,7 @@
 """Cost models of decoding, prefill, training and moving weights on a device, in seconds."""
 
 from tailrace.fleetsim.cost.capacity import kv_capacity_tokens
-from tailrace.fleetsim.cost.decode import DecodeCost, fit_coefficients, profile_samples, throughput_error
-from tailrace.fleetsim.cost.prefill import PrefillCost
+from tailrace.fleetsim.cost.decode import DecodeCost, PrefillCost, fit_coefficients, profile_samples, throughput_error
 from tailrace.fleetsim.cost.training import TrainingCost
 from tailrace.fleetsim.cost.weights import TENSOR_S, WeightCost
 

@@ -1,4 +1,4 @@
-"""Cost of a replica's decoding step.
+"""Cost of a replica's decoding step, and of prefill, for a prompt or for a context that resumes after an interruption.
 
     step_s = fixed_s(running) + per_token_s * tokens in the KV cache
 
@@ -18,6 +18,43 @@ from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.hardware.devices import Device
 from tailrace.fleetsim.hardware.models import ModelShape
 from tailrace.repack import ThroughputModel
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCost:
+    """Prefill of one model on one replica's devices.
+
+    Args:
+        per_token_s: seconds of matrix multiplication for a token.
+        per_square_token_s: seconds of causal attention over s tokens, divided by s squared.
+        overhead_s: seconds of every prefill.
+    """
+
+    per_token_s: float
+    per_square_token_s: float = 0.0
+    overhead_s: float = 0.0
+
+    @classmethod
+    def of(cls, model: ModelShape, device: Device, tensor_parallel: int) -> PrefillCost:
+        """The cost of a model on `tensor_parallel` devices, with all arithmetic at the device's prefill rate.
+
+        Raises:
+            FleetError: the tensor parallelism is impossible.
+        """
+        check_parallel(model, device, tensor_parallel)
+        flops = tensor_parallel * device.prefill_flops
+        return cls(2.0 * model.gemm_params / flops, model.attention_flops_per_square_token / flops)
+
+    def seconds(self, tokens: int, cached: int = 0) -> float:
+        """Seconds for a context of `tokens`, of which the first `cached` are in the KV cache already.
+
+        Cached tokens are not computed again, but the others attend to them.
+        """
+        if tokens <= cached:
+            return 0.0
+        squares = tokens * tokens - cached * cached
+        return self.overhead_s + (tokens - cached) * self.per_token_s + squares * self.per_square_token_s
+
 
 Sample = tuple[float, int, float]
 EXPERT_BANDWIDTH_SHARE = 0.85

@@ -24,8 +24,7 @@ from tailrace.fleetsim.errors import WorkloadError
 from tailrace.fleetsim.tables import Positive, Share, Strict, as_tuples
 from tailrace.fleetsim.workload.drawn import Distributions, DrawnWorkload
 from tailrace.fleetsim.workload.environment import EnvironmentConfig, LatencyConfig
-from tailrace.fleetsim.workload.lengths import Drift, Lengths
-from tailrace.fleetsim.workload.lengths_config import RESPONSES, LengthsField
+from tailrace.fleetsim.workload.lengths import RESPONSES, Drift, Lengths, LengthsField
 from tailrace.fleetsim.workload.replayed import ReplayedWorkload
 from tailrace.fleetsim.workload.rewards import ScoringKind, ScoringKinds, SolveRate
 from tailrace.fleetsim.workload.shapes import Lognormal

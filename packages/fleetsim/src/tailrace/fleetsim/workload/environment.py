@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from tailrace.fleetsim.tables import Positive, Seconds, Strict
-from tailrace.fleetsim.workload.lengths_config import CALLS
+from tailrace.fleetsim.workload.lengths import CALLS
 from tailrace.fleetsim.workload.workload import Turns
 
 # Far beyond every task (RobustRL: 50 tool calls). More must be a mistake, and would make each trajectory slow to draw.

@@ -32,9 +32,8 @@ from typing import Any, Literal, TypeVar
 
 from tailrace.contracts import extra
 from tailrace.paramserver.bridges.http_calls import HttpCalls
-from tailrace.paramserver.bridges.newest import lease_version
 from tailrace.paramserver.clients.lease_view import WeightLease
-from tailrace.paramserver.clients.reader import RelayReader
+from tailrace.paramserver.clients.reader import RelayReader, lease_version
 from tailrace.paramserver.errors import (
     BridgeError,
     BridgeStateInvalid,

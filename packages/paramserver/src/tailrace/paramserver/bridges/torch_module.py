@@ -26,10 +26,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tailrace.contracts import extra
-from tailrace.paramserver.bridges.newest import lease_version
 from tailrace.paramserver.clients.lease_view import WeightLease
 from tailrace.paramserver.clients.publisher import Publisher
-from tailrace.paramserver.clients.reader import RelayReader
+from tailrace.paramserver.clients.reader import RelayReader, lease_version
 from tailrace.paramserver.errors import ManifestInvalid, WeightsMismatch
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.manifest import DTYPES

@@ -18,10 +18,9 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-from tailrace.paramserver.bridges.newest import lease_version
 from tailrace.paramserver.clients.lease_view import WeightLease
 from tailrace.paramserver.clients.publisher import Publisher
-from tailrace.paramserver.clients.reader import RelayReader
+from tailrace.paramserver.clients.reader import RelayReader, lease_version
 from tailrace.paramserver.errors import BridgeStateInvalid, RelayNameTaken, RelayUnreachable
 from tailrace.paramserver.group.chain import set_chain
 from tailrace.paramserver.relays.process import RelayProcess

@@ -18,8 +18,7 @@ from tailrace.paramserver.manifest import Manifest
 from tailrace.paramserver.wire.agreement import Offer, OfferAnswer
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, connect
 from tailrace.paramserver.wire.capabilities import Means
-from tailrace.paramserver.wire.channel import Channel
-from tailrace.paramserver.wire.counts import TrafficCounts
+from tailrace.paramserver.wire.channel import Channel, TrafficCounts
 from tailrace.paramserver.wire.sending import send_version
 
 _REMEMBERED = 16

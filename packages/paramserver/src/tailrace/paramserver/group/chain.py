@@ -27,7 +27,7 @@ class RelayStatus:
         hops: addresses of all next relays, and why each does not have everything, or None.
         partial: versions whose transfer broke off, with how far they are; another sender can go on with them.
         sealed: versions that are whole but not to be shown yet.
-        transfers: totals sent and received since its start (see `wire.counts.Counts`).
+        transfers: totals sent and received since its start (see `TrafficCounts`).
     """
 
     name: str

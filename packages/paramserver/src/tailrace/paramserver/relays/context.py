@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.relays.slots import SlotTable
 from tailrace.paramserver.wire.capabilities import Means
-from tailrace.paramserver.wire.counts import TrafficCounts
+from tailrace.paramserver.wire.channel import TrafficCounts
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,7 @@ from tailrace.paramserver.relays.slots import SlotTable
 from tailrace.paramserver.wire.address import format_address, parse_address
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, admit, check_token
 from tailrace.paramserver.wire.capabilities import Means
-from tailrace.paramserver.wire.channel import Channel
-from tailrace.paramserver.wire.counts import TrafficCounts
+from tailrace.paramserver.wire.channel import Channel, TrafficCounts
 
 STALL_S = 10.0
 SLOT_TIMEOUT_S = 60.0

@@ -13,8 +13,7 @@ from tailrace.paramserver.errors import ChunkDamaged, ParamServerError, Protocol
 from tailrace.paramserver.manifest import Manifest, checksum
 from tailrace.paramserver.transport.protocol import HashingSource, RemoteMemory
 from tailrace.paramserver.wire.agreement import to_ranges
-from tailrace.paramserver.wire.channel import Channel, ChunkHeader, ChunkKind
-from tailrace.paramserver.wire.counts import TrafficCounts
+from tailrace.paramserver.wire.channel import Channel, ChunkHeader, ChunkKind, TrafficCounts
 from tailrace.paramserver.wire.sending import ROUNDS
 
 #: Smaller chunks are hashed where they are received: waking a thread takes longer than hashing them.

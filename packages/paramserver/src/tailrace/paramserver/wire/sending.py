@@ -19,8 +19,7 @@ from tailrace.paramserver.codec.choose import LinkEncoder
 from tailrace.paramserver.errors import ProtocolError, RelayTimeout, VersionSuperseded
 from tailrace.paramserver.transport.registry import INLINE
 from tailrace.paramserver.wire.agreement import Offer, OfferAnswer, from_ranges
-from tailrace.paramserver.wire.channel import Channel
-from tailrace.paramserver.wire.counts import TrafficCounts
+from tailrace.paramserver.wire.channel import Channel, TrafficCounts
 
 #: How often a chunk may come damaged before the receiver gives the transfer up.
 ROUNDS = 3

@@ -19,13 +19,12 @@ from safetensors.numpy import save as save_tensors
 
 from tailrace.ranker.by_score import QuantilesByScore
 from tailrace.ranker.censoring import mean_tokens
-from tailrace.ranker.contents import file_of, from_json, to_json
-from tailrace.ranker.deadline import Deadline
 from tailrace.ranker.errors import DamagedRankerError
 from tailrace.ranker.example import Example
 from tailrace.ranker.features import COUNT, features_of
-from tailrace.ranker.methods import Setting
+from tailrace.ranker.methods import Deadline, Setting
 from tailrace.ranker.prediction import Prediction
+from tailrace.ranker.saved import file_of, from_json, to_json
 
 _BINS = 64
 _ROWS, _FEATURES = 0.7, 0.3  # parts that a tree sees: trees that differ err differently

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from tailrace.ranker.censoring import Sample
-from tailrace.ranker.contents import from_json, to_json
 from tailrace.ranker.errors import DamagedRankerError
 from tailrace.ranker.example import Example
 from tailrace.ranker.methods import Method, Setting
 from tailrace.ranker.prediction import Prediction
+from tailrace.ranker.saved import from_json, to_json
 
 FILE = "predictor.json"
 

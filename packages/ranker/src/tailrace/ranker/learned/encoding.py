@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tailrace.ranker.contents import file_of, from_json, to_json
 from tailrace.ranker.errors import DamagedRankerError
 from tailrace.ranker.example import Example
 from tailrace.ranker.features import COUNT, features_of
@@ -23,6 +22,7 @@ from tailrace.ranker.learned.samples import Samples, Scale
 from tailrace.ranker.learned.text import TextCodec
 from tailrace.ranker.methods import Setting
 from tailrace.ranker.prediction import Prediction
+from tailrace.ranker.saved import file_of, from_json, to_json
 
 _ABOUT, _TOKENIZER, _WEIGHTS = "encoder.json", "tokenizer.json", "weights.safetensors"
 _ROWS_AT_ONCE = 64

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tailrace.ranker.contents import from_json, to_json
-from tailrace.ranker.deadline import Deadline
 from tailrace.ranker.errors import DamagedRankerError, RankerModelError, RankerOptionError
 from tailrace.ranker.example import Example
 from tailrace.ranker.learned.fitting import Plan, fit_network
@@ -22,8 +20,9 @@ from tailrace.ranker.learned.outputs import load_weights, predictions_of, rankin
 from tailrace.ranker.learned.pretrained import backbone_of
 from tailrace.ranker.learned.samples import Samples, Scale
 from tailrace.ranker.learned.text import TextCodec
-from tailrace.ranker.methods import Setting
+from tailrace.ranker.methods import Deadline, Setting
 from tailrace.ranker.prediction import Prediction
+from tailrace.ranker.saved import from_json, to_json
 
 _ABOUT, _WEIGHTS = "hidden.json", "weights.safetensors"
 _ROWS_AT_ONCE = 32

@@ -12,11 +12,11 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from tailrace.ranker.contents import file_of
 from tailrace.ranker.errors import DamagedRankerError
 from tailrace.ranker.learned.network import P50, P90, SHARES
 from tailrace.ranker.learned.samples import Samples, Scale, known_longer
 from tailrace.ranker.prediction import Prediction
+from tailrace.ranker.saved import file_of
 
 
 def pairwise(scores: Tensor, samples: Samples) -> Tensor:

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from tailrace.ranker.censoring import all_samples
-from tailrace.ranker.contents import file_of, from_json, to_json
 from tailrace.ranker.errors import DamagedRankerError, RankerModelError
 from tailrace.ranker.example import Example
 from tailrace.ranker.learned.fitting import Plan, fit_network
@@ -26,6 +25,7 @@ from tailrace.ranker.learned.pretrained import build_causal_lm, causal_lm, confi
 from tailrace.ranker.learned.text import TextCodec
 from tailrace.ranker.methods import Setting
 from tailrace.ranker.prediction import Prediction
+from tailrace.ranker.saved import file_of, from_json, to_json
 
 NextDigit = Callable[[Tensor], Tensor]
 """Digits [n, places so far] that were chosen, to log-probabilities [n, 10] of the next."""

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from tailrace.reward.errors import NoSandboxError
 from tailrace.reward.sandbox import interpreter
+from tailrace.reward.sandbox.interpreter import module_files
 from tailrace.reward.sandbox.launch import SandboxFailureError, start_group
 from tailrace.reward.sandbox.limits import Ended, Limits
-from tailrace.reward.sandbox.modules import module_files
 from tailrace.reward.sandbox.process_group import ProcessGroup
 from tailrace.reward.sandbox.scratch import scratch_size
 from tailrace.reward.sandbox.seccomp import program_filter

@@ -20,8 +20,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from tailrace.reward.errors import NoSandboxError
+from tailrace.reward.sandbox.interpreter import module_files
 from tailrace.reward.sandbox.limits import Limits
-from tailrace.reward.sandbox.modules import module_files
 from tailrace.reward.sandbox.protocol import RunVerdict, Sandbox
 
 _LIMITS = Limits(cpu_s=5, wall_s=20)
