@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
-from tailrace.ranker.censoring import Sample
 from tailrace.ranker.errors import DamagedRankerError
 from tailrace.ranker.example import Example
 from tailrace.ranker.methods import Method, Setting
@@ -63,46 +60,3 @@ def saved(files: Mapping[str, bytes], **kinds: type) -> dict[str, Any]:
                 f"{FILE}: found {key} of type {type(value[key]).__name__}, expected {kind.__name__}"
             )
     return value
-
-
-class KnownPrompts(RulePredictor):
-    """A predictor whose rule has a number for each prompt it has seen samples of, `known`, by digest.
-
-    Args:
-        method: what learned it.
-        rule: a dataclass with the field `known`.
-    """
-
-    def __init__(self, method: Method, rule: Any) -> None:
-        super().__init__(method, rule)
-        self._known: dict[str, float] = rule.known
-
-    def update(self, examples: Sequence[Example], setting: Setting) -> KnownPrompts:
-        """Learn anew, and keep what is known of prompts that these examples lack."""
-        fitted = self._method.fit(examples, setting)
-        assert isinstance(fitted, KnownPrompts)
-        return KnownPrompts(self._method, replace(fitted._rule, known={**self._known, **fitted._known}))  # type: ignore[type-var]  # a dataclass
-
-
-def digest_of(prompt: str) -> str:
-    """A prompt's name in a table: the table grows by prompts, not by their text."""
-    return hashlib.blake2b(prompt.encode(errors="surrogatepass"), digest_size=12).hexdigest()
-
-
-def samples_by_prompt(examples: Sequence[Example]) -> dict[str, list[Sample]]:
-    """The samples of each prompt, by digest, those of older versions first."""
-    found: dict[str, list[Sample]] = {}
-    for example in sorted(examples, key=lambda example: example.version):
-        found.setdefault(digest_of(example.prompt), []).extend(example.samples)
-    return found
-
-
-def check_table(table: Mapping[str, Any]) -> dict[str, float]:
-    """A table of numbers by digest.
-
-    Raises:
-        DamagedRankerError: it is something else.
-    """
-    if not all(isinstance(value, int | float) for value in table.values()):
-        raise DamagedRankerError("found a prompt without a number, expected a number for each")
-    return {key: float(value) for key, value in table.items()}
