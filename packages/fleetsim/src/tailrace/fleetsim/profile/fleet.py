@@ -154,9 +154,6 @@ def _spread(values: Sequence[tuple[float, float]], cap: int | None) -> Spread:
     return Spread(mean, at(0.5), at(0.99), ordered[-1][0], cut)
 
 
-__all__ = ["Group", "MeasuredWorkload"]
-
-
 @dataclass(frozen=True, slots=True)
 class ProfiledFleet(SimulatedFleet):
     """A fleet on a machine that was measured.

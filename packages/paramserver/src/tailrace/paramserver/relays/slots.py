@@ -161,8 +161,6 @@ class Reading(Shelf):
         return f"version {version} did not become visible in {wait_s:.3g} s; found {self._held_text()}"
 
 
-__all__ = ["Slot", "SlotState", "SlotTable"]
-
 _TOMBSTONES = 256
 
 

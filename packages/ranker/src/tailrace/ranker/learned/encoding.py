@@ -62,14 +62,10 @@ class EncoderPredictor:
     def update(self, examples: Sequence[Example], setting: Setting) -> EncoderPredictor:
         """A copy that was trained further, for a quarter of the epochs at 0.3 of the rate."""
         newer = EncoderPredictor(
-            self._method, copy.deepcopy(self._network), self._codec, self._grown(examples), self._pretrained
+            self._method, copy.deepcopy(self._network), self._codec, self._scale.grown(examples), self._pretrained
         )
         newer.learn(examples, setting, epochs=_UPDATE_EPOCHS, rate=_UPDATE_RATE)
         return newer
-
-    def _grown(self, examples: Sequence[Example]) -> Scale:
-        """The old scale, which the weights know, up to the longest sample of old and new ones."""
-        return Scale(self._scale.middle, self._scale.spread, max(self._scale.most, Scale.of(examples).most))
 
     def learn(self, examples: Sequence[Example], setting: Setting, *, epochs: float = 1.0, rate: float = 1.0) -> None:
         """Train in place, before anybody uses it.

@@ -105,7 +105,7 @@ class HiddenPredictor:
 
     def update(self, examples: Sequence[Example], setting: Setting) -> HiddenPredictor:
         """A copy whose head was trained further, for a quarter of the epochs at 0.3 of the rate."""
-        scale = Scale(self._scale.middle, self._scale.spread, max(self._scale.most, Scale.of(examples).most))
+        scale = self._scale.grown(examples)
         newer = HiddenPredictor(self._method, self._policy, copy.deepcopy(self._head), scale)
         states = self._policy.states([e.prompt for e in examples], setting.deadline.part(_STATES_SHARE))
         newer.learn(examples, states, setting, epochs=_UPDATE_EPOCHS, rate=_UPDATE_RATE)

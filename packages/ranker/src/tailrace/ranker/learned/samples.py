@@ -78,6 +78,10 @@ class Scale:
     spread: float
     most: float
 
+    def grown(self, examples: Sequence[Example]) -> Scale:
+        """The old scale, which the weights know, up to the longest sample of old and new ones."""
+        return Scale(self.middle, self.spread, max(self.most, Scale.of(examples).most))
+
     @classmethod
     def of(cls, examples: Sequence[Example]) -> Scale:
         """The scale of all samples."""
