@@ -159,7 +159,7 @@ def logprob_errors(root: Path, finished_at: dict[str, int]) -> tuple[dict[str, f
     """The largest difference from plain transformers by the size of the replica where a trajectory finished."""
     from transformers import AutoModelForCausalLM
 
-    from tailrace.rollout.testing.tiny_model import log_probabilities
+    from tailrace.rollout.testing.contract import log_probabilities
     from tailrace.trainer import load_weights_file
 
     model = AutoModelForCausalLM.from_pretrained(str(root / "model")).eval()

@@ -10,8 +10,8 @@ from tailrace.contracts import PluginError
 from tailrace.reward import ScoringError, load_verifier, verifier_names
 from tailrace.reward.turns import of_turns
 from tailrace.reward.verifiers import exact, numeric
+from tailrace.reward.verifiers.basic import parse_number
 from tailrace.reward.verifiers.gym import reasoning_gym_verifier
-from tailrace.reward.verifiers.numeric import parse_number
 
 CHAIN = {"dataset": "chain_sum"}
 

@@ -26,7 +26,7 @@ from tailrace.contracts import (
 )
 from tailrace.rollout import ReplicaWorker, build_engine
 from tailrace.rollout.testing import MemorySource, save_tiny_model
-from tailrace.rollout.testing.tiny_model import VOCABULARY, greedy, log_probabilities
+from tailrace.rollout.testing.contract import VOCABULARY, greedy, log_probabilities
 
 COUNT, LENGTH, DEADLINE_S, SEED = 8, 120, 120.0, 5
 

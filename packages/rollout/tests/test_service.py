@@ -30,8 +30,8 @@ from tailrace.rollout import (
     VersionTimeoutError,
 )
 from tailrace.rollout.service import ReplicaProcess, left_directories
+from tailrace.rollout.service.handle import in_thread
 from tailrace.rollout.service.prompts import PromptReader
-from tailrace.rollout.service.replica_process import in_thread
 from tailrace.rollout.testing import TensorFakeEngine, build_fake_engine, fake_token, fake_weights, save_fake_model
 
 DEADLINE_S = 60.0

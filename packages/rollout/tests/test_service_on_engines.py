@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 from tailrace.rollout import StreamGenerationService
 from tailrace.rollout.testing import save_tiny_model
-from tailrace.rollout.testing.tiny_model import VOCABULARY, log_probabilities
+from tailrace.rollout.testing.contract import VOCABULARY, log_probabilities
 
 SEED, SAMPLES, MAX_TOKENS, DEADLINE_S = 7, 3, 200, 900.0
 OPTIONS = {"device": "cpu", "dtype": "float32", "threads": 1, "max_num_seqs": 8}

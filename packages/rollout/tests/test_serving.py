@@ -22,7 +22,7 @@ from safetensors.torch import save
 
 from tailrace.rollout import StreamGenerationService
 from tailrace.rollout.errors import ServeError
-from tailrace.rollout.service.replica_process import in_thread
+from tailrace.rollout.service.handle import in_thread
 from tailrace.rollout.serving import RequestLimits, app, listen, serve, server
 from tailrace.rollout.testing import TensorFakeEngine, fake_token, fake_weights, save_fake_model
 

@@ -11,7 +11,7 @@ from tailrace.contracts import Request, Sampling
 from tailrace.rollout import build_engine
 from tailrace.rollout.generation import generate
 from tailrace.rollout.testing import EngineContract
-from tailrace.rollout.testing.tiny_model import greedy, save_tiny_model
+from tailrace.rollout.testing.contract import greedy, save_tiny_model
 
 
 class TestVLLMEngine(EngineContract):

@@ -11,8 +11,7 @@ from profile_machine import clock
 from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.profile.fit_costs import block_tokens, fit_decode, fit_prefill, step_s
 from tailrace.fleetsim.profile.machine import DecodePart
-from tailrace.fleetsim.profile.samples import EngineRound, Look, ReplicaSamples
-from tailrace.fleetsim.profile.timing import ClockKind, Timing
+from tailrace.fleetsim.profile.samples import ClockKind, EngineRound, Look, ReplicaSamples, Timing
 
 TIMING = Timing(ClockKind.PROCESS)
 

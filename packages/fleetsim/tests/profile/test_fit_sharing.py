@@ -4,8 +4,15 @@ import pytest
 
 from tailrace.fleetsim.profile.fit_delays import fit_sharing, sharing_table
 from tailrace.fleetsim.profile.run import MeasuredRun
-from tailrace.fleetsim.profile.samples import ClockReading, EngineRound, ReplicaSamples, TrainerSamples, TrainingUpdate
-from tailrace.fleetsim.profile.timing import ClockKind, Timing
+from tailrace.fleetsim.profile.samples import (
+    ClockKind,
+    ClockReading,
+    EngineRound,
+    ReplicaSamples,
+    Timing,
+    TrainerSamples,
+    TrainingUpdate,
+)
 from tailrace.pipeline.config.models import RunConfig
 
 TIMING = Timing(ClockKind.PROCESS)

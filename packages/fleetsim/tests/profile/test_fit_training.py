@@ -10,8 +10,7 @@ from profile_machine import clock
 from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.profile.fit_costs import fit_training
 from tailrace.fleetsim.profile.machine import TrainingPart
-from tailrace.fleetsim.profile.samples import TrainerSamples, TrainingUpdate, WorkSpan
-from tailrace.fleetsim.profile.timing import ClockKind, Timing
+from tailrace.fleetsim.profile.samples import ClockKind, Timing, TrainerSamples, TrainingUpdate, WorkSpan
 
 TIMING = Timing(ClockKind.PROCESS)
 

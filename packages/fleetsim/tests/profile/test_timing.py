@@ -3,8 +3,7 @@
 import pytest
 from profile_machine import clock
 
-from tailrace.fleetsim.profile.samples import ClockReading
-from tailrace.fleetsim.profile.timing import ClockKind, Timing, timing_of
+from tailrace.fleetsim.profile.samples import ClockKind, ClockReading, Timing, timing_of
 
 
 def test_on_shared_cores_processor_time_counts():

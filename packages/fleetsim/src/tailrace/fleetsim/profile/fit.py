@@ -15,7 +15,7 @@ from tailrace.fleetsim.profile.fit_delays import Shared, fit_delays, fit_sharing
 from tailrace.fleetsim.profile.fit_workload import fit_workload
 from tailrace.fleetsim.profile.machine import FORMAT, MachineProfile
 from tailrace.fleetsim.profile.run import MeasuredRun, Progress, measure
-from tailrace.fleetsim.profile.timing import ClockKind, timing_of
+from tailrace.fleetsim.profile.samples import ClockKind, timing_of
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.roles.replica import ReplicaRole
 from tailrace.pipeline.run.directory import RunDirectory

@@ -10,8 +10,7 @@ from statistics import mean
 
 from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.profile.machine import DecodePart, PrefillPart, TrainingPart
-from tailrace.fleetsim.profile.samples import EngineRound, Look, ReplicaSamples, TrainerSamples, TrainingUpdate
-from tailrace.fleetsim.profile.timing import Timing
+from tailrace.fleetsim.profile.samples import EngineRound, Look, ReplicaSamples, Timing, TrainerSamples, TrainingUpdate
 from tailrace.repack import FitError, ThroughputModel
 from tailrace.repack.throughput import least_squares
 

@@ -13,8 +13,7 @@ from tailrace.controller.members import REPLICA, TRAINER
 from tailrace.fleetsim.profile.fit_costs import thousand_tokens_s
 from tailrace.fleetsim.profile.machine import DelaysPart, SharingPart, WeightsPart
 from tailrace.fleetsim.profile.run import MeasuredRun
-from tailrace.fleetsim.profile.samples import ClockReading, WorkSpan
-from tailrace.fleetsim.profile.timing import Timing
+from tailrace.fleetsim.profile.samples import ClockReading, Timing, WorkSpan
 
 LEAST_S = 0.2  # least seconds of computing for a row of the table
 TRIMMED = 0.1  # share of the longest waits, which are left out since other work on the machine caused them

@@ -1,8 +1,7 @@
 """Verifiers: each judges a response against an answer. Entry-point group ``tailrace.verifier``."""
 
 from tailrace.reward.verifiers.answers import unmatched, written
-from tailrace.reward.verifiers.basic import environment, exact
-from tailrace.reward.verifiers.numeric import numeric
+from tailrace.reward.verifiers.basic import environment, exact, numeric
 from tailrace.reward.verifiers.protocol import (
     Verdict,
     Verifier,

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 
 from tailrace.reward.extraction import solution_answer, unboxed
-from tailrace.reward.verifiers.basic import normalise
+from tailrace.reward.verifiers.basic import is_number, normalise
 from tailrace.reward.verifiers.notation import plain
-from tailrace.reward.verifiers.numeric import is_number
 
 _MAX_WORDS = 25  # of an answer in words; a worked solution has more
 _WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2,}")  # and no command of LaTeX: a matrix or a list has no words, however long

@@ -36,9 +36,8 @@ from tailrace.rollout.errors import (
 from tailrace.rollout.options import CacheShape, EngineOptions
 from tailrace.rollout.resumption import check_sampling
 from tailrace.rollout.service.book import Book, Sample, SampleOrder
-from tailrace.rollout.service.handle import ReplicaSetup, StartReplica
+from tailrace.rollout.service.handle import ReplicaProcess, ReplicaSetup, StartReplica
 from tailrace.rollout.service.prompts import Prompt, PromptReader, Ranker, Ranking
-from tailrace.rollout.service.replica_process import ReplicaProcess
 from tailrace.rollout.service.replicas import ServiceReplica, ServiceReplicas
 from tailrace.rollout.service.staged_weights import StagedWeights
 from tailrace.rollout.service.stream import Key, Stream

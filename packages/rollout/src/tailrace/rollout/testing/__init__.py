@@ -42,7 +42,7 @@ def __getattr__(name: str) -> Any:
 
         return EngineContract
     if name == "save_tiny_model":
-        from tailrace.rollout.testing.tiny_model import save_tiny_model
+        from tailrace.rollout.testing.contract import save_tiny_model
 
         return save_tiny_model
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
