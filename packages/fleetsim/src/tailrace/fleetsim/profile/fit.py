@@ -17,11 +17,11 @@ from tailrace.fleetsim.profile.machine import FORMAT, MachineProfile
 from tailrace.fleetsim.profile.run import MeasuredRun, Progress, measure
 from tailrace.fleetsim.profile.samples import ClockKind, timing_of
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.roles.replica import ReplicaRole
+from tailrace.pipeline.roles.replica import ReplicaSettings
 from tailrace.pipeline.run.directory import RunDirectory
 
 LEAST_STEPS = 5
-SNAPSHOT_S = float(inspect.signature(ReplicaRole).parameters["snapshot_s"].default)
+SNAPSHOT_S = float(inspect.signature(ReplicaSettings).parameters["snapshot_s"].default)
 
 
 @dataclass(frozen=True, slots=True)

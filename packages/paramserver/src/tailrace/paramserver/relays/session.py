@@ -1,8 +1,8 @@
 """One connection to a relay: its requests, the leases that end with it, and how a version comes in over it.
 
-A version is offered by a publisher or by another relay, or fetched (RobustRL, section 5.2.1): a relay that is not in the tree, or
-that comes back, gets what it lacks from any relay that has it, which may still be receiving it, and becomes a source for others
-with its first chunk.
+A version is offered by a publisher or by another relay, or fetched (RobustRL, section 5.2.1). A relay that is not in the tree,
+or that comes back, gets what it lacks from any relay that has it, which may still be receiving it, and becomes a source for
+others with its first chunk.
 """
 
 from __future__ import annotations

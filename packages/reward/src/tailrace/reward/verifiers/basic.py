@@ -1,7 +1,7 @@
 """Verifiers that judge nothing themselves, or the text or the number alone.
 
-``numeric`` compares the answer's exact value, however it is written, ``exact`` its text after normalisation. ``environment`` takes
-the reward that the environment gave, and ``judge`` is the name by which rows ask for a language model as their judge.
+``numeric`` compares the answer's exact value, however it is written, and ``exact`` its text after normalisation.
+``environment`` takes the reward that the environment gave; ``judge`` is the name by which rows ask for a language model.
 """
 
 from __future__ import annotations
