@@ -15,6 +15,7 @@ from tailrace.runtime.errors import (
     StaleEpochError,
     SupersededError,
 )
+from tailrace.runtime.executor.answers import _Training
 from tailrace.runtime.executor.seam import MemberDeadError, MemberStart
 
 EVERYBODY = (("data", "0"), ("scorer", "0"), ("relay", "0"), ("trainer", "0"), ("replica", "r0"), ("replica", "r1"))
@@ -279,6 +280,56 @@ def test_a_step_that_did_nothing_is_not_told_to_get_more_time(run):
     )
 
 
+@pytest.mark.parametrize(
+    ("limit_s", "moved_s", "still_s"),
+    [(400.0, 300.0, 0), (400.0, 299.0, 101), (400.0, 310.0, 0), (100.0, 40.0, 0), (100.0, 39.0, 61)],
+)
+def test_a_step_that_stood_still_at_its_end_says_for_how_long(limit_s, moved_s, still_s):
+    training = _Training(0.0, 3, moved_s)
+    said = str(training.late(DeadlineError("waited"), limit_s, 0.0, limit_s))
+    assert ("it went on all the while" in said) is (still_s == 0)
+    assert (f"nothing went on for the last {still_s} s; " in said) is bool(still_s)
+
+
+def test_what_a_trainer_says_is_of_its_own_step_and_not_of_the_one_that_its_predecessor_died_in(run):
+    (trainer,) = run.up(("trainer", "0"))
+    run.give(c.Step(8, 1, (("0.0",),)))
+    trainer.takes()
+    trainer.breaks(MemberDeadError("gone"))
+    run.settle()
+    trainer, replica = run.up(("trainer", "0"), ("replica", "r0"))
+    run.give(c.Step(9, 1, (("0.0",),)))
+    trainer.takes()
+    for progress in (1, 2):
+        run.pass_time(5.0)
+        trainer.says(c.Activity("trainer", "0", "training", progress))
+        run.settle()
+    replica.says(c.Activity("replica", "r0", "generating", 1, share=0.5))
+    run.settle()
+    run.pass_time(25.0)
+    (down,) = [event for event in run.controller.news() if isinstance(event, c.Down)]
+    assert "it went on all the while: this step needs more than 30 s" in down.reason
+
+
+def test_a_newer_version_replaces_one_that_waits_to_be_published(run):
+    (trainer,) = run.up(("trainer", "0"))
+    run.give(c.Publish(3, 1, {"0": "a"}))
+    trainer.takes()
+    run.pass_time(30.0)
+    run.give(c.Publish(4, 2, {"0": "a"}))
+    trainer.takes()
+    run.pass_time(30.0)
+    assert run.controller.news() == []  # the first has no deadline any more
+    run.pass_time(11.0)
+    (down,) = run.controller.news()
+    assert down.reason == "waited 40 s for version 2 to be published"
+    (trainer,) = run.up(("trainer", "0"))
+    run.give(c.Publish(5, 2, {}))  # nobody is there to whom it could be published
+    trainer.takes()
+    run.pass_time(41.0)
+    assert run.controller.news() == []
+
+
 def test_a_newer_version_takes_the_place_of_one_that_is_not_out_yet(run):
     (trainer,) = run.up(("trainer", "0"))
     run.give(c.Publish(3, 1, {}))
@@ -307,6 +358,44 @@ def test_the_deadline_of_scoring_counts_from_the_last_outcome(run):
     assert [type(event) for event in run.controller.news()] == [c.Scored, c.Scored, c.Discarded]
     run.pass_time(20.0)
     assert [type(event) for event in run.controller.news()] == [c.Down]
+
+
+def test_scores_are_waited_for_anew_after_all_have_come_or_were_dropped_or_the_scorer_died(run):
+    data, scorer = run.up(("data", "0"), ("scorer", "0"))
+    run.give(c.Score(3, ("1.0",)))
+    scorer.takes()
+    scorer.says(c.Scored("1.0", 1.0, 3))
+    run.give(c.Score(4, ("1.1",)), c.Abort(5, ("1.1",)))
+    data.takes()
+    scorer.takes()
+    data.says(c.Discarded(5))
+    run.pass_time(61.0)
+    assert [type(event) for event in run.controller.news()] == [c.Scored, c.Discarded]
+    for seq, incarnation in ((6, 1), (7, 2)):
+        run.give(c.Score(seq, (f"{seq}.0",)))
+        if incarnation == 1:
+            scorer.breaks(MemberDeadError("gone"))
+            run.settle()
+            (scorer,) = run.up(("scorer", "0"))
+    scorer.takes()
+    scorer.takes()
+    run.pass_time(61.0)
+    (down,) = [event for event in run.controller.news() if isinstance(event, c.Down)]
+    assert down.reason == "waited 60 s for trajectories to be scored"
+
+
+@pytest.mark.parametrize(("answers", "ends"), [(3, False), (4, True), (None, True)])
+def test_an_answer_to_a_call_before_it_ends_no_wait(run, answers, ends):
+    (environment,) = run.up(("environment", "0"))
+    run.give(c.Call(3, "0", ("1.0",)))
+    environment.takes()
+    environment.says(c.Turned("1.0", 1, 9, answers=3))
+    run.settle()
+    run.give(c.Call(4, "0", ("1.0",)))
+    environment.takes()
+    environment.says(c.Turned("1.0", 1, 9, answers=answers), c.Interrupted("r0", "1.0", 3))
+    run.pass_time(81.0)
+    assert any(isinstance(event, c.Down) for event in run.controller.news()) is not ends
 
 
 def test_the_deadline_of_predicting_counts_from_the_last_answer_and_ends_with_the_ranker(run):
@@ -517,6 +606,16 @@ def test_a_trainer_is_told_to_stop_before_it_loads():
     trainer.under_way("stop_at")[0][1].set_result(True)
     run.settle()
     assert trainer.struck == [FaultKind.KILL]
+
+
+def test_only_the_first_rank_of_a_trainer_stops_before_it_loads():
+    run = Driven(ranks=2, faults=[parse_fault("trainer@0s:load")])
+    run.up(("trainer", "0"))
+    run.pass_time(1.0)
+    run.host.comes_up = False
+    run.give(c.Restart(8, "trainer", "0", version=2))
+    ready = [member.calls[0][:2] for member in run.host.spawned[-2:]]
+    assert ready == [("ready", (2, True)), ("ready", (2,))]
 
 
 def test_a_run_that_the_controller_gives_up_says_why(run):

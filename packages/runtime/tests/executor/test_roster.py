@@ -70,14 +70,21 @@ def test_a_replica_has_taken_what_its_snapshot_shows(roster):
 
 
 def test_pieces_are_waited_for_until_each_is_answered_or_dropped(roster):
-    roster.note([], [c.Score(10, ("a", "b", "c")), c.Predict(11, (4, 5)), c.Call(12, "0", ("d", "e"))], {})
+    roster.note([], [c.Route(9, "r0", ()), c.Score(10, ("a", "b", "c"))], {})
+    roster.note([c.Scored("a", 1.0)], [c.Predict(11, (4, 5)), c.Call(12, "0", ("d", "e"))], {})  # in answer to nothing
     roster.note([c.Scored("b", 1.0, 10), c.Predicted(4, 9.0, 11), c.Turned("d", 1, 3, False, 0.1, 12)], [], {})
     assert [list(roster.members[role, "0"].missing.values()) for role in ("scorer", "ranker", "environment")] == [
         [{"a": None, "c": None}], [{5: None}], [{"e": None}],
     ]  # fmt: skip
+    again = [c.Scored("b", 1.0, 10), c.Predicted(5, 9.0)]  # a second time, and to no command
+    roster.note(again, [], {})
+    assert [waits(roster, role) for role in ("scorer", "ranker", "environment")] == [[10], [11], [12]]
     roster.note([c.ScoringFailed("c", "broke", 10)], [c.Abort(13, ("a",)), c.Close(14, "0", ("e",))], {})
     assert [waits(roster, role) for role in ("scorer", "environment", "data")] == [[], [], [13]]
     assert lacks(roster, "environment") == [14]
+    assert lacks(roster, "replica", "r0") == [9]
+    assert [roster.members[role, "0"].missing for role in ("scorer", "environment")] == [{}, {}]
+    roster.note([c.Scored("c", 1.0, 10), c.Turned("e", 1, 3, answers=12)], [], {})  # once more, when nobody waits
     roster.note([c.Discarded(13)], [], {})
     assert (waits(roster, "data"), lacks(roster, "data")) == ([], [])
 
@@ -92,6 +99,15 @@ def test_a_fresh_process_lacks_nothing_and_was_not_heard(roster):
     assert not found.up  # of the one before
     roster.note([], [c.Resize(13, "r0", 2)], {})
     assert roster.members["replica", "r0"].incarnation == 3
+
+
+def test_who_is_not_listed_is_told_nothing_and_who_is_does_not_start_twice(roster):
+    roster.note([], [c.Start(10, "replica", "r0"), c.Finish(11), c.Stop(12, "replica", "r9")], {})
+    assert roster.members["replica", "r0"].command.seq == 6
+    assert [lacks(roster, role) for role in ("trainer", "data")] == [[], []]
+    roster.note([c.Down("trainer", "0", "died")], [c.Publish(13, 1, {"0": "here"}), c.Route(14, "r9", ())], {})
+    roster.note([c.Up("trainer", "0", answers=3), c.Up("replica", "r9", answers=9)], [], {})
+    assert {("trainer", "0"), ("replica", "r9")}.isdisjoint(roster.members)
 
 
 def test_who_is_down_is_not_listed_and_counts_on(roster):

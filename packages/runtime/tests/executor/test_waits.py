@@ -61,6 +61,16 @@ def test_together_waits_for_all_and_fails_with_the_first():
     third.set_result(3)
 
 
+def test_together_fails_once_when_several_fail(caplog):
+    first, second = Future(), Future()
+    whole = together([first, second])
+    first.set_exception(OSError("first"))
+    second.set_exception(OSError("second"))
+    with pytest.raises(OSError, match="first"):
+        whole.result(0)
+    assert caplog.records == []  # a future only logs what its callback raises
+
+
 def test_a_call_that_was_cancelled_with_its_member_is_an_error_like_any_other(heard):
     future = Future()
     waits, woken = waits_for(heard, future)
@@ -91,6 +101,7 @@ def test_progress_moves_the_deadline(heard):
     waits = Waits([].append)
     number = waits.add("outcomes", 0.0, 5.0, None, heard.append, heard.append)
     waits.renew(number, 3.0, 5.0)
+    waits.renew(number + 1, 3.0, 5.0)  # of one that is over
     waits.renew(number, 3.5, 1.0)  # never to an earlier time
     assert waits.next_deadline_s() == 8.0
     waits.expire(7.9)
@@ -109,6 +120,13 @@ def test_nothing_is_waited_for_of_a_member_that_is_gone(heard):
     assert waits.next_deadline_s() == 6.0
     waits.settle(numbers[0])
     assert not heard
+
+
+def test_the_longest_wait_is_shown_first():
+    waits = Waits([].append)
+    for what, since_s, limit_s in (("second", 2.0, 1.0), ("first", 1.0, 9.0), ("third", 3.0, 5.0)):
+        waits.add(what, since_s, limit_s, Future(), print, print)
+    assert [what for what, _, _ in waits.visible(4.0)] == ["first", "second", "third"]
 
 
 def test_what_has_no_deadline_of_its_own_is_not_shown():

@@ -6,8 +6,9 @@ import threading
 import pytest
 
 from tailrace import contracts as c
+from tailrace.faulttol import FaultKind, InjectedError
 from tailrace.runtime.errors import StaleEpochError
-from tailrace.runtime.hosts.mailbox import Mailbox
+from tailrace.runtime.hosts.mailbox import InjectedCalls, Mailbox
 from tailrace.runtime.role_worker import EventQueue
 
 
@@ -27,6 +28,7 @@ class Role(EventQueue):
 
     def adopt(self):
         self.forget()
+        return "what it holds"
 
     def close(self):
         self.closed += 1
@@ -89,9 +91,43 @@ def test_a_command_that_comes_twice_is_carried_out_once(role, mailbox):
     assert role.taken == [3, 5, 9]
 
 
+def test_a_call_without_anything_new_is_not_handed_on(role, mailbox):
+    calls = []
+    role.submit = calls.append
+    mailbox.call("submit", (scores(3),), 1)
+    mailbox.call("submit", (scores(3),), 1)
+    mailbox.call("submit", ([],), 1)
+    assert calls == [scores(3)]
+
+
+def test_commands_of_one_that_was_replaced_while_they_waited_for_others_are_refused(role, mailbox):
+    going_on, refused = threading.Event(), []
+    role.submit = lambda commands: going_on.wait(30)
+
+    def old(seq):
+        try:
+            mailbox.call("submit", (scores(seq),), 1)
+        except StaleEpochError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=old, args=(seq,)) for seq in (3, 4)]
+    threads[0].start()
+    while not mailbox._submitting.locked():
+        pass
+    called_s = mailbox._called_s
+    threads[1].start()
+    while mailbox._called_s == called_s:  # until it has made itself known
+        pass
+    mailbox.call("put", (), 2)  # another controller comes
+    going_on.set()
+    for thread in threads:
+        thread.join(30)
+    assert len(refused) == 1
+
+
 def test_another_runs_controller_numbers_its_commands_anew(role, mailbox):
     mailbox.call("submit", (scores(3),), 1)
-    mailbox.call("adopt", (), 1)
+    assert mailbox.call("adopt", (), 1) == "what it holds"
     mailbox.call("submit", (scores(1),), 1)
     assert role.taken == [3, 1]
 
@@ -103,6 +139,13 @@ def test_a_role_gets_ready_and_closes_once_and_says_so_to_everyone(role, mailbox
     mailbox.call("close", (), 2)
     mailbox.close()
     assert (role.began, role.closed) == (1, 1)
+
+
+def test_the_seconds_of_getting_ready_come_with_the_others(role, monkeypatch):
+    mailbox, now_s = Mailbox(role, {"import": 2.0}), [10.0]
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    role.ready = lambda: now_s.append(now_s.pop() + 3.0) or {}
+    assert mailbox.call("ready", (), 1) == {"took": {"import": 2.0, "load": 3.0}}
 
 
 def test_what_kept_a_role_from_getting_ready_is_said_to_everyone(role, mailbox):
@@ -158,6 +201,8 @@ def test_it_is_quiet_only_while_nobody_waits_for_an_answer(role, mailbox):
     assert seen == [0.0]
     assert mailbox.quiet_s() < 100.0
     mailbox._called_s -= 100.0
+    assert mailbox.quiet_s() >= 100.0  # nobody waits any more
+    mailbox._called_s -= 100.0
     ask(mailbox, 0, 0)
     assert mailbox.quiet_s() < 100.0
 
@@ -181,3 +226,46 @@ def test_whenever_controllers_die_the_log_has_every_event_once_and_in_order(role
         told, found = ask(mailbox, told, logged, epoch)
         log += found
     assert log == events(*range(1, said + 1)), f"seed {seed}"
+
+
+class Stops:
+    """Whether the role waits in a phase, and how it was struck there."""
+
+    def __init__(self, waits):
+        self.waits, self.how = waits, []
+
+    def struck(self, kind):
+        self.how.append(kind)
+        return self.waits
+
+
+@pytest.mark.parametrize("stops", [None, Stops(False)])
+def test_an_exception_that_was_injected_is_what_the_next_question_for_events_gets(role, mailbox, stops):
+    calls = InjectedCalls()
+    if stops is not None:
+        role.stops = stops
+    assert calls.call(mailbox, "events", (0.0, 0, 0), 1) == (0, [])
+    assert calls.call(mailbox, "strike", (FaultKind.RAISE,), 1) is True
+    calls.call(mailbox, "submit", (scores(3),), 1)
+    with pytest.raises(InjectedError, match="a scripted fault raised this"):
+        calls.call(mailbox, "events", (0.0, 0, 0), 1)
+
+
+def test_a_role_that_waits_in_a_phase_raises_there(role, mailbox):
+    role.stops, calls = Stops(True), InjectedCalls()
+    assert calls.call(mailbox, "strike", (FaultKind.RAISE,)) is True
+    assert calls.call(mailbox, "events", (0.0, 0, 0), 1) == (0, [])
+    assert role.stops.how == [FaultKind.RAISE]
+
+
+@pytest.mark.parametrize("done", [True, False, None])
+def test_a_role_that_can_is_struck_from_inside(role, mailbox, done):
+    role.stops, calls, struck = Stops(False), InjectedCalls(), []
+    if done is not None:
+        role.strike = lambda kind: struck.append(kind) or done
+    assert calls.call(mailbox, "strike", (FaultKind.STALL,)) is bool(done)
+    assert struck == ([] if done is None else [FaultKind.STALL])
+    assert role.stops.how == [FaultKind.STALL]
+    del role.stops
+    assert calls.strike(role, FaultKind.STALL) is bool(done)
+    assert calls.call(mailbox, "events", (0.0, 0, 0), 1) == (0, [])

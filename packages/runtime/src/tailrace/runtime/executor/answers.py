@@ -72,7 +72,7 @@ class Answers:
     def __init__(self, waits: Waits, deadlines: Deadlines, down: Down) -> None:
         self._waits, self._deadlines, self._down = waits, deadlines, down
         self._numbers: dict[int, tuple[int, Running]] = {}  # waits by the command's number
-        self._publishing: int | None = None
+        self._publishing = 0  # number of the newest command to publish
         self._scores = Outcomes(waits, "trajectories to be scored", deadlines.score_s, down)
         self._lengths = Outcomes(waits, "lengths to be predicted", deadlines.predict_s, down)
         self._of_role = {SCORER: self._scores, RANKER: self._lengths}
@@ -81,9 +81,9 @@ class Answers:
         self._calls: dict[Running, Outcomes] = {}  # of each environment
         self._called: dict[str, int] = {}  # number of the newest call of a trajectory
         self._heard: dict[type, Callable[[c.Event], None]] = dict.fromkeys(
-            (c.Stepped, c.Accumulated, c.Durable, c.Pulled, c.PullFailed, c.Discarded, c.Measured), self._answered
+            (c.Stepped, c.Accumulated, c.Published, c.Durable, c.Pulled, c.PullFailed, c.Discarded, c.Measured),
+            self._answered,
         )
-        self._heard |= {c.Published: self._published}
 
     def expect(self, running: Running, command: c.Command, now: float) -> None:
         """Wait for the answer to a command that goes to a member."""
@@ -98,10 +98,9 @@ class Answers:
                     running, command.seq, f"cell {cell} of {running} to add gradients of version {version}", now
                 )
             case c.Publish(version=version, relays=relays):  # if sealed, its deadline is that of its checkpoint too
-                if self._publishing is not None:  # a newer version replaces one that is not published yet
-                    self._end(self._publishing)
-                self._publishing = command.seq if relays else None  # without relays nothing can be published
-                if relays:
+                self._end(self._publishing)  # a newer version replaces one that is not published yet
+                self._publishing = command.seq
+                if relays:  # without them nothing can be published
                     self._add(running, command.seq, f"version {version} to be published", limits.publish_s, now)
             case c.Checkpoint(version=version):
                 what = f"the checkpoint of version {version} to be durable"
@@ -205,11 +204,6 @@ class Answers:
         answers: int | None = event.answers  # type: ignore[union-attr]
         if answers is not None:
             self._end(answers)
-
-    def _published(self, event: c.Event) -> None:
-        self._answered(event)
-        if self._publishing not in self._numbers:
-            self._publishing = None
 
     def _end(self, seq: int) -> None:
         training = self._training.pop(seq, None)

@@ -72,7 +72,7 @@ class Listed:
         """Note that nobody waits for these any more."""
         for seq in list(self.missing):
             for piece in pieces:
-                if seq in self.missing and piece in self.missing[seq]:
+                if seq in self.missing:
                     self.answered(seq, piece)
 
 
@@ -116,8 +116,8 @@ class Roster:
                 if event.answers is not None and (found := self.members.get((REPLICA, event.replica))) is not None:
                     found.answered(event.answers, None)
             case c.Turned() | c.CallFailed():
-                for (role, _), found in self.members.items():
-                    if role == ENVIRONMENT and event.answers in found.missing:
+                for found in self.members.values():
+                    if event.answers in found.missing:
                         self._answered(found, event)
             case _:
                 answerer = self.members.get((_BY_ROLE.get(type(event), ""), "0"))

@@ -167,8 +167,6 @@ def error_of(answer: Answer) -> BaseException | None:
 
 def together(answers: Sequence[Answer]) -> Answer:
     """An answer with the results of several answers, once all are there, or with their first error."""
-    if len(answers) == 1:
-        return _Alone(answers[0])
     whole: Future[list[Any]] = Future()
     lock = threading.Lock()
     missing = len(answers)
@@ -188,22 +186,3 @@ def together(answers: Sequence[Answer]) -> Answer:
     for answer in answers:
         answer.add_done_callback(one_done)
     return whole
-
-
-@dataclass(frozen=True, slots=True)
-class _Alone:
-    """An answer whose result is a list with the result of another."""
-
-    answer: Answer
-
-    def add_done_callback(self, call: Callable[[Any], None], /) -> None:
-        self.answer.add_done_callback(call)
-
-    def cancelled(self) -> bool:
-        return self.answer.cancelled()
-
-    def exception(self) -> BaseException | None:
-        return self.answer.exception()
-
-    def result(self) -> list[Any]:
-        return [self.answer.result()]
