@@ -75,6 +75,10 @@ class LivenessCheck:
             down = set(self._downs)
             if self._blames_all and not down.isdisjoint(COMPUTING):  # who stands still takes the others along
                 down |= COMPUTING
+            if (
+                self._blames_all and case.unscored
+            ):  # all wait for a score until the scorer's deadline, which may be longer
+                down |= COMPUTING
             if "on its devices, is down" in reason and REPLICA in down:  # the trainer's part goes with it, unheard
                 down |= COMPUTING
             if case.hurries and ("stood still for" in reason or "deadlines.step_s" in reason):
