@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from math import inf, sqrt
 from typing import NamedTuple, Protocol
 
 from tailrace.fleetsim.errors import EngineError, WorkError
 
 
+@dataclass(slots=True, eq=False)
 class Work:
     """A trajectory to generate from its beginning or to resume, up to the end of a turn: an environment answers outside.
 
@@ -22,29 +24,16 @@ class Work:
     object can resume elsewhere.
     """
 
-    __slots__ = ("cached", "cached_tokens", "done_tokens", "final", "id", "left", "prompt_tokens", "response_tokens")
-
-    # Used by the engine alone, set by `begin`.
-    cached: int  # context tokens in the cache at its next prefill
-    final: int  # context tokens at the end
-    left: int  # response tokens left to generate when it last joined the queue
-
-    def __init__(
-        self,
-        id: str,  # noqa: A002  the vocabulary's word
-        prompt_tokens: int,
-        done_tokens: int,
-        response_tokens: int,
-        cached_tokens: int = 0,
-    ) -> None:
-        self.id = id
-        self.prompt_tokens = prompt_tokens
-        self.done_tokens = done_tokens
-        self.response_tokens = response_tokens
-        self.cached_tokens = cached_tokens
-
-    def __repr__(self) -> str:
-        return f"Work({self.id!r}, {self.prompt_tokens}, {self.done_tokens}, {self.response_tokens})"
+    id: str
+    prompt_tokens: int
+    done_tokens: int
+    response_tokens: int
+    cached_tokens: int = 0
+    # Used by the engine alone, set by `begin`: context tokens in the cache at its next prefill and at the end, and response
+    # tokens left to generate when it last joined the queue.
+    cached: int = field(init=False, repr=False)
+    final: int = field(init=False, repr=False)
+    left: int = field(init=False, repr=False)
 
     def begin(self) -> int:
         """Make it ready for a queue. Returns its tokens at the end, including the prompt.

@@ -7,6 +7,7 @@ controller believes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from tailrace import contracts as c
 from tailrace.fleetsim.engine import Work
@@ -16,6 +17,7 @@ _TRAIN = c.Purpose.TRAIN
 _STOP, _LENGTH = c.FinishReason.STOP, c.FinishReason.LENGTH
 
 
+@dataclass(slots=True, eq=False)
 class SimulatedTrajectory:
     """One trajectory that is not trained on for good yet. Plain, since there are millions of them.
 
@@ -31,15 +33,16 @@ class SimulatedTrajectory:
     last one ended, or was last called, while it is not answered.
     """
 
-    __slots__ = ("answered", "begun_s", "ended_s", "group", "kept", "oldest", "prompt", "replica", "response", "sample")
-
-    def __init__(
-        self, sample: ModelledSample, oldest: int, begun_s: float, replica: str, prompt: int, group: int
-    ) -> None:
-        self.sample, self.oldest, self.begun_s, self.replica = sample, oldest, begun_s, replica
-        self.prompt, self.group = prompt, group
-        self.kept = self.response = self.answered = 0
-        self.ended_s: float | None = None
+    sample: ModelledSample
+    oldest: int
+    begun_s: float
+    replica: str
+    prompt: int
+    group: int
+    kept: int = 0
+    response: int = 0
+    answered: int = 0
+    ended_s: float | None = None
 
     @property
     def turn_tokens(self) -> int:
