@@ -80,7 +80,7 @@ def measure(name: str) -> dict[str, float]:
     began = time.perf_counter()
     simulation.run()
     took_s = time.perf_counter() - began
-    trajectories = sum(sum(row.lags.values()) for row in simulation.world.recorder.rows)
+    trajectories = sum(sum(row.lags.values()) for row in simulation.rows)
     return {
         "trajectories_per_s": trajectories / took_s,
         "gpu_hours_per_s": case.gpus * simulation.now / 3600 / took_s,

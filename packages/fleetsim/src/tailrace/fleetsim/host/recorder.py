@@ -1,4 +1,4 @@
-"""Measurements of a simulated run, from the end of its warm-up to its last step."""
+"""Measurements of a simulated run that only its models can take: time of devices, tokens, latencies."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tailrace.controller.view import RunView
 from tailrace.fleetsim.engine import ModelledEngine
 from tailrace.fleetsim.host.tokens import Tokens
 
@@ -63,42 +64,25 @@ class BatchRow:
 
 
 class Recorder:
-    """Rows of a simulation, and its totals where measuring begins and ends.
+    """What the models alone measure, at each version that training made. Which of them stand is the controller's to say."""
 
-    Args:
-        warm_up: batches that are not measured.
-        batches: the batches to record.
-    """
-
-    def __init__(self, tokens: Tokens, meters: Sequence[Metered], warm_up: int, batches: int) -> None:
-        self._tokens, self._meters, self._warm_up, self._batches = tokens, meters, warm_up, batches
-        self.rows: list[BatchRow] = []
-        self.begin: Totals | None = Totals() if warm_up == 0 else None
-        self.end = Totals()
+    def __init__(self, tokens: Tokens, meters: Sequence[Metered]) -> None:
+        self._tokens, self._meters = tokens, meters
+        self._made: dict[int, BatchRow] = {}
+        self._then: dict[int, Totals] = {}
 
     def stepped(self, version: int, batch: list[str], lags: dict[int, int], now: float) -> None:
         """A batch was trained on."""
         tokens, _ = self._tokens.load(batch)
-        self.rows.append(BatchRow(version, now, tokens, lags, batch))
-        if self.begin is None and len(self.rows) >= self._warm_up:
-            self.begin = self.totals(now)
-        if len(self.rows) == self._batches:
-            self.end = self.totals(now)
+        self._made[version], self._then[version] = BatchRow(version, now, tokens, lags, batch), self.totals(now)
 
-    def rolled_back(self, version: int) -> None:
-        """Forget batches after a version, from which the trainer continues."""
-        self.rows[:] = [row for row in self.rows if row.version <= version]
-        if len(self.rows) < self._warm_up:
-            self.begin = None
+    def rows(self, run: RunView) -> list[BatchRow]:
+        """The batches behind the trainer's weights, in order."""
+        return [self._made[version] for version in sorted(self._made) if run.made(version)]
 
-    def close(self, now: float) -> None:
-        """The run is over; one that failed is measured up to its failure."""
-        if self.end.at_s == 0.0:
-            self.end = self.totals(now)
-
-    def measured(self) -> list[BatchRow]:
-        """Rows after the warm-up."""
-        return self.rows[self._warm_up :]
+    def then(self, row: BatchRow) -> Totals:
+        """The sums at the end of a batch."""
+        return self._then[row.version]
 
     def totals(self, now: float) -> Totals:
         """Sums up to now."""

@@ -17,6 +17,7 @@ from tailrace.fleetsim.errors import StalledError
 from tailrace.fleetsim.fleet.fleet import SimulatedFleet
 from tailrace.fleetsim.host.failures import RandomFailures
 from tailrace.fleetsim.host.host import MessageTransport, VirtualHost
+from tailrace.fleetsim.host.recorder import BatchRow, Totals
 from tailrace.fleetsim.host.world import World
 from tailrace.fleetsim.members.environment import EnvironmentModel
 from tailrace.fleetsim.members.ranker import RankerModel
@@ -160,6 +161,20 @@ class Simulation:
         return self.world.time.now()
 
     @property
+    def rows(self) -> list[BatchRow]:
+        """The batches behind the trainer's weights, in order."""
+        return self.world.recorder.rows(self.controller.view)
+
+    def measured(self) -> tuple[Totals, Totals]:
+        """The sums where measuring begins and ends: behind the warm-up, and at the last batch, or at a failure before it."""
+        fleet, rows, recorder = self.fleet, self.rows, self.world.recorder
+        batches, warm_up = fleet.batches or fleet.spec.steps, fleet.warm_up
+        end = recorder.then(rows[batches - 1]) if len(rows) >= batches else recorder.totals(self.now)
+        if not warm_up:
+            return Totals(), end
+        return recorder.then(rows[warm_up - 1]) if len(rows) >= warm_up else end, end
+
+    @property
     def handled(self) -> int:
         """Events that the controller took in."""
         return self.log.handled
@@ -176,7 +191,7 @@ class Simulation:
         """
         thresholds = gc.get_threshold()
         gc.set_threshold(10_000_000, *thresholds[1:])  # millions of objects come and go, and none of them in a cycle
-        batches, rows = self.fleet.batches or math.inf, self.world.recorder.rows
+        batches, run = self.fleet.batches or math.inf, self.controller.view
         try:
             self.executor.run(
                 self.controller,
@@ -184,14 +199,13 @@ class Simulation:
                 first=first,
                 faults=self.fleet.faults,
                 further=() if self.fleet.config is None else further_faults(self.fleet.config),
-                until=lambda: len(rows) >= batches,
+                until=lambda: run.step >= batches,
                 attached=attached,
             )
         except RunFailedError:
             pass  # the result says why
         finally:
             gc.set_threshold(*thresholds)
-        self.world.recorder.close(self.now)
 
     def end(self, role: str, member: str) -> None:
         """A member dies by itself."""

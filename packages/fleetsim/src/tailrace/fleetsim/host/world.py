@@ -57,7 +57,7 @@ class World:
         self.cores = Cores(fleet)
         self.meters: list[Metered] = []
         self.pulsing: list[Pulsing] = []
-        self.recorder = Recorder(self.tokens, self.meters, fleet.warm_up, fleet.batches or fleet.spec.steps)
+        self.recorder = Recorder(self.tokens, self.meters)
         self.disk: dict[int, None] = {}
         self.version = 0
         self.dropped = Dropped()
@@ -91,7 +91,6 @@ class World:
     def rolled_back(self, version: int) -> None:
         """Undo later batches, since the trainer continues from a version."""
         self.version = version
-        self.recorder.rolled_back(version)
         self._durable = [at for at in self._durable if at <= version] or [version]
         self.disk = {saved: None for saved in self.disk if saved <= version}
         for undone in [made for made in self._trained if made > version]:

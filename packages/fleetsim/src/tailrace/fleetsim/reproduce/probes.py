@@ -79,8 +79,7 @@ def measure(point: Point) -> ProbeFindings:
         timed.simulation = simulation
     simulation.run()
     result = replace(result_of(simulation), events=MemoryLog(()))
-    recorder = simulation.world.recorder
-    begin, end, rows = recorder.begin or recorder.end, recorder.end, recorder.measured()
+    (begin, end), rows = simulation.measured(), simulation.rows[fleet.warm_up :]
     per = 1.0 / max(1, len(rows) * len(simulation.models.replicas))
     trained = sum(sum(row.lags.values()) for row in rows)
     return ProbeFindings(

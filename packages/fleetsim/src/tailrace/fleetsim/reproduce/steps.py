@@ -74,10 +74,9 @@ class StepWatcher:
     def _stepped(self, now: float) -> None:
         """A step is done. It takes the place of one that the trainer fell back behind."""
         assert self.simulation is not None
-        recorder = self.simulation.models.world.recorder
-        batch, since_s = recorder.rows[-1].names, self._since_s
-        before, totals = self._before, recorder.totals(now)
-        del self.steps[len(recorder.rows) - 1 :]
+        rows, since_s = self.simulation.rows, self._since_s
+        batch, before, totals = rows[-1].names, self._before, self.simulation.world.recorder.totals(now)
+        del self.steps[len(rows) - 1 :]
         self.steps.append(
             StepParts(
                 kind=self._kind,

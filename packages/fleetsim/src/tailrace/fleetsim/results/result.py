@@ -88,9 +88,9 @@ class Result:
 
 def result_of(simulation: Simulation) -> Result:
     """The result of a simulation that has run."""
-    fleet, recorder, view = simulation.fleet, simulation.world.recorder, simulation.controller.view
-    end, begin = recorder.end, recorder.begin or recorder.end
-    rows = recorder.measured()
+    fleet, view, standing = simulation.fleet, simulation.controller.view, simulation.rows
+    begin, end = simulation.measured()
+    rows = standing[fleet.warm_up :]
     window_s = end.at_s - begin.at_s
     staleness: dict[int, int] = {}
     for row in rows:
@@ -120,7 +120,7 @@ def result_of(simulation: Simulation) -> Result:
         pull_mean_s=_over(end.pulling_s - begin.pulling_s, pulls),
         stall_s=fleet.weights.stall_s,
         preparation_share=_over(end.preparing_s - begin.preparing_s, window_s),
-        trajectories=sum(sum(row.lags.values()) for row in recorder.rows),
+        trajectories=sum(sum(row.lags.values()) for row in standing),
         handled_events=simulation.handled,
         moves=view.moves,
         preemptions=end.preemptions,
@@ -130,7 +130,7 @@ def result_of(simulation: Simulation) -> Result:
         devices=fleet.devices,
         goal="" if fleet.goal is None else str(fleet.goal),
         finish_s=None if fleet.goal is None else fleet.goal.seconds(step_s, tokens_per_s),
-        batches=recorder.rows,
+        batches=standing,
         failure=view.failure,
     )
 
