@@ -3,9 +3,12 @@
 from typing import Any
 
 import pytest
+from scripted import spec
 
+from tailrace import contracts as c
 from tailrace.contracts.plugins import load, names
 from tailrace.contracts.testing import check_batching_policy, check_provisioning_policy, check_training_policy
+from tailrace.controller.errors import PolicyError
 from tailrace.controller.spec import AXES
 from tailrace.faulttol.testing import check_recovery_policy
 from tailrace.repack.testing import check_relocation_policy, check_routing_policy, check_sync_policy
@@ -69,3 +72,21 @@ def test_each_axis_has_a_suite():
 def test_it_keeps_the_rules_of_its_axis(axis, name, options):
     counted = SUITES[axis](load(f"tailrace.{axis}", name)(**options))
     assert counted or (axis, name) in IDLE, "the suite had nothing to check"
+
+
+class Old:
+    """A policy of the form before there were base classes."""
+
+    look_s, window_s = 1.0, 1.0
+
+    def __getattr__(self, name):
+        return lambda *_: ()
+
+
+@pytest.mark.parametrize("axis", sorted(c.BASES))
+def test_a_spec_takes_only_policies_with_the_base_class_of_their_axis(axis):
+    with pytest.raises(PolicyError) as found:
+        spec(**{axis: Old()})
+    (line,) = str(found.value).splitlines()
+    base = c.BASES[axis].__name__
+    assert line.startswith(f"axis {axis}: found Old, which does not inherit {base}, expected class Old({base}) ")

@@ -279,7 +279,7 @@ def test_a_data_role_that_dies_while_it_resumes_is_asked_for_the_same_version():
 
 
 def test_detection_is_asked_no_more_of_one_that_was_given_up():
-    class Suspects:
+    class Suspects(c.DetectionPolicy):
         look_s = 100.0
         asked = 0
 
@@ -290,6 +290,9 @@ def test_detection_is_asked_no_more_of_one_that_was_given_up():
                 for sign in signs
                 if sign.still_s
             ]
+
+        def within_s(self, role):
+            return float("inf")
 
     detection = Suspects()
     run = Scripted(spec(recovery=isolate(max_restarts=0), detection=detection))

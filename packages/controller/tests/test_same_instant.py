@@ -52,7 +52,7 @@ def test_a_step_that_ended_as_the_trainers_machine_was_given_up_is_made_again():
 
 
 @dataclasses.dataclass(frozen=True)
-class Suspects:
+class Suspects(c.DetectionPolicy):
     """Suspects r1 once r3 says that it stands still."""
 
     look_s: float = 1.0
@@ -60,6 +60,9 @@ class Suspects:
     def suspects(self, signs):
         still = any(sign.still_s for sign in signs)
         return [c.Suspected("replica", "r1", c.Reason(c.Why.STILL, numbers={"still_s": 9.0}))] if still else []
+
+    def within_s(self, role):
+        return float("inf")
 
 
 @pytest.mark.parametrize("said", [c.Pulled("r1", 0), c.PullFailed("r1", 0, "the relay is gone")])

@@ -18,6 +18,10 @@ class Wrong:
     left: int = 0
     mended: bool = False
 
+    @property
+    def __class__(self):  # what `isinstance` asks
+        return type(self.right)
+
     def __getattr__(self, name):
         if name != self.__dict__.get("method"):
             return getattr(self.right, name)

@@ -70,7 +70,7 @@ def test_dcgm_tells_the_most_since_the_last_reading(dcgmi, tmp_path):
 def test_dcgm_that_ends_is_unreadable(dcgmi):
     reader = Dcgm.opened(("0",), dcgmi("echo 'GPU 0 0.5'\nsleep 1\nexit 3"))
     assert reader is not None
-    reader._process.wait(20)
+    reader._child.wait(20)
     with pytest.raises(UnreadableError, match="dcgmi ended with 3"):
         reader.busy()
     reader.close()

@@ -74,3 +74,14 @@ def test_an_engine_without_seeds_is_refused_where_noise_is_drawn_again(monkeypat
         ConfigError, match=r"^keys 'pipeline.batching' and 'rollout.engine': found .*keeps no seeds; expected [^\n]*$"
     ):
         build._check_seeds(config)
+
+
+def test_an_engine_of_the_old_form_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setattr("tailrace.rollout.selection.load", lambda *_: lambda model, options: None)
+    config = RunConfig.model_validate(
+        {"app": "laminar", "rollout": {"engine": "transformers"}, "task": {"name": "chain-sum"}}
+    )
+    with pytest.raises(
+        ConfigError, match=r"^key 'rollout.engine': found a function as plugin .*EnginePlugin whose [^\n]*$"
+    ):
+        build._check_seeds(config)

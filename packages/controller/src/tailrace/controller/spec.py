@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tailrace.contracts import (
+    BASES,
     AdmissionPolicy,
     BatchingPolicy,
     DetectionPolicy,
     Eviction,
+    PluginError,
     ProvisioningPolicy,
     RecoveryPolicy,
     RelocationPolicy,
@@ -16,6 +18,7 @@ from tailrace.contracts import (
     Sampler,
     SyncPolicy,
     TrainingPolicy,
+    check_policy,
 )
 from tailrace.controller.errors import PolicyError
 from tailrace.faulttol import RoleAware
@@ -161,6 +164,13 @@ class PipelineSpec:
     machines: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for axis in (*AXES, "detection"):
+            policy = getattr(self, axis)
+            try:
+                if not isinstance(policy, BASES[axis]):
+                    check_policy(axis, policy)
+            except PluginError as error:
+                raise PolicyError(f"axis {axis}: {error}") from error
         if self.fence and self.checkpoint_every != 1:
             raise PolicyError(
                 f"found a fence with a checkpoint every {self.checkpoint_every} steps, expected one at each: a version without "

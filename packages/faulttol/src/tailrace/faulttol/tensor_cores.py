@@ -6,6 +6,7 @@ are read through DCGM (Volta and later, a running host engine), else through NVM
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -14,10 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from tailrace.faulttol.errors import UnreadableError
+from tailrace.processes import Child, ChildEndedError, ChildTimeoutError, LineError
 
 _FIELD = "1004"  # DCGM_FI_PROF_PIPE_TENSOR_ACTIVE: the share of cycles in which a tensor pipe works
 _EVERY_MS = 1_000
 _FIRST_LINE_S = 10.0
+_LOOK_S = 0.5  # between two looks whether to go on listening
+_CLOSE_S = 5.0
 
 
 __all__ = ["TensorCores", "UnreadableError", "open_tensor_cores", "own_devices"]
@@ -26,8 +30,9 @@ __all__ = ["TensorCores", "UnreadableError", "open_tensor_cores", "own_devices"]
 class Dcgm:
     """Reads what a running ``dcgmi dmon`` of NVIDIA's Data Center GPU Manager prints: a line for each GPU and second."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self._closing = threading.Event()
         self._lock = threading.Lock()
         self._most = 0.0
         self._ended = False
@@ -45,10 +50,7 @@ class Dcgm:
         if found is None or not all(one.isdecimal() for one in devices):
             return None
         command = [found, "dmon", "-e", _FIELD, "-i", ",".join(devices), "-d", str(_EVERY_MS)]
-        process = subprocess.Popen(  # noqa: S603 - a program of the PATH, and numbers
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        reader = cls(process)
+        reader = cls(Child(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL))
         if reader._heard.wait(_FIRST_LINE_S) and not reader._ended:
             return reader
         reader.close()
@@ -56,27 +58,36 @@ class Dcgm:
 
     def busy(self) -> float:
         """See `TensorCores.busy`."""
-        if self._process.poll() is not None:
-            raise UnreadableError(f"dcgmi ended with {self._process.returncode}, expected it to go on")
+        status = self._child.poll()
+        if status is not None:
+            raise UnreadableError(f"dcgmi ended with {status}, expected it to go on")
         with self._lock:
             most, self._most = self._most, 0.0
         return most
 
     def close(self) -> None:
         """See `TensorCores.close`."""
-        self._process.kill()
-        self._process.wait()
-        self._thread.join()
+        self._closing.set()
+        self._child.terminate()
+        self._thread.join(_CLOSE_S)
+        self._child.kill(_CLOSE_S)
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for share in shares(lines):
-                with self._lock:
-                    self._most = max(self._most, share)
-                self._heard.set()
+        for share in shares(self._lines()):
+            with self._lock:
+                self._most = max(self._most, share)
+            self._heard.set()
         self._ended = True  # its output ends before it does: `poll` may still say that it runs
         self._heard.set()
+
+    def _lines(self) -> Iterator[str]:
+        """What it prints, until that ends or `close` is called."""
+        while not self._closing.is_set():
+            with contextlib.suppress(ChildTimeoutError):
+                try:
+                    yield self._child.line(_LOOK_S).decode(errors="replace")
+                except (ChildEndedError, LineError):
+                    return
 
 
 def shares(lines: Iterable[str]) -> Iterator[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -120,7 +121,8 @@ def build_backend(
     """
     build: BuildsBackend = plugins.load(GROUP, name)
     backend = build(model_path, config, rank=rank, world_size=world_size, rendezvous=rendezvous)
-    offered = [part for part in vars(TrainingBackend) if not part.startswith("_")]
-    if missing := [part for part in ("on_phase", *offered) if not hasattr(backend, part)]:
+    asked = ["on_phase", *(part for part in vars(TrainingBackend) if not part.startswith("_"))]
+    # looked up, not asked: a property may need what the first call brings
+    if missing := [part for part in asked if inspect.getattr_static(backend, part, None) is None]:
         raise PluginError(f"backend {name!r} lacks {missing[0]}, expected what tailrace.trainer.TrainingBackend has")
     return backend

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tailrace.contracts import plugins
 from tailrace.faulttol.errors import FaulttolError
+from tailrace.processes import Child, ChildEndedError, ChildTimeoutError, LineError
+from tailrace.processes.child import last_line
 
 
 class UnfitError(FaulttolError):
@@ -81,18 +84,21 @@ def check_machine(directory: Path, names: Sequence[str], *, timeout_s: float = 6
 
 
 def _run(directory: Path, name: str, timeout_s: float) -> tuple[bool, str]:
-    command = [sys.executable, "-m", _PROGRAM, str(directory), name]
-    process = subprocess.Popen(  # noqa: S603 - this interpreter, and the name of a plugin
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        said, errors = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()  # it is not waited for: a process that hangs in the kernel does not end
-        return False, f"did not end within {timeout_s:.0f} s, expected it to"
-    try:
-        answer = json.loads(said)
-        return bool(answer["fit"]), str(answer["found"])
-    except (ValueError, KeyError, TypeError):
-        last = (errors.strip().splitlines() or ["no message"])[-1]
-        return False, f"ended with {process.returncode} ({last}), expected an answer"
+    deadline = time.monotonic() + timeout_s
+    with tempfile.TemporaryFile() as errors:
+        child = Child([sys.executable, "-m", _PROGRAM, str(directory), name], stdout=subprocess.PIPE, stderr=errors)
+        answer: dict[str, Any] = {}
+        try:
+            with contextlib.suppress(ChildEndedError, LineError):
+                answer = child.receive(timeout_s)
+            status = child.wait(max(0.0, deadline - time.monotonic()))
+        except ChildTimeoutError:
+            status = None
+        finally:
+            child.kill(reap_s=0.0)  # one that hangs in the kernel does not end: it is not waited for
+        if status is None:
+            return False, f"did not end within {timeout_s:.0f} s, expected it to"
+        match answer:
+            case {"fit": bool(fit), "found": str(found)}:
+                return fit, found
+        return False, f"ended with {status} ({last_line(errors) or 'no message'}), expected an answer"

@@ -334,7 +334,11 @@ def _check_seeds(config: RunConfig) -> None:
 
     policy = build_policy("batching", config.pipeline.batching, facts_of(config))
     engine = selected_engine(config)
-    if policy.draws_again() and not keeps_seeds(engine):
+    try:
+        keeps = keeps_seeds(engine)
+    except PluginError as error:  # of an old form, or it does not load
+        raise ConfigError(f"key 'rollout.engine': {error}") from error
+    if policy.draws_again() and not keeps:
         raise ConfigError(
             f"keys 'pipeline.batching' and 'rollout.engine': found {config.pipeline.batching.name!r}, which draws the same "
             f"noise twice, with {engine!r}, which keeps no seeds; expected an engine that does, such as 'vllm'"

@@ -135,7 +135,9 @@ class RunDirectory:
         if not isinstance(run, dict) or content.get("format") != FORMAT:
             keys = ", ".join(content) if len(content) <= 5 else f"{len(content)} keys"
             found = f"a run of format {content.get('format')!r}" if "run" in content else f"something else ({keys})"
-            raise RunDirectoryError(f"{self.config}: found {found}, expected a run of format {FORMAT}")
+            raise RunDirectoryError(
+                f"{self.config}: found {found}, expected a run of format {FORMAT}; read it with the version that wrote it"
+            )
         return run
 
     def change(self, config: Mapping[str, Any], changed: Mapping[str, Sequence[Any]]) -> None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.contracts import Command, Event, need_extra
 from tailrace.processes import ProcessId
+from tailrace.processes.child import last_line
 from tailrace.runtime.errors import DeadlineError, RoleError
 from tailrace.runtime.hosts.ray_machines import RayMachine
 from tailrace.runtime.hosts.ray_options import environment
@@ -157,8 +158,9 @@ def _started(root: Path, keeper: subprocess.Popen[bytes]) -> RayCluster:
     until = time.monotonic() + _START_S
     while (found := RayCluster.read(root)) is None:
         if keeper.poll() is not None:
-            lines = (root / LOG).read_text(errors="replace").strip().splitlines() or ["no reason given"]
-            raise RoleError(f"Ray did not start on this machine: {lines[-1]}; see {root / LOG}")
+            with (root / LOG).open("rb") as said:
+                why = last_line(said) or "no reason given"
+            raise RoleError(f"Ray did not start on this machine: {why}; see {root / LOG}")
         if time.monotonic() > until:
             raise DeadlineError(f"waited {_START_S:.0f} s for Ray to start on this machine; see {root / LOG}")
         time.sleep(_LOOK_S)
