@@ -8,7 +8,9 @@ import pytest
 
 from tailrace.contracts import GroupEnd, Launch, Purpose, SessionOrigin
 from tailrace.controller.errors import ControllerError
+from tailrace.controller.fleet import Assigned
 from tailrace.controller.ledger import Ledger
+from tailrace.controller.lengths import measured_lengths
 from tailrace.controller.trajectories import GroupPhase, Phase, TrajectoryState
 
 REPLICA = "r0"
@@ -262,3 +264,101 @@ def test_counts_are_what_the_groups_say(seed):
         assert counts.admitted == len(ledger.groups) + counts.failed, f"seed {seed}: {kind}"
         trained, dropped = counts.trained, counts.failed
     assert refused, f"seed {seed}: {trained} trained, {dropped} dropped"
+
+
+def test_a_group_is_as_old_as_its_oldest_trajectory():
+    books = Books().started()
+    first, second = books.group.states
+    assert books.ledger.returned(first.id, None) is first
+    books.ledger.routed([first], REPLICA, 5)
+    assert (books.ledger.counts.regenerated_trajectories, books.ledger.unfinished) == (1, {3: 1, 5: 1})
+    for state in (first, second):
+        books.ledger.finished(state, 10, 6)
+        books.ledger.scored(state, 1.0)
+    assert books.ledger.complete(books.group).version == 3
+    assert books.group.newer == {5: 1}
+
+
+def test_what_starts_over_has_nothing_of_before():
+    books = Books().finished()
+    first, second = books.group.states
+    assert books.ledger.scoring_failed(second) == 1
+    books.ledger.scored(first, 1.0)
+    books.ledger.start_over(books.group, 4)
+    for state in books.group.states:
+        assert (state.reward, state.scoring_attempts, state.completed_at, state.tokens, state.version) == (
+            None,
+            0,
+            0,
+            0,
+            None,
+        )
+    assert books.group.version == 4
+    assert books.ledger.counts.regenerated_trajectories == 2
+
+
+def test_a_move_ends_with_its_trajectory():
+    books = Books().started()
+    first, second = books.group.states
+    for state in (first, second):
+        books.ledger.bind(state, "r1")
+    assert books.ledger.moving == {first.id: REPLICA, second.id: REPLICA}
+    books.ledger.bind(first, None)
+    assert (list(books.ledger.moving), first.destination) == ([second.id], None)
+    books.ledger.orphaned(second)
+    assert (books.ledger.moving, second.destination, second.replica) == ({}, None, None)
+    books = Books().started()
+    books.ledger.bind(books.first, "r1")
+    books.ledger.drop(books.group.index, GroupPhase.FAILED, "why")
+    assert books.ledger.moving == {}
+
+
+def test_where_a_session_came_from_is_counted():
+    books = Books().started()
+    state = books.first
+    for origin, expected in ((SessionOrigin.RESTORED, (1, 0)), (SessionOrigin.REPLAYED, (1, 1)), (None, (1, 1))):
+        state.phase = Phase.IN_ENVIRONMENT
+        books.ledger.answered(state, state.tokens + 5, origin)
+        assert (books.ledger.counts.sessions_restored, books.ledger.counts.sessions_replayed) == expected
+    assert (state.tokens, state.observed) == (15, 15)
+
+
+def test_what_is_lost_of_a_trajectory_takes_its_turns_along():
+    state = TrajectoryState("0.0", 0, 0, Purpose.TRAIN, "", 0)
+    for ended, answered in ((10, 16), (30, 39)):
+        assert state.ends_turn(ended)
+        state.is_answered(answered)
+    assert (state.turns, state.answered, state.observed, state.generated) == ((10, 30), 2, 15, 24)
+    assert state.keeps(20) == 1
+    assert (state.tokens, state.turns, state.answered, state.observed) == (20, (10,), 1, 15)
+    assert state.keeps(5) == 1
+    assert (state.tokens, state.turns, state.answered, state.observed) == (5, (), 0, 5)
+
+
+@pytest.mark.parametrize("mixes", [True, False])
+def test_only_where_versions_mix_does_a_trajectory_go_on_under_another(mixes):
+    books = Books()
+    books.ledger.mixes_versions = mixes
+    books.started()
+    assert books.ledger.view(books.first, 4).exact is not mixes
+    held_out = evaluation(books)
+    books.ledger.routed([held_out], REPLICA, 3)
+    assert books.ledger.view(held_out).exact is True
+
+
+def test_a_view_has_what_a_replica_has_probably_made_since_it_got_each():
+    assigned = Assigned(lambda state, generated: (state.id, generated))
+    first, second = (TrajectoryState(f"0.{i}", 0, i, Purpose.TRAIN, "", 0) for i in (0, 1))
+    assigned.add([first])
+    assigned.advanced(5.0)
+    assigned.add([second])
+    assert [assigned[state.id][1] for state in (first, second)] == [5, 0]
+    assigned.advanced(2.0)
+    assert [assigned[state.id][1] for state in (first, second)] == [7, 2]
+
+
+def test_lengths_are_summed_up_by_rank():
+    assert measured_lengths([]) is None
+    found = measured_lengths([*range(10, 0, -1)])
+    assert (found.p50, found.p90, found.trajectories) == (5.0, 9.0, 10)
+    assert measured_lengths([0]).p50 == 1.0

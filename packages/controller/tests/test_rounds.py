@@ -1,6 +1,7 @@
 """Tail batching in the controller: who is kept, who is deferred, and what a crash leaves of a round."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 from scripted import Scripted, of, policy, spec
@@ -8,6 +9,7 @@ from scripted import Scripted, of, policy, spec
 from tailrace import contracts as c
 from tailrace.controller.controller import Controller
 from tailrace.controller.errors import PolicyError
+from tailrace.controller.history import RoundHistory
 from tailrace.controller.policies.batching import Redundant
 from tailrace.controller.policies.tail_batching import TailBatching
 
@@ -213,3 +215,25 @@ def test_provisioning_is_asked_at_milestones_and_sees_the_rounds():
     closed = policy_.seen[-1]
     assert [(past.number, past.kind, past.size, past.preemptions) for past in closed.rounds] == [(0, "short", 2, 3)]
     assert closed.rounds[0].generation_s == 7.0
+
+
+def test_a_policy_that_watches_rounds_is_asked_as_one_begins_passes_a_milestone_and_ends():
+    member = SimpleNamespace(tp=2)
+    replica = SimpleNamespace(preempted=3, member=member)
+    fleet = SimpleNamespace(replicas={"r0": replica}, up=lambda: [replica])
+    watches = SimpleNamespace(round_milestones=lambda: (0.5, 0.75))
+    state = SimpleNamespace(spec=SimpleNamespace(provisioning=watches), fleet=fleet, now=4.0)
+    seen = {"number": 0, "kind": "long", "size": 6, "samples": 8, "generated": 0}
+    history = RoundHistory(state, SimpleNamespace(used=True, view=lambda: seen and SimpleNamespace(**seen)))
+    assert [history.look(), history.look()] == [True, False]
+    for generated, asked in ((3, False), (4, True), (5, False), (8, True)):
+        seen["generated"] = generated
+        assert history.look() is asked, generated
+    state.now, replica.preempted = 9.0, 5
+    seen |= {"number": 1, "generated": 0}
+    assert history.look()
+    seen["generated"] = 4
+    assert history.look()  # it counts anew
+    state.now, replica.preempted, seen = 10.0, 6, None
+    assert [history.look(), history.look()] == [True, False]
+    assert list(history.records) == [c.RoundRecord(0, "long", 6, 2, 2, 5.0), c.RoundRecord(1, "long", 6, 2, 1, 1.0)]

@@ -72,3 +72,60 @@ def test_behind_a_fence_a_version_is_sealed_until_it_is_durable(fence):
     state.became_durable(1)
     assert state.reveals(1)
     assert state.shown == 1
+
+
+def test_it_falls_back_to_nothing_newer_than_what_it_came_up_with():
+    """The end of a newer checkpoint may be heard after another trainer was told to load an older one."""
+    state = TrainerState(steps=4, keep=3)
+    state.up = True
+    for version in (1, 2):
+        state.steps_on(version)
+        state.stepped(version)
+        state.became_durable(version)
+    assert (state.fallbacks, state.durable) == ([0, 1, 2], 2)
+    state.fall_back(1)
+    assert (state.fallbacks, state.durable, state.step, state.checkpoint) == ([0, 1], 1, 1, 1)
+    assert state.batches == {0: 0, 1: 1}
+
+
+def test_what_is_seen_and_not_safe_counts_once():
+    state = stepping()
+    state.stepped(1)
+    state.hands_over(fence=False)
+    for _ in range(2):
+        state.was_published(1)
+    assert (state.published, state.published_before_durable) == (1, 1)
+    state.steps_on(2)
+    state.stepped(2)
+    state.became_durable(2)
+    state.was_published(2)
+    assert state.published_before_durable == 1
+
+
+def test_one_that_died_reveals_nothing():
+    state = stepping()
+    state.stepped(1)
+    state.hands_over(fence=True)
+    state.went_down()
+    state.became_durable(1)
+    assert not state.reveals(1)
+
+
+def test_staleness_is_counted_by_batch():
+    state = stepping()
+    state.consumed(1, {0: 2})
+    state.consumed(1, {0: 3, 1: 1})
+    assert state.consumed_staleness == {1: {0: 5, 1: 1}}
+    assert state.staleness_at_consumption == {}  # it is under way
+    state.stepped(1)
+    state.consumed(2, {1: 4})
+    assert state.staleness_at_consumption == {0: 5, 1: 1}
+    for version in (1, 0, 0):
+        state.completed(version)
+    assert state.staleness_at_completion == {0: 1, 1: 2}
+
+
+def test_what_cells_add_is_of_one_batch():
+    state = adding()
+    state.adds(1, [8, 9], cell=1)
+    assert (state.accumulated, state.making) == ([7, 8, 9], 1)
