@@ -362,3 +362,12 @@ def test_lengths_are_summed_up_by_rank():
     found = measured_lengths([*range(10, 0, -1)])
     assert (found.p50, found.p90, found.trajectories) == (5.0, 9.0, 10)
     assert measured_lengths([0]).p50 == 1.0
+
+
+@pytest.mark.parametrize("name", ["1.0", "one", "7.0", ""])
+def test_a_trajectory_that_nobody_knows_must_have_been_one(name):
+    ledger = Books().ledger
+    for known in ("0.0", "0.9", "e3.greedy.0"):
+        ledger.expect_admitted(known)
+    with pytest.raises(ControllerError, match="expected one of the 1 groups that were admitted"):
+        ledger.expect_admitted(name)
