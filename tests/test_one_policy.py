@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.contracts import Facts
+from tailrace.contracts import BASES, AdmissionGate, BatchingSource, Facts
 from tailrace.controller.spec import AXES
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.fleet.build import build_fleet
@@ -83,6 +83,14 @@ def test_the_plugins_page_names_every_fact():
     page = (ROOT / "docs/plugins.md").read_text()
     missing = [field.name for field in dataclasses.fields(Facts) if f"`{field.name}`" not in page]
     assert not missing
+
+
+@pytest.mark.parametrize("base", [*BASES.values(), AdmissionGate, BatchingSource], ids=lambda base: base.__name__)
+def test_the_plugins_page_names_what_overriding_says(base):
+    page = (ROOT / "docs/plugins.md").read_text()
+    names = {name for kind in base.__mro__ if kind.__module__.startswith("tailrace") for name in vars(kind)}
+    optional = {name for name in names if not name.startswith("_")} - base.__abstractmethods__
+    assert not [name for name in sorted(optional) if f"`{name}" not in page]
 
 
 def test_a_fact_of_the_configuration_is_in_the_facts():

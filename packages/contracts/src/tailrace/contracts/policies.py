@@ -366,6 +366,10 @@ class StepPlanner(AxisPolicy):
         """Whether it plans with the tokens of trajectories, so that views count prompts (`TrajectoryView.tokens`)."""
         return False
 
+    def needs_predictions(self) -> bool:
+        """Whether it plans with predicted lengths, so that a run without a ranker is refused."""
+        return False
+
     def learns_costs(self) -> bool:
         """Whether it plans with the costs of a decoding step that the run itself fits (`with_costs`)."""
         return False

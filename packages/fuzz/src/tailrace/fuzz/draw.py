@@ -44,8 +44,9 @@ from tailrace.fuzz.policies import (
     yields_devices,
 )
 from tailrace.pipeline.config.models import Choice
-from tailrace.pipeline.run.ranking import PLANS_WITH_PREDICTIONS
 
+PLANS_WITH_PREDICTIONS = (("routing", "predicted"), ("relocation", "projected"))
+"""Axes, and the options with which their policies plan with predicted lengths."""
 ADMIT_ROUNDS = ("on-policy", "one-step")
 WATCH_ROUNDS = ("adaptive-tp", "scale-down", "adaptive-tp-scale-down")
 WATCH_ITERATIONS = ("balanced",)

@@ -62,6 +62,10 @@ class MarginalThroughput(Costed, RoutingPolicy):
         """The cost of a step grows with the tokens in the KV cache, those of prompts among them."""
         return True
 
+    def needs_predictions(self) -> bool:
+        """Where it is told to plan with them."""
+        return self.predicted
+
     def route(self, cycle: Cycle) -> Sequence[Placement]:
         """Algorithm 3 over the replicas whose load is known: fresh, serving, not pulling and not pinned."""
         index = self.index(cycle)

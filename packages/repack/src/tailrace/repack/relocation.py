@@ -116,6 +116,10 @@ class BestFit(RelocationPolicy):
         alone = max(self.k2, self.k3)  # of a step of one trajectory, beside the overhead
         return max(1, math.floor((alone + NEGLIGIBLE * (alone + self.k4)) / self.k3))
 
+    def needs_predictions(self) -> bool:
+        """Where it is told to plan with them."""
+        return self.projected
+
     def learns_costs(self) -> bool:
         """The run fits what `with_costs` takes."""
         return True

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tailrace.contracts import expected_one_of
+from tailrace.contracts import StepPlanner, expected_one_of
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.roles.ranker import RankerSettings
-
-PLANS_WITH_PREDICTIONS = (("routing", "predicted"), ("relocation", "projected"))
-"""Axes, and the options with which their policies plan with predicted lengths."""
+from tailrace.pipeline.run.facts import facts_of
 
 
 def check_ranker(config: RunConfig) -> None:
@@ -20,11 +19,13 @@ def check_ranker(config: RunConfig) -> None:
         ConfigError: it is not, does not, or they have none.
     """
     if config.ranker is None:
-        for axis, option in PLANS_WITH_PREDICTIONS:
-            if getattr(config.pipeline, axis).options.get(option):
+        for axis in ("routing", "relocation"):
+            chosen = getattr(config.pipeline, axis)
+            policy: StepPlanner = build_policy(axis, chosen, facts_of(config))
+            if policy.needs_predictions():
                 raise ConfigError(
-                    f"key 'pipeline.{axis}.{option}': found true in a run without a ranker, expected a table [ranker] with it: "
-                    "nothing would be predicted"
+                    f"key 'pipeline.{axis}': found {chosen.name!r}, which plans with predicted lengths, in a run without a "
+                    "ranker, expected a table [ranker] with it: nothing would be predicted"
                 )
         return
     from tailrace.ranker import LengthRanker, RankerError, method_names
