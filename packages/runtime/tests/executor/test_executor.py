@@ -1,6 +1,8 @@
 """The executor by itself: what goes where, in which order, what is waited for, and whose word counts."""
 
+import dataclasses
 import re
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -673,3 +675,61 @@ def test_members_are_closed_in_order(run):
     assert all(("close", (1.5,)) in [call[:2] for call in member.calls] for member in members)
     assert run.executor.members == {}
     assert run.host.spawned[-1] == "closed"
+
+
+# ---- time -----------------------------------------------------------------------------------------------------------
+
+
+def test_members_are_heard_while_the_driver_waits_for_other_work(run):
+    (trainer,) = run.up(("trainer", "0"))
+    done = Future()
+    done.set_result(None)
+    run.executor.keep_up(done, 5.0)
+    began_s = run.host.time.s
+    with pytest.raises(DeadlineError, match="waited 5 s for work beside the run"):
+        run.executor.keep_up(Future(), 5.0)
+    assert 5.0 < run.host.time.s - began_s <= 6.0
+    assert not trainer.killed
+
+
+def test_ticks_that_a_suspended_machine_missed_are_not_made_up_for(run):
+    run.pass_time(3.0)
+    run.controller.heard.clear()
+    run.host.time.s += 50.0
+    run.pass_time(2.0)
+    assert 1 <= len(run.controller.heard) <= 3
+    assert run.host.time.s < run.executor._next_tick_s <= run.host.time.s + run.host.tick_s
+
+
+def test_a_deployment_applies_to_who_starts_from_now_on(run):
+    assert run.executor.controller is run.controller
+    other = dataclasses.replace(run.executor.deployment, name="other")
+    run.executor.deployment = other
+    assert run.executor.membership.deployment is run.executor.deployment is other
+
+
+def test_the_stages_of_a_start_are_those_of_the_slowest_rank_and_what_nobody_knows_is_placing():
+    run = Driven(ranks=2)
+    run.host.comes_up = False
+    run.give(c.Start(3, "trainer", "0"))
+    first, second = run.host.spawned
+    run.host.time.s += 10.0
+    first.under_way("ready")[0][1].set_result({"took": {"load": 2.0, "import": 1.5}})
+    second.under_way("ready")[0][1].set_result({"took": {"load": 3.0, "import": 1.0}})
+    run.settle()
+    (up,) = run.controller.news()
+    assert up.took == {"load": 3.0, "import": 1.5, "destroy": 0.0, "place": 5.5}
+    run.give(c.Stop(4, "trainer", "0"))
+    assert [[name for name, _, _ in member.calls if name == "close"] for member in (first, second)] == [["close"], []]
+
+
+def test_one_that_is_gone_is_not_silent(run):
+    relay, _ = run.up(("relay", "0"), ("replica", "r0"))
+    relay.silent = True
+    run.pass_time(3.0)
+    relay.breaks(MemberDeadError("gone"))
+    run.settle()
+    assert [type(event) for event in run.controller.news()] == [c.Down]
+    run.pass_time(20.0)
+    assert run.controller.news() == []
+    assert run.executor.awaited <= set(run.executor.members.values())
