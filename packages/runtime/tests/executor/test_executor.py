@@ -733,3 +733,13 @@ def test_one_that_is_gone_is_not_silent(run):
     run.pass_time(20.0)
     assert run.controller.news() == []
     assert run.executor.awaited <= set(run.executor.members.values())
+
+
+def test_one_that_starts_again_is_not_as_silent_as_the_one_before(run):
+    (relay,) = run.up(("relay", "0"))
+    relay.breaks(MemberDeadError("gone"))
+    run.host.comes_up = False
+    run.give(c.Restart(8, "relay", "0"))
+    run.controller.news()
+    run.pass_time(15.0)
+    assert run.controller.news() == []
