@@ -10,7 +10,7 @@ from tailrace.fuzz.checks.progress import PROGRESS
 from tailrace.fuzz.checks.training import ONCE
 from tailrace.fuzz.deaths import REPLACED
 from tailrace.fuzz.trial import CRASHED
-from tailrace.runtime.executor.correspondence import Correspondence
+from tailrace.runtime.executor.epochs import Correspondence
 from tailrace.runtime.executor.membership import Membership
 from tailrace.runtime.executor.roster import Listed
 

@@ -12,7 +12,7 @@ from tailrace.fuzz.checks.data_plane import TOKENS, WEIGHTS
 from tailrace.fuzz.checks.progress import PROGRESS
 from tailrace.fuzz.checks.training import ONCE
 from tailrace.fuzz.trial import CRASHED
-from tailrace.runtime.executor.answers import Answers
+from tailrace.runtime.executor.command_deadlines import Answers
 from tailrace.runtime.executor.executor import Executor
 from tailrace.runtime.executor.membership import Membership
 from tailrace.runtime.executor.waits import Waits

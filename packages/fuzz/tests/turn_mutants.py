@@ -11,7 +11,7 @@ from tailrace.fuzz.checks.data_plane import TOKENS
 from tailrace.fuzz.checks.progress import PROGRESS
 from tailrace.fuzz.checks.turns import TURNS
 from tailrace.fuzz.trial import CRASHED
-from tailrace.runtime.executor.answers import Answers
+from tailrace.runtime.executor.command_deadlines import Answers
 
 
 def _a_turn_that_is_believed_as_often_as_it_is_said(patch):

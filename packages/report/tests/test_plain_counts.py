@@ -11,10 +11,10 @@ from tailrace.fuzz.draw import draw_case
 from tailrace.fuzz.trial import FuzzSimulation
 from tailrace.pipeline.config.loading import validate
 from tailrace.report import run_tables
+from tailrace.report.final_status import standing
 from tailrace.report.fold.interruptions import MarkKind
 from tailrace.report.record import read_record
 from tailrace.report.run_page import render
-from tailrace.report.standing import standing
 
 from .conftest import a_run, configured, folded
 from .test_standing import Status, written

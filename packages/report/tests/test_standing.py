@@ -10,8 +10,8 @@ from tailrace.pipeline.run.figures.summary import summarise
 from tailrace.report import run_tables
 from tailrace.report.figures.held_out import results
 from tailrace.report.figures.prompts import PromptFates
+from tailrace.report.final_status import standing
 from tailrace.report.record import read_record
-from tailrace.report.standing import standing
 
 from .conftest import LAMINAR, STALEFLOW, a_run, configured, enriched
 

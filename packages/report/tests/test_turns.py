@@ -12,11 +12,11 @@ from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.report.charts.chart import TimeAxis
 from tailrace.report.charts.turns import turn_charts
 from tailrace.report.explain import explain
+from tailrace.report.final_status import standing
 from tailrace.report.fold.turns import Where
 from tailrace.report.record import read_record
 from tailrace.report.run_page import render
 from tailrace.report.run_tables import session_table, turn_facts
-from tailrace.report.standing import standing
 
 from .conftest import STALEFLOW, a_run, configured, folded, simulated
 from .test_standing import Status, written

@@ -17,7 +17,7 @@ from tailrace.runtime.errors import (
     StaleEpochError,
     SupersededError,
 )
-from tailrace.runtime.executor.answers import _Training
+from tailrace.runtime.executor.command_deadlines import _Training
 from tailrace.runtime.executor.seam import MemberDeadError, MemberStart
 
 EVERYBODY = (("data", "0"), ("scorer", "0"), ("relay", "0"), ("trainer", "0"), ("replica", "r0"), ("replica", "r1"))

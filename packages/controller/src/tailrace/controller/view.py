@@ -19,7 +19,7 @@ from tailrace.controller.refill import Refill
 from tailrace.controller.spec import PipelineSpec
 from tailrace.controller.state import Brought, State
 from tailrace.controller.trajectories import Counts, GroupPhase, Phase
-from tailrace.controller.waiting import replica_waits, trainer_waits
+from tailrace.controller.why_idle import replica_waits, trainer_waits
 from tailrace.repack import OnlineFit
 
 

@@ -30,8 +30,8 @@ from tailrace.paramserver.errors import (
     VersionRetired,
     VersionSuperseded,
 )
-from tailrace.paramserver.group.chain import RelayStatus, relay_status, set_chain
 from tailrace.paramserver.group.coordinator import MemberStatus, RelayState
+from tailrace.paramserver.group.relay_calls import RelayStatus, relay_status, set_chain
 from tailrace.paramserver.group.relay_group import RelayGroup
 from tailrace.paramserver.machine.segments import LeftSegments, left_segments, remove_left
 from tailrace.paramserver.manifest import Manifest, TensorSpec

@@ -27,6 +27,7 @@ from tailrace.contracts import (
     named_tensors,
 )
 from tailrace.rollout.checkpoint import parameter_names
+from tailrace.rollout.engine_seeds import keep_transformers_seeds
 from tailrace.rollout.errors import (
     EngineBusyError,
     EngineDiedError,
@@ -38,7 +39,6 @@ from tailrace.rollout.errors import (
 )
 from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
-from tailrace.rollout.seeds import keep_transformers_seeds
 
 _BLOCK_TOKENS = 32
 # Attention on CPU multiplies each query with the keys of the whole batch, so its cost grows with the square of the batch.

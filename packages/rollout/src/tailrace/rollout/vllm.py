@@ -28,6 +28,7 @@ from tailrace.contracts import (
     named_tensors,
 )
 from tailrace.rollout.checkpoint import parameter_names
+from tailrace.rollout.engine_seeds import keep_vllm_seeds
 from tailrace.rollout.errors import (
     DeviceMissingError,
     EngineBusyError,
@@ -40,7 +41,6 @@ from tailrace.rollout.errors import (
 )
 from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
-from tailrace.rollout.seeds import keep_vllm_seeds
 from tailrace.rollout.vllm_process import (
     correct_wheel_tag,
     kept_groups,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tailrace.rollout.seeds import keep_vllm_seeds
+from tailrace.rollout.engine_seeds import keep_vllm_seeds
 from tailrace.rollout.vllm_process import plain_linears
 
 plain_linears()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tailrace.contracts import Experience
 from tailrace.trainer.batch import check_experiences, grpo_samples
 from tailrace.trainer.errors import BatchError, TrainerConfigError
-from tailrace.trainer.gradients import Gradients
+from tailrace.trainer.forward_backward import Gradients
 from tailrace.trainer.sharded import ShardedPolicy
 from tailrace.trainer.tally import Tally
 

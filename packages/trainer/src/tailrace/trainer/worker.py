@@ -32,7 +32,7 @@ from tailrace.trainer.checkpoint import CheckpointWriter, export_model, restore
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.demonstrations import TokenExample
 from tailrace.trainer.errors import BatchError, DeviceError, ProcessGroupError, TrainerConfigError
-from tailrace.trainer.gradients import Gradients, Reference
+from tailrace.trainer.forward_backward import Gradients, Reference
 from tailrace.trainer.metrics import merge_metrics
 from tailrace.trainer.partial_batch import PartialBatch
 from tailrace.trainer.policy import load_policy

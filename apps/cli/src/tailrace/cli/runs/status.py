@@ -59,8 +59,8 @@ def current(directory: RunDirectory) -> tuple[RunStatus, bool]:
     if not directory.events.exists():
         found.rest()
         return found, False
+    from tailrace.report.final_status import standing
     from tailrace.report.record import read_record
-    from tailrace.report.standing import standing
 
     return standing(read_record(directory), found), False
 

@@ -12,8 +12,8 @@ from tailrace.fleetsim.errors import DriverDiedError
 from tailrace.fleetsim.host.clock import VirtualTime
 from tailrace.fleetsim.host.phases import Phases
 from tailrace.runtime.errors import StaleEpochError
-from tailrace.runtime.executor.correspondence import Correspondence
 from tailrace.runtime.executor.deployment import REPLICA
+from tailrace.runtime.executor.epochs import Correspondence
 from tailrace.runtime.executor.seam import DONE, Answer, MachineDeadError, MemberDeadError, MemberStart, RoleSpec
 
 

@@ -22,7 +22,7 @@ from tailrace.paramserver.clients.lease_view import WeightLease
 from tailrace.paramserver.clients.publisher import Publisher
 from tailrace.paramserver.clients.reader import RelayReader, lease_version
 from tailrace.paramserver.errors import BridgeStateInvalid, RelayNameTaken, RelayUnreachable
-from tailrace.paramserver.group.chain import set_chain
+from tailrace.paramserver.group.relay_calls import set_chain
 from tailrace.paramserver.relays.process import RelayProcess
 from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE
 

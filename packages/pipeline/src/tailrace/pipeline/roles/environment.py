@@ -24,10 +24,10 @@ from tailrace.contracts import Call, CallFailed, Close, Command, Event, FinishRe
 from tailrace.environment import Action, EnvironmentPool, Observation, SessionError, SessionLostError, StepResult
 from tailrace.faulttol import FaultKind, strike
 from tailrace.pipeline.roles.calls import DATA_DOOR
+from tailrace.pipeline.roles.fault_points import Stops
 from tailrace.pipeline.roles.observations import Glue, Observations
 from tailrace.pipeline.roles.prompts import beginning_of, session_row
 from tailrace.pipeline.roles.role_loop import RoleLoop
-from tailrace.pipeline.roles.stops import Stops
 from tailrace.runtime.errors import RoleError
 from tailrace.runtime.executor.doors import EnvironmentCalls
 from tailrace.runtime.executor.seam import MemberStart

@@ -11,7 +11,7 @@ from typing import Any
 
 from tailrace.contracts import Purpose, Sampling, TrajectoryRef, extra
 from tailrace.environment import Observation
-from tailrace.pipeline.roles.seeds import noise_seed
+from tailrace.pipeline.roles.sample_seeds import noise_seed
 from tailrace.trajstore import Prompt, PromptMix, PromptPool
 
 COLUMN = "beginning"

@@ -24,8 +24,8 @@ from tailrace.contracts import (
 )
 from tailrace.faulttol import FaultKind
 from tailrace.pipeline.roles.calls import DATA_DOOR, DataCalls
+from tailrace.pipeline.roles.fault_points import Stops
 from tailrace.pipeline.roles.prompts import SamplingTable
-from tailrace.pipeline.roles.stops import Stops
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.roles.weights import RelayWeights
 from tailrace.rollout import ReplicaWorker, build_engine

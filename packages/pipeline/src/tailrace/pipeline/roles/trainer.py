@@ -38,10 +38,10 @@ from tailrace.faulttol.injection import LOAD
 from tailrace.faulttol.tensor_cores import open_tensor_cores, own_devices
 from tailrace.pipeline.roles.calls import DATA_DOOR, RankCalls
 from tailrace.pipeline.roles.checkpoint_retention import Saving, on_own_disk
+from tailrace.pipeline.roles.fault_points import Stops
 from tailrace.pipeline.roles.peer_memory import PeerMemory, machine
 from tailrace.pipeline.roles.publishing import Publishing
 from tailrace.pipeline.roles.rank_publisher import Follower, Shards
-from tailrace.pipeline.roles.stops import Stops
 from tailrace.pipeline.roles.trainer_activity import TensorCoreWatch, TrainerActivity
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.runtime.errors import RoleError

@@ -13,7 +13,7 @@ from typing import Any
 from tailrace import contracts as c
 from tailrace.faulttol import HeartbeatMonitor
 from tailrace.runtime.errors import DeadlineError, StaleEpochError, SupersededError
-from tailrace.runtime.executor.answers import Answers
+from tailrace.runtime.executor.command_deadlines import Answers
 from tailrace.runtime.executor.deployment import DATA, REPLICA, TRAINER, Deployment, rank_id
 from tailrace.runtime.executor.doors import Mail, Role, StoreCalls, TrainerCalls, ask
 from tailrace.runtime.executor.roster import Key, Listed, Roster

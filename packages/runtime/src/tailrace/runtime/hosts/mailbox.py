@@ -19,8 +19,8 @@ from typing import Any
 
 from tailrace.contracts import Command, Event
 from tailrace.faulttol import FaultKind, InjectedError
-from tailrace.runtime.executor.correspondence import Correspondence
 from tailrace.runtime.executor.doors import Role, checked
+from tailrace.runtime.executor.epochs import Correspondence
 
 
 class Mailbox:
