@@ -1,6 +1,7 @@
 """Replicas alone: who may be given work, what snapshots say, and what leaves with whom."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,13 @@ from tailrace.controller.members import Members
 from tailrace.controller.trajectories import TrajectoryState
 
 
+def seen(state, generated) -> Any:
+    """Stands for a view."""
+    return state.id, generated
+
+
 def fleet(*names, follows=False):
-    members, found = Members(), Replicas(lambda state, generated: (state.id, generated), follows)
+    members, found = Members(), Replicas(seen, follows)
     for name in names:
         state = found.add(members.add("replica", name), 8)
         state.member.health, state.version = Health.UP, 3
@@ -196,7 +202,12 @@ def test_a_fresh_process_has_nothing_of_the_one_before():
 
 def test_views_are_kept_until_something_changes():
     made = []
-    assigned = Assigned(lambda state, generated: made.append(state.id) or (state.id, generated))
+
+    def view(state, generated) -> Any:
+        made.append(state.id)
+        return state.id, generated
+
+    assigned = Assigned(view)
     assigned.add(states("0.0", "0.1"))
     assert ("0.0" in assigned, "0.2" in assigned, list(assigned), len(assigned), made) == (
         True,

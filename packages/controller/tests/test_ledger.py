@@ -3,6 +3,7 @@
 import dataclasses
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -347,7 +348,10 @@ def test_only_where_versions_mix_does_a_trajectory_go_on_under_another(mixes):
 
 
 def test_a_view_has_what_a_replica_has_probably_made_since_it_got_each():
-    assigned = Assigned(lambda state, generated: (state.id, generated))
+    def view(state, generated) -> Any:
+        return state.id, generated
+
+    assigned: Any = Assigned(view)
     first, second = (TrajectoryState(f"0.{i}", 0, i, Purpose.TRAIN, "", 0) for i in (0, 1))
     assigned.add([first])
     assigned.advanced(5.0)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from scripted import Scripted, of, policy, spec
@@ -222,9 +223,10 @@ def test_a_policy_that_watches_rounds_is_asked_as_one_begins_passes_a_milestone_
     replica = SimpleNamespace(preempted=3, member=member)
     fleet = SimpleNamespace(replicas={"r0": replica}, up=lambda: [replica])
     watches = SimpleNamespace(round_milestones=lambda: (0.5, 0.75))
-    state = SimpleNamespace(spec=SimpleNamespace(provisioning=watches), fleet=fleet, now=4.0)
+    state: Any = SimpleNamespace(spec=SimpleNamespace(provisioning=watches), fleet=fleet, now=4.0)
     seen = {"number": 0, "kind": "long", "size": 6, "samples": 8, "generated": 0}
-    history = RoundHistory(state, SimpleNamespace(used=True, view=lambda: seen and SimpleNamespace(**seen)))
+    rounds: Any = SimpleNamespace(used=True, view=lambda: seen and SimpleNamespace(**seen))
+    history = RoundHistory(state, rounds)
     assert [history.look(), history.look()] == [True, False]
     for generated, asked in ((3, False), (4, True), (5, False), (8, True)):
         seen["generated"] = generated

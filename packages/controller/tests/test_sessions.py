@@ -1,6 +1,7 @@
 """Sessions alone: who answers whose turns, who waits, and what is told to whom at the end."""
 
 from types import SimpleNamespace
+from typing import Any
 
 from tailrace import contracts as c
 from tailrace.controller.members import Members
@@ -13,8 +14,10 @@ class Asked:
     """Sessions of trajectories that run, unless a test says that one waits for a replica."""
 
     def __init__(self, *environments, most=None):
-        self.members, self.outbox, self.trajectories = Members(), Outbox(SimpleNamespace()), {}
-        self.sessions = Sessions(SimpleNamespace(trajectories=self.trajectories), self.members, self.outbox, most)
+        fleet: Any = SimpleNamespace()
+        self.members, self.outbox, self.trajectories = Members(), Outbox(fleet), {}
+        ledger: Any = SimpleNamespace(trajectories=self.trajectories)
+        self.sessions = Sessions(ledger, self.members, self.outbox, most)
         for id_ in environments:
             self.up(id_)
 
