@@ -79,6 +79,11 @@ class Scripted:
         self.calls.append((self.now, events, commands))
         return commands
 
+    def finishes(self, name, tokens=3):
+        """The replica that has a trajectory says that it is complete."""
+        state = self.controller.ledger.trajectories.get(name)
+        return c.Finished((state and state.replica) or "r0", name, tokens)
+
     def go(self, *events, leave=()):
         """Hand events over, have every command answered, and what follows from the answers; returns all commands.
 

@@ -81,7 +81,7 @@ def test_what_is_left_does_not_wait_for_a_tick():
 def test_the_first_part_of_a_pool(sizes, older, most):
     fresh = c.Unstarted()
     for group, size in enumerate(sizes):
-        fresh.add(group, [f"{group}.{sample}" for sample in range(size)])
+        fresh.add(group, [f"{group}.{sample}" for sample in range(size)], tokens=group)
     pool = {
         version: {f"v{version}.{i}": c.TrajectoryView(f"v{version}.{i}", 100 + version, version) for i in range(count)}
         for version, count in sorted(older.items())
@@ -91,6 +91,7 @@ def test_the_first_part_of_a_pool(sizes, older, most):
     names = [name for level in pool.values() for name in level]
     part = first_of(pool, most)
     found = [name for level in part.values() for name in level]
+    assert all(level[name] == pool[version][name] for version, level in part.items() for name in level)
     assert found == names[: len(found)]  # the same order: the oldest version first
     assert min(most, len(names)) <= len(found) < most + 4
     assert list(part) == list(pool)[: len(part)]

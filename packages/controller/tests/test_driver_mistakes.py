@@ -27,6 +27,7 @@ def run():
         (c.Pulled("r0", 7), r"found Pulled\(7\), expected at most 0, the newest version that was made"),
         (c.Published(7), r"found Published\(7\), expected at most 0"),
         (c.Durable(7), r"found Durable\(7\), expected at most 0"),
+        (c.Up("trainer", "0", version=7), r"found a trainer at version 7, expected one of \[0\], which were made"),
         (c.Stepped(1), r"found Stepped\(1\) while the trainer makes None"),
         (c.Accumulated(1, ("0.0",)), r"found Accumulated\(1\) while the trainer works on None"),
         (c.Finish(3), r"found Finish\(seq=3\), expected an event"),

@@ -45,7 +45,7 @@ def filled(tokens, **changes):
 
 def complete(run, *groups):
     """These groups are complete; returns what the trainer is given."""
-    done = [c.Finished("r0", f"{group}.{sample}", 3) for group in groups for sample in range(2)]
+    done = [run.finishes(f"{group}.{sample}") for group in groups for sample in range(2)]
     return of((c.Accumulate, c.Step), run.go(*done, leave=(c.Accumulate, c.Step)))
 
 
@@ -53,7 +53,7 @@ def at_the_first_part():
     """A run whose trainer works on the first part of its first batch, and of it only that is complete."""
     run = in_parts()
     run.go(c.Tick(), leave=(c.Route,))
-    given = run.go(c.Finished("r0", "0.0", 3), c.Finished("r0", "0.1", 3), leave=(c.Accumulate,))
+    given = run.go(run.finishes("0.0"), run.finishes("0.1"), leave=(c.Accumulate,))
     assert [command.trajectories for command in of(c.Accumulate, given)] == [("0.0", "0.1")]
     return run
 

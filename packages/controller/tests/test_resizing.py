@@ -89,6 +89,45 @@ def test_one_that_dies_while_it_is_emptied_starts_at_its_new_size(run, policy):
     assert not of(c.Resize, run.given)
 
 
+@pytest.mark.parametrize("sign", ["still", "silent"])
+def test_one_that_hangs_while_it_is_emptied_for_its_new_size_starts_with_it(run, policy, sign):
+    tick_over(run, policy, 2, leave=(c.Route, c.Interrupt, c.Stop, c.Resize))
+    run.forget(c.Interrupt)
+    given = hangs(run, sign)
+    assert [(one.id, one.tp) for one in of(c.Restart, given)] == [("r0", 2)]
+    assert not of(c.Resize, run.given)
+
+
+@pytest.mark.parametrize("sign", ["still", "silent"])
+def test_one_that_hangs_while_it_is_emptied_to_stop_is_told_to_stop_and_its_work_goes_elsewhere(run, policy, sign):
+    plan = [c.StopReplica("r0"), c.StartReplica()]
+    policy.plan = lambda view: [plan.pop(0) for _ in range(len(plan))]
+    run.go(c.Down("relay", "0", "killed", c.Cause.DIED), leave=(c.Route, c.Interrupt, c.Stop))
+    held = list(run.controller.fleet.replicas["r0"].assigned)
+    assert held
+    run.forget(c.Interrupt)
+    given = hangs(run, sign)
+    assert changed(given) == ["Stop r0"]
+    assert all(run.controller.ledger.trajectories[name].replica != "r0" for name in held)
+    run.go(c.Finished("r0", held[0], 3), leave=(c.Route, c.Stop))  # it woke up
+    assert changed(run.catch_up(c.Stop, leave=(c.Route,))) == ["Start r2"]
+    run.catch_up()
+    assert run.view.finished, run.view.failure
+
+
+def hangs(run, sign):
+    """A replica with work stands still, or does not answer, until something is done about it. Returns the commands."""
+    leave = (c.Route, c.Interrupt, c.Stop, c.Resize)
+    for minutes in range(1, 30):
+        run.now += 60.0
+        still = c.Activity("replica", "r0", "generating", still_s=60.0 * minutes)
+        event = still if sign == "still" else c.Silent("replica", "r0", 60.0 * minutes)
+        given = [one for one in run.go(event, c.Tick(), leave=leave) if isinstance(one, c.Restart | c.Stop)]
+        if given:
+            return given
+    return []
+
+
 def test_one_that_waits_for_its_devices_leaves_without_a_process():
     policy = Sized(2)
     run = Scripted(spec(provisioning=policy, steps=12))

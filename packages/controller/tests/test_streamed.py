@@ -33,7 +33,7 @@ def streamed(groups=2, cells=1, **changes):
 
 def complete(run, *groups, leave=(c.Accumulate, c.Step)):
     """These groups are complete; returns the commands."""
-    done = [c.Finished("r0", f"{group}.{sample}", 3) for group in groups for sample in range(2)]
+    done = [run.finishes(f"{group}.{sample}") for group in groups for sample in range(2)]
     return run.go(*done, leave=leave)
 
 
@@ -56,9 +56,7 @@ def begun(groups=2, cells=1, **changes):
 def test_a_trainer_that_is_given_one_part_after_the_other_does_not_stand_still():
     """Each part is shorter than the window of detection, all of them are longer, and nobody ever sees it idle."""
     run = begun(groups=1)
-    run.go(
-        *(c.Finished("r0", f"{group}.{sample}", 3) for group in range(4) for sample in range(2)), leave=(c.Accumulate,)
-    )
+    run.go(*(run.finishes(f"{group}.{sample}") for group in range(4) for sample in range(2)), leave=(c.Accumulate,))
     for _ in range(4):
         for _ in range(50):
             run.later(5.0, leave=(c.Accumulate,))

@@ -324,6 +324,26 @@ def test_the_driver_dies_between_two_turns_and_no_turn_is_lost(observed):
     assert (counts.turns, counts.turns_lost, counts.trained) == (6, 0, 3)
 
 
+@pytest.mark.parametrize("done", [False, True])
+def test_an_answer_that_the_log_has_and_the_store_lost_is_asked_for_again(done):
+    """A machine crashed: the log had `Turned`, and the last second of the store is gone."""
+    run = away(one_replica(turns=3))
+    if done:
+        run.go(*(run.observes(name, done=True) for name in ("0.0", "0.1")), leave=(c.Score, c.Call, c.Route))
+    else:
+        run.catch_up(c.Call, leave=(c.Route,))
+    run.left.clear()
+    run.partial, run.kept = dict.fromkeys(("0.0", "0.1"), (0, TURN)), dict.fromkeys(("0.0", "0.1"), TURN)
+    run.ended = dict.fromkeys(("0.0", "0.1"), 1)
+    run.go(c.Resumed((0,)), leave=(c.Route,))
+    route = of(c.Route, run.left)[-1]
+    run.forget(c.Route)
+    run.go(*(c.TurnEnded(route.replica, ref.trajectory, TURN, route.seq) for ref in route.trajectories))
+    run.catch_up()
+    assert run.view.finished, run.view.failure
+    assert run.view.contradictions == 0
+
+
 def test_turns_that_the_store_lost_are_counted():
     run = away(one_replica())
     run.partial, run.kept, run.ended = {}, {}, {}
@@ -353,6 +373,9 @@ def test_a_state_knows_its_turns(turns, data):
     assert state.keeps(kept) == sum(end > kept for end in ends)
     assert state.turns == tuple(end for end in ends if end <= kept)
     assert state.tokens == kept
+    assert state.may_end_turn(kept) == (kept >= max(state.turns, default=1)), (
+        "a turn whose answer is lost is said again"
+    )
 
 
 def test_what_is_left_of_a_response_is_counted_without_what_environments_answered():

@@ -228,6 +228,8 @@ class Controller:
                 self.owned.learn(fitted.model)
 
     def _on_up(self, event: c.Up) -> None:
+        if event.role == TRAINER and event.version is not None:
+            self.trainer.expect_checkpoint(event.version)
         member = self.members.came_up(event, self.owned.now)
         if member is None or not self.failures.came_up(member):
             return

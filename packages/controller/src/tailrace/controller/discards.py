@@ -48,9 +48,10 @@ class Discards:
         entry = self.pending.pop(event.answers, None)
         if entry is None:
             return
-        still = {name for names, _ in self.pending.values() for name in names} if self.pending else ()
-        for name in entry[0]:
-            if name in self.ledger.discarding and name not in still:
+        begin = [name for name in entry[0] if name in self.ledger.discarding]
+        still = {name for names, _ in self.pending.values() for name in names} if begin else ()
+        for name in begin:
+            if name not in still:
                 self.ledger.restarted(self.ledger.trajectories[name])
 
     def again(self) -> None:

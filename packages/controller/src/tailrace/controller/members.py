@@ -28,6 +28,8 @@ from tailrace.faulttol import Troubles
 RELAY, TRAINER, REPLICA, DATA, SCORER, RANKER = "relay", "trainer", "replica", "data", "scorer", "ranker"
 ENVIRONMENT = "environment"
 _UP, _HYBRID = Health.UP, "hybrid"
+EMPTIED = frozenset({Health.STOPPING, Health.RESIZING})
+"""A replica is emptied in these: its process lives until what it holds is elsewhere."""
 _BESIDE = frozenset({DATA, SCORER, RANKER})  # they stand on no machine of the run
 
 
@@ -183,9 +185,9 @@ class Members:
             self._note(state)
 
     def silent(self, event: Silent, now: float) -> None:
-        """Store since when a member has been silent, or that it answers again. A member that is not up cannot answer."""
+        """Store since when a member has been silent, or that it answers again. One without a process cannot answer."""
         state = self.states.get((event.role, event.id))
-        if state is not None and state.health is _UP:
+        if state is not None and (state.health is _UP or state.health in EMPTIED):
             state.heard_s = now - event.silent_s if event.silent_s else None
             self._note(state)
 

@@ -92,7 +92,7 @@ def first_of(pool: Pool, most: int) -> Pool:
         if isinstance(level, Unstarted):
             some = Unstarted()
             for group, members in level.groups.items():
-                some.add(group, members, level.predicted.get(group), level.left.get(group))
+                some.add(group, members, level.predicted.get(group), level.left.get(group), level.tokens.get(group, 0))
                 left -= len(members)
                 if left <= 0:
                     break

@@ -45,8 +45,8 @@ class Responses:
             if state is None:
                 ledger.expect_admitted(name)
                 continue
-            if name in ledger.discarding:
-                continue
+            if name in ledger.discarding or (state.replica is not None and state.replica != replica.id):
+                continue  # another replica has it by now, since this one was lost
             if not ledger.finished(state, event.tokens, trainer, truncated=event.reason is _LENGTH):
                 continue
             if name in sessions:

@@ -281,6 +281,17 @@ class TrainerState:
         """The checkpoint that a new trainer starts from; None for the model that the run began with."""
         return None if self.fallbacks[-1] == self.first else self.fallbacks[-1]
 
+    def expect_checkpoint(self, version: int) -> None:
+        """Check that a trainer may come up with the weights of a version.
+
+        Raises:
+            ControllerError: no batch made it.
+        """
+        if version not in self.batches:
+            raise ControllerError(
+                f"found a trainer at version {version}, expected one of {[*self.batches]}, which were made"
+            )
+
     def fall_back(self, version: int) -> None:
         """Set the trainer back to the weights of a checkpoint."""
         self.saving = []

@@ -98,10 +98,14 @@ class TrajectoryState:
         self.tokens, self.answered = tokens, len(self.turns)
 
     def keeps(self, tokens: int) -> int:
-        """Note that it has only so many tokens left. Returns the number of turns that had ended and are lost with the rest."""
+        """Note that it has only so many tokens left. Returns the number of turns that had ended and are lost with the rest.
+
+        Where a turn's end is the last that is left, the answer to it is lost: whoever goes on says that end again.
+        """
         self.tokens, before = tokens, len(self.turns)
         self.turns = tuple([end for end in self.turns if end <= tokens])
-        self.answered = min(self.answered, len(self.turns))
+        at_end = bool(self.turns) and self.turns[-1] == tokens
+        self.answered = min(self.answered, len(self.turns) - at_end)
         self.observed = min(self.observed, tokens)
         return before - len(self.turns)
 

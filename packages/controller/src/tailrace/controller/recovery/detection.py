@@ -9,7 +9,7 @@ looks at    a tick: every `look_s` of the policy, and at each while a member is 
 from __future__ import annotations
 
 from tailrace import contracts as c
-from tailrace.controller.members import REPLICA, TRAINER, MemberState, down
+from tailrace.controller.members import EMPTIED, REPLICA, TRAINER, MemberState, down
 from tailrace.controller.plugin_faults import answered, listed
 from tailrace.controller.recovery.failures import Failures
 from tailrace.controller.state import State
@@ -67,7 +67,7 @@ class Detection:
             member = self._members.get(suspected.role, suspected.id)
             if member is None:
                 raise answered("detection", policy, "suspects", suspected, "a member whose signs were given")
-            if member.health is c.Health.UP:
+            if self._works(member):
                 self._took = True
                 self._failures.went_down(_down(member, suspected.reason), suspected.reason)
 
@@ -76,7 +76,7 @@ class Detection:
         before, self._making = self._making, self._trainer.making
         found = []
         for member in self._members.states.values():
-            if member.health is not c.Health.UP:
+            if not self._works(member):
                 continue
             silent_s = 0.0 if member.heard_s is None else now - member.heard_s
             if member.role == REPLICA:
@@ -90,6 +90,12 @@ class Detection:
             else:
                 found.append(self._plain(member, member.phase, silent_s, 0.0))
         return found
+
+    def _works(self, member: MemberState) -> bool:
+        """Whether a member is up, or is a replica that is being emptied: what it holds is waited for."""
+        if member.health in EMPTIED:
+            return bool(self._fleet.replicas[member.id].assigned)
+        return member.health is c.Health.UP
 
     def _replica(self, member: MemberState, silent_s: float, now: float) -> c.Signs:
         replica = self._fleet.replicas[member.id]

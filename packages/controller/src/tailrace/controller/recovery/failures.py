@@ -53,7 +53,8 @@ class Failures:
             return  # it starts there already, since another one was missed on that machine first
         if event.cause is c.Cause.STOPPED or member.health is c.Health.STOPPING:
             lost(self._state, member)
-            self._members.leaves(member)
+            if reason is None:  # else its process lives: with nothing left to do it is told to stop
+                self._members.leaves(member)
             return
         if event.cause is c.Cause.CHECKPOINT and event.role == TRAINER:
             lost(self._state, member)

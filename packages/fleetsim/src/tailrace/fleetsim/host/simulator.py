@@ -245,11 +245,10 @@ class _Idle:
                 world.durable(event.version)
 
     def tick(self, now: float, executor: Executor) -> None:
-        """Count ticks at which nothing is under way. Who stands still may be noticed late."""
-        del executor
+        """Count ticks at which nothing is under way and no deadline is open. Who stands still may be noticed late."""
         simulation = self._simulation
         simulation.failures.strike()
-        if not simulation.world.time.idle:
+        if not simulation.world.time.idle or math.isfinite(executor.deadline_s):
             self._ticks, self._since_s = 0, now
         self._ticks += 1
         if self._ticks > IDLE_TICKS and now - self._since_s > self._window_s + DETECTED_S:

@@ -122,6 +122,7 @@ class Checker:
         """A member that missed a deadline was kept from answering, or says nothing of what the case lets it keep to itself."""
         case, silenced = self._case, {role for role, _ in self.silenced}
         keeps = {"ranker"} | ({"scorer"} if case.unscored else set()) | ({"trainer"} if case.hurries else set())
+        keeps |= {"data"} if case.drops_s else set()  # it drops what one abort names after the other
         keeps |= {"environment"} if case.environments.unanswered else set()
         keeps |= {"trainer"} if any(fault.kind is BreakKind.STUCK_CHECKPOINT for fault in case.faults) else set()
         if event.role not in keeps and event.role not in silenced and "relay" not in silenced:

@@ -131,6 +131,11 @@ class Executor:
         return self.membership.running
 
     @property
+    def deadline_s(self) -> float:
+        """The time of the next deadline of what is waited for; infinite if there is none."""
+        return self._waits.next_deadline_s()
+
+    @property
     def awaited(self) -> set[object]:
         """The members that something is waited for from."""
         return self._waits.owners() - {None}
