@@ -36,6 +36,15 @@ NUMBERS: dict[Why, frozenset[str]] = {
     Why.TASK_RESTART: frozenset({"task_restarts"}),
     Why.MACHINE_SILENT: frozenset({"silent_s", "limit_s", "failures", "allowed", "left"}),
     Why.HYBRID: frozenset({"failures", "allowed", "left"}),
+    Why.NOT_TOLD: frozenset({"version"}),
+    Why.NO_USE: frozenset({"version"}),
+    Why.IN_ENVIRONMENTS: frozenset({"trajectories"}),
+    Why.BUFFER_FULL: frozenset({"open", "limit"}),
+    Why.POOL_EMPTY: frozenset({"open", "limit"}),
+    Why.ELSEWHERE: frozenset({"open", "limit"}),
+    Why.NOT_ADMITTED: frozenset({"version"}),
+    Why.NO_BATCH: frozenset({"buffered", "needed"}),
+    Why.HELD_FOR_LATER: frozenset({"buffered", "needed"}),
 }
 """The numbers of each kind of reason that has any. `CHOSEN` has them only if the policy computes a gain."""
 
