@@ -251,7 +251,7 @@ def _a_step_that_waits_for_what_only_it_lets_start(patch):
     def holds(batches):
         return batches._batchwise and bool(batches._ledger.unstarted) and batches._gate.ready()
 
-    patch.setattr(Batches, "_holds", holds)
+    patch.setattr(Batches, "holds", property(holds))
 
 
 def _a_step_before_hybrids_have_left(patch):

@@ -6,6 +6,7 @@ from random import Random
 from worlds import patient, play, policy, seeds, world
 
 from tailrace import contracts as c
+from tailrace.fuzz.draw import draw_case
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def test_backlogs_are_routed_in_parts():
 def test_in_parts_it_comes_to_the_same():
     """Without faults, as much is trained on, and nothing more is generated for it."""
     for seed in seeds(20, fits=patient):
-        fields = {"faults": (), "scoring_failures": 0.0}
+        answers = draw_case(seed).environments.model_copy(update={"breaks": 0.0, "lost": 0.0, "unanswered": 0.0})
+        fields = {"faults": (), "scoring_failures": 0.0, "unscored": 0.0, "refusals": 0.0, "environments": answers}
         whole, parts = world(seed, **fields), world(seed, spec={"cycle_trajectories": 3}, **fields)
         found = [play(seed, played).view.counts for played in (whole, parts)]
         assert found[0].trained == found[1].trained, f"seed {seed}"
