@@ -4,6 +4,7 @@ import dataclasses
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -137,11 +138,22 @@ def test_one_that_ended_by_itself_is_not_replaced(on_ray):
     assert watched(on_ray, Scripted(), stopped=lambda: True)[1] == 130
 
 
-def test_one_that_could_not_write_why_it_failed_is_not_silent(directory):
-    found, _ = watched(directory, Scripted(status=1))  # its log is on a disk that is full
+@pytest.mark.parametrize("free", [0, 1 << 40])
+def test_one_that_could_not_write_why_it_failed_is_not_silent(directory, monkeypatch, free):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+    found, _ = watched(directory, Scripted(status=1))
     (line,) = found.last_words
-    assert "could not write why: found" in line
+    assert (f"found 0 KiB free for {directory.root / 'controller.log'}" in line) == (free == 0)
     assert line.endswith(f"go on with: tailrace run --resume {directory.root}")
+
+
+def test_one_whose_directory_is_gone_is_not_silent(directory, monkeypatch):
+    def gone(path):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr("shutil.disk_usage", gone)
+    found, _ = watched(directory, Scripted(status=1))
+    assert found.last_words == [f"tailrace: the run failed without a word: {directory.root}: No such file or directory"]
 
 
 def test_one_that_stands_still_is_killed_and_replaced(on_ray):

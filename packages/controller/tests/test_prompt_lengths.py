@@ -69,7 +69,7 @@ def test_what_runs_and_what_was_interrupted_is_seen_with_its_prompt_and_its_resp
         for name, view in replica.assigned.items():
             assert (view.tokens, view.prompt_tokens) == (2_000 + prompts[name],) * 2
     controller.spec.routing.seen.clear()
-    controller.trainer.publishing = 1
+    controller.trainer.newest = controller.trainer.publishing = 1
     run.go(c.Published(1), leave=(c.Route, c.Pull, c.Step))
     waiting = {view.trajectory: view for queue in controller.ledger.waiting.queues.values() for view in queue.values()}
     assert waiting  # each has 5 tokens of its response

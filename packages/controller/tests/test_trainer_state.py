@@ -129,3 +129,17 @@ def test_what_cells_add_is_of_one_batch():
     state = adding()
     state.adds(1, [8, 9], cell=1)
     assert (state.accumulated, state.making) == ([7, 8, 9], 1)
+
+
+def test_a_checkpoint_behind_which_the_trainer_fell_back_comes_late_and_changes_nothing():
+    state = trainer()
+    for version in (1, 2):
+        state.steps_on(version)
+        state.stepped(version)
+        state.hands_over(fence=True)
+    state.fall_back(0)
+    assert (state.version, state.publishing) == (0, 0)
+    assert state.became_durable(2) == 0
+    assert (state.durable, state.fallbacks) == (-1, [0])
+    with pytest.raises(ControllerError, match="found Durable\\(3\\), expected at most 2"):
+        state.became_durable(3)

@@ -108,7 +108,7 @@ def test_who_waits_for_an_environment_holds_no_place_but_is_owed():
     assert (view.in_flight, view.in_environment, view.held, dict(view.trajectories)) == (2, 2, 0, {})
     row = next(iter(run.view.replicas()))
     assert (row.doing, row.trajectories, row.in_environment) == ("waiting for environments", 2, 2)
-    run.controller.trainer.publishing = 1
+    run.controller.trainer.newest = run.controller.trainer.publishing = 1
     run.go(c.Published(1), leave=(c.Call,))  # a replica on-idle would pull this if it owed nothing
     assert not [pull for pull in of(c.Pull, run.given) if pull.version]
     assert run.view.contradictions == 0

@@ -62,3 +62,16 @@ def test_who_looks_changes_nothing_and_every_idle_member_has_a_reason(seed):
         if number % 50 == 0:
             assert asked.state() == alone.state(), (seed, now)
     assert asked.state() == alone.state(), seed
+
+
+def test_a_trainer_that_waits_for_the_rest_of_a_batch_counts_what_it_added():
+    config = configured({"training": "streamed"}, steps=6)
+    simulation = simulated(config, seed=3)
+    controller, seen = Controller(simulation.fleet.spec), 0
+    for now, events, _ in simulation.log.instants:
+        controller.handle_all(events, now)
+        added, said = len(controller.trainer.accumulated), controller.view.why_idle("trainer", "0")
+        if added and said is not None and said.why is c.Why.NO_BATCH:
+            assert said.numbers["buffered"] >= added, f"at {now} s"
+            seen += 1
+    assert seen

@@ -73,7 +73,7 @@ def check_policy(axis: str, policy: object) -> None:
 
 
 def check_options(kind: type[AxisPolicy]) -> None:
-    """Check that a policy's class says which of its options follow from the run, where their names once said so.
+    """Check that a policy's class does not leave it to an option's name that the run fills it.
 
     Raises:
         PluginError: it has such an option and does not say where it comes from.

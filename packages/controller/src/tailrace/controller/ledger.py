@@ -279,7 +279,7 @@ class Ledger:
         return state
 
     def version_lost(self, version: int) -> list[TrajectoryState]:
-        """Count, and return, the pending trajectories of a version that nobody has any more and that no other can continue."""
+        """The pending trajectories that only this version could continue, which nobody has any more; counted as regenerated."""
         waiting = [self.trajectories[name] for name in (*self.waiting.level_of, *self.stranded_evaluations)]
         lost = [state for state in waiting if self.exact(state) and state.version == version]
         self.counts.regenerated_trajectories += len(lost)

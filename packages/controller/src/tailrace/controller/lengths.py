@@ -130,24 +130,44 @@ class PredictionRecord:
 
 
 @dataclass(slots=True)
-class PredictedLengths:
+class Asked:
+    """What the member that is up was asked for.
+
+    Args:
+        asked: prompts.
+        asked_at: groups admitted when it was last asked; None if it was not.
+    """
+
+    asked: dict[int, None] = field(default_factory=dict)
+    asked_at: int | None = None
+
+    def ask(self, prompts: Iterable[int]) -> None:
+        """Note that prompts are asked for."""
+        self.asked.update(dict.fromkeys(prompts))
+
+    def nobody_answers(self) -> None:
+        """Note that the member is gone with all that it was asked. The next one is asked for what is missing."""
+        self.asked.clear()
+        self.asked_at = None
+
+
+@dataclass(slots=True)
+class PredictedLengths(Asked):
     """Predictions for prompts that are open or may be launched soon. A prompt that is done is forgotten, and stays so.
+
+    `asked` has prompts of the ranker, whether it has answered or not.
 
     Args:
         tokens: response tokens by prompt with which its trajectories are ordered and planned: their mean, or their median
             where no mean is predicted.
         quantiles: their median and their 0.9-quantile by prompt, where both are predicted.
-        asked: prompts that the ranker that is up was asked for, whether it has answered or not.
         old: prompts that have not started, and whose prediction is of a ranker that has learned anew since.
-        asked_at: groups admitted when the ranker that is up was last asked; None if it was not.
         record: what was predicted, beside how long it became.
     """
 
     tokens: dict[int, float] = field(default_factory=dict)
     quantiles: dict[int, tuple[float, float]] = field(default_factory=dict)
-    asked: dict[int, None] = field(default_factory=dict)
     old: dict[int, None] = field(default_factory=dict)
-    asked_at: int | None = None
     record: PredictionRecord = field(default_factory=PredictionRecord)
 
     def of(self, prompt: int, generated: int) -> tuple[float | None, float | None]:
@@ -178,15 +198,6 @@ class PredictedLengths:
         self.asked = {prompt: None for prompt in self.asked if prompt in self.tokens and prompt not in self.old}
         self.asked_at = None
 
-    def ask(self, prompts: Iterable[int]) -> None:
-        """Note that prompts are asked for."""
-        self.asked.update(dict.fromkeys(prompts))
-
-    def nobody_answers(self) -> None:
-        """Note that the ranker is gone with all that it was asked. The next one is asked for what is missing."""
-        self.asked.clear()
-        self.asked_at = None
-
     def done(self, prompt: int) -> None:
         """Forget a prompt that is not launched again. An answer that is still under way finds nobody who asked."""
         self.tokens.pop(prompt, None)
@@ -196,21 +207,19 @@ class PredictedLengths:
 
 
 @dataclass(slots=True)
-class PromptLengths:
+class PromptLengths(Asked):
     """Tokens of the prompts that are open or may be launched soon. The ledger owns them.
+
+    `asked` has prompts that the data role has not measured yet.
 
     Args:
         tokens: by prompt.
-        asked: prompts that the data role which is up was asked for and has not measured yet.
         measured, total: how many prompts were measured in the run, and their tokens.
-        asked_at: groups admitted when the data role that is up was last asked; None if it was not.
     """
 
     tokens: dict[int, int] = field(default_factory=dict)
-    asked: dict[int, None] = field(default_factory=dict)
     measured: int = 0
     total: int = 0
-    asked_at: int | None = None
 
     @property
     def mean(self) -> int:
@@ -225,15 +234,6 @@ class PromptLengths:
     def missing(self, prompt: int) -> bool:
         """Whether a prompt was not measured, and nobody was asked who could still answer."""
         return prompt not in self.tokens and prompt not in self.asked
-
-    def ask(self, prompts: Iterable[int]) -> None:
-        """Note that prompts are asked for."""
-        self.asked.update(dict.fromkeys(prompts))
-
-    def nobody_answers(self) -> None:
-        """Note that the data role is gone with what it was asked. The next one is asked for what is missing."""
-        self.asked.clear()
-        self.asked_at = None
 
     def done(self, prompt: int) -> None:
         """Forget a prompt that is not launched again."""

@@ -28,7 +28,7 @@ from tailrace.faulttol import Troubles
 RELAY, TRAINER, REPLICA, DATA, SCORER, RANKER = "relay", "trainer", "replica", "data", "scorer", "ranker"
 ENVIRONMENT = "environment"
 _UP, _HYBRID = Health.UP, "hybrid"
-EMPTIED = frozenset({Health.STOPPING, Health.RESIZING})
+LEAVING = frozenset({Health.STOPPING, Health.RESIZING})
 """A replica is emptied in these: its process lives until what it holds is elsewhere."""
 _BESIDE = frozenset({DATA, SCORER, RANKER})  # they stand on no machine of the run
 
@@ -163,7 +163,7 @@ class Members:
         state = self.states.get((event.role, event.id))
         if state is None:
             return None
-        if state.health is not Health.STOPPING and state.health is not Health.RESIZING:
+        if state.health not in LEAVING:
             state.health = _UP
         state.machine, state.address = event.machine, event.address
         state.stood = event.machine or state.stood
@@ -187,7 +187,7 @@ class Members:
     def silent(self, event: Silent, now: float) -> None:
         """Store since when a member has been silent, or that it answers again. One without a process cannot answer."""
         state = self.states.get((event.role, event.id))
-        if state is not None and (state.health is _UP or state.health in EMPTIED):
+        if state is not None and (state.health is _UP or state.health in LEAVING):
             state.heard_s = now - event.silent_s if event.silent_s else None
             self._note(state)
 

@@ -33,7 +33,7 @@ class Refill:
 
     @property
     def open_limit(self) -> int:
-        """Groups that may be open at once: waiting, generating or complete; where complete ones are evicted, the former two."""
+        """Most groups that may be open at once: waiting, generating or, unless those are evicted, complete."""
         held_back = None if self._state.spec.eviction is not None else self._state.spec.buffer_groups
         limits = [limit for limit in (self._gate.room, held_back) if limit is not None]
         return min(limits, default=self._state.spec.open_batches * self._state.spec.batch_groups)

@@ -24,7 +24,8 @@ class TrainerState:
     each version that training made to the number of batches consumed by then, so that a fall-back knows its step.
     `staleness_at_completion` counts trajectories by staleness, `consumed_staleness` by the version made and then by staleness,
     so that a fall-back can undo batches.
-    `shown` is the newest version that anybody may see: published, or to be revealed.
+    `newest` is the newest version that was ever made, though the trainer may have fallen back behind it. `shown` is the newest
+    version that anybody may see: published, or to be revealed.
     `published_before_durable` counts versions that replicas could pull while the trainer could not have come back to them.
     `staged` says whether its weights were handed over for publication since it came up. `saving` are versions whose
     checkpoints are under way. `fallbacks` are the versions it can fall back to, oldest first: the newest durable checkpoints,
@@ -40,6 +41,7 @@ class TrainerState:
     up: bool = False
     version: int = 0
     step: int = 0
+    newest: int = 0
     published: int = -1
     shown: int = -1
     published_before_durable: int = 0
@@ -58,7 +60,7 @@ class TrainerState:
     staleness_at_completion: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.version = self.first
+        self.version = self.newest = self.first
         self.batches, self.fallbacks = {self.first: 0}, [self.first]
 
     @property
@@ -166,7 +168,7 @@ class TrainerState:
         """
         if self.stepping != version:
             raise ControllerError(f"found Stepped({version}) while the trainer makes {self.stepping}")
-        self.version, self.stepping = version, None
+        self.version, self.stepping, self.newest = version, None, max(self.newest, version)
         self.accumulated, self.parts = [], 0
         self.step += 1
         self.batches[version] = self.step
@@ -218,10 +220,9 @@ class TrainerState:
         Raises:
             ControllerError: it is newer than the newest.
         """
-        newest = max(self.version, self.publishing, self.shown)
-        if version > newest:
+        if version > self.newest:
             raise ControllerError(
-                f"found {event}({version}), expected at most {newest}, the newest version that was made"
+                f"found {event}({version}), expected at most {self.newest}, the newest version that was made"
             )
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------
@@ -243,10 +244,14 @@ class TrainerState:
     def became_durable(self, version: int) -> int:
         """Note that a checkpoint is durable. Returns the oldest version that the trainer may still fall back to.
 
+        One behind which the trainer fell back comes late, and changes nothing.
+
         Raises:
             ControllerError: nobody has it, since it was never made.
         """
         self.expect_made("Durable", version)
+        if version > self.version:
+            return self.fallbacks[0]
         self.durable = max(self.durable, version)
         self.saving = [later for later in self.saving if later > version]
         if version in self.batches and version not in self.fallbacks:
@@ -300,6 +305,7 @@ class TrainerState:
         self.consumed_staleness = {v: counts for v, counts in self.consumed_staleness.items() if v <= version}
         self.step = self.batches[version]
         self.version = version if self.shown <= version else self.shown + 1
+        self.newest = max(self.newest, self.version)
         self.publishing = min(self.publishing, self.version)
         self.batches = {made: step for made, step in self.batches.items() if made <= version}
         self.batches[self.version] = self.step

@@ -100,7 +100,7 @@ class TrajectoryState:
     def keeps(self, tokens: int) -> int:
         """Note that it has only so many tokens left. Returns the number of turns that had ended and are lost with the rest.
 
-        Where a turn's end is the last that is left, the answer to it is lost: whoever goes on says that end again.
+        If the cut falls on a turn's end, the environment's answer to that turn is lost. The next replica reports the end again.
         """
         self.tokens, before = tokens, len(self.turns)
         self.turns = tuple([end for end in self.turns if end <= tokens])

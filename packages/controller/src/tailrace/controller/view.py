@@ -12,7 +12,7 @@ from tailrace.controller.batches import Batches
 from tailrace.controller.coordinator import Coordinator
 from tailrace.controller.evaluations import EvaluationResult
 from tailrace.controller.lengths import Outcome
-from tailrace.controller.members import ENVIRONMENT, REPLICA, TRAINER
+from tailrace.controller.members import ENVIRONMENT, LEAVING, REPLICA, TRAINER
 from tailrace.controller.predictions import Predictions
 from tailrace.controller.recovery.failures import Failures
 from tailrace.controller.refill import Refill
@@ -256,7 +256,7 @@ class RunView:
 
     @property
     def pooled_started(self) -> int:
-        """Number of trajectories that wait for a replica, or for the store to drop their tokens, of what has started."""
+        """Number of started trajectories that wait for a replica, or for the store to drop their tokens."""
         ledger = self._state.ledger
         return len(ledger.waiting.level_of) + len(ledger.discarding) + len(ledger.stranded_evaluations)
 
@@ -267,7 +267,7 @@ class RunView:
 
     @property
     def started(self) -> int:
-        """Number of those of them that have started."""
+        """Number of groups that have started and are not complete."""
         ledger = self._state.ledger
         return ledger.generating - len(ledger.waiting.unstarted.groups)
 
@@ -283,7 +283,17 @@ class RunView:
     @property
     def open_groups(self) -> int:
         """Number of groups that were admitted and have not ended."""
-        return sum(str(group.phase) != "trained" for group in self._state.ledger.groups.values())
+        return sum(group.phase is not GroupPhase.TRAINED for group in self._state.ledger.groups.values())
+
+    @property
+    def lost_groups(self) -> int:
+        """Number of prompts that were admitted and are nowhere to be found; anything but 0 is a fault of Tailrace.
+
+        At the end of a run nothing is open: what has no end then is lost.
+        """
+        counts = self.counts
+        ended = counts.trained + counts.filtered + counts.failed
+        return counts.prompts - ended - (0 if self.finished else self.open_groups)
 
     @property
     def buffered(self) -> int:
@@ -471,7 +481,7 @@ class RunView:
             len(held),
             len(evaluations),
             evaluations[0] if evaluations else "",
-            bool(held) and (replica.moving_out or state.health in (c.Health.STOPPING, c.Health.RESIZING)),
+            bool(held) and (replica.moving_out or state.health in LEAVING),
             replica.cells if replica.lent else (),
             state.tp,
         )

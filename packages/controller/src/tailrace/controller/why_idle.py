@@ -5,7 +5,6 @@ from __future__ import annotations
 from tailrace import contracts as c
 from tailrace.controller.batches import Batches
 from tailrace.controller.fleet import ReplicaState
-from tailrace.controller.members import RELAY
 from tailrace.controller.refill import Refill
 from tailrace.controller.state import State
 
@@ -17,8 +16,7 @@ def replica_waits(state: State, refill: Refill, replica: ReplicaState) -> c.Reas
     if published < 0:
         return c.Reason(c.Why.UNPUBLISHED)
     if replica.version is None:
-        up = any(member.health is c.Health.UP for member in state.members.of(RELAY))
-        return c.Reason(c.Why.NOT_TOLD, numbers=newest) if up else c.Reason(c.Why.NO_RELAY)
+        return c.Reason(c.Why.NOT_TOLD, numbers=newest) if state.members.relays() else c.Reason(c.Why.NO_RELAY)
     if replica.away:
         return c.Reason(c.Why.IN_ENVIRONMENTS, numbers={"trajectories": float(len(replica.away))})
     if _only_scores(state):
@@ -46,18 +44,17 @@ def replica_waits(state: State, refill: Refill, replica: ReplicaState) -> c.Reas
 
 def trainer_waits(state: State, batches: Batches) -> c.Reason:
     """Why a trainer that is up has no batch."""
-    trainer, buffered = state.trainer, len(state.ledger.buffered)
-    if trainer.step >= trainer.steps:
+    batch = batches.view()
+    if batch is None:
         return c.Reason(c.Why.DONE)
     if batches.holds:
         return c.Reason(c.Why.NEXT_NOT_STARTED)
     if _only_scores(state):
         return c.Reason(c.Why.SCORING)
-    if trainer.step == 0:
+    if state.trainer.step == 0:
         return c.Reason(c.Why.FIRST_BATCH)
-    needed = state.spec.batch_groups
-    why = c.Why.HELD_FOR_LATER if buffered >= needed else c.Why.NO_BATCH
-    return c.Reason(why, numbers={"buffered": float(buffered), "needed": float(needed)})
+    why = c.Why.HELD_FOR_LATER if batch.done >= batch.size else c.Why.NO_BATCH
+    return c.Reason(why, numbers={"buffered": float(batch.done), "needed": float(batch.size)})
 
 
 def _started(state: State) -> int:

@@ -21,8 +21,7 @@ MACHINES = 1 / 3
 IN_A_STEP = 0.5
 """Share of the cases with batches in order in which the trainer is struck in a phase of its steps."""
 SILENT = 0.06
-"""Share of the cases in which a checkpoint never ends, of those whose verifiers forget some scores, and of those whose store is
-slow to drop."""
+"""Share of cases with a checkpoint that never ends. As many have forgetful verifiers, and as many a store that drops slowly."""
 _TRAINER_PHASES = tuple(phase for phase in PHASES["trainer"] if phase != LOAD)
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 

@@ -36,6 +36,7 @@ SILENT_S = 30.0
 PAUSES_S = (0.0, 2.0, 8.0)
 """Pauses before the first, second and third controller in a row that takes another's place without a step between them."""
 _OURS = "tailrace: "
+_LITTLE = 1 << 20  # bytes: a disk with less is full
 
 
 class RunWatcher:
@@ -101,13 +102,14 @@ class RunWatcher:
                 return INTERRUPTED if stopped() else KILLED - status
 
     def _without_a_word(self) -> str:
-        """The last word for a controller that could not write its own: its log is on the disk that is full, for instance."""
+        """The last word for a controller that ended without one: its log may be on the disk that is full."""
         root = self.directory.root
-        free_mib = shutil.disk_usage(root).free >> 20 if root.exists() else 0
-        return (
-            f"{_OURS}the run failed, and its controller could not write why: found {free_mib} MiB free for {root}, "
-            f"expected room for {self._log}; go on with: tailrace run --resume {root}"
-        )
+        try:
+            free = shutil.disk_usage(root).free
+        except OSError as error:  # the directory is gone
+            return f"{_OURS}the run failed without a word: {root}: {error.strerror}"
+        why = f"found {free >> 10} KiB free for {self._log}, expected room" if free < _LITTLE else f"see {self._log}"
+        return f"{_OURS}the run failed without a word: {why}; go on with: tailrace run --resume {root}"
 
     def _replaced(self, number: int, stopped: Callable[[], bool]) -> bool:
         """Let another controller take the place of one that a signal ended, if it can."""

@@ -9,7 +9,7 @@ looks at    a tick: every `look_s` of the policy, and at each while a member is 
 from __future__ import annotations
 
 from tailrace import contracts as c
-from tailrace.controller.members import EMPTIED, REPLICA, TRAINER, MemberState, down
+from tailrace.controller.members import LEAVING, REPLICA, TRAINER, MemberState, down
 from tailrace.controller.plugin_faults import answered, listed
 from tailrace.controller.recovery.failures import Failures
 from tailrace.controller.state import State
@@ -93,7 +93,7 @@ class Detection:
 
     def _works(self, member: MemberState) -> bool:
         """Whether a member is up, or is a replica that is being emptied: what it holds is waited for."""
-        if member.health in EMPTIED:
+        if member.health in LEAVING:
             return bool(self._fleet.replicas[member.id].assigned)
         return member.health is c.Health.UP
 

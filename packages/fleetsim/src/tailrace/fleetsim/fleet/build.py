@@ -170,9 +170,7 @@ def _completed(
 def _provisioning(
     config: RunConfig, table: FleetConfig, split: FleetLayout, workload: Workload, sizes: Mapping[int, Costs]
 ) -> Choice:
-    """The choice of provisioning with the options that follow from facts of the fleet which no configuration says.
-
-    So whoever reads the completed configuration has the same policy.
+    """The choice of provisioning, with the options that only the fleet knows: the completed configuration says them too.
 
     Args:
         config: what is completed but for that.

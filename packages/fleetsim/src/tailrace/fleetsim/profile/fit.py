@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import platform
 import time
 from dataclasses import dataclass
@@ -17,11 +16,10 @@ from tailrace.fleetsim.profile.machine import FORMAT, MachineProfile
 from tailrace.fleetsim.profile.run import MeasuredRun, Progress, measure
 from tailrace.fleetsim.profile.samples import ClockKind, timing_of
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.roles.replica import ReplicaSettings
+from tailrace.pipeline.roles.replica import SNAPSHOT_S
 from tailrace.pipeline.run.directory import RunDirectory
 
 LEAST_STEPS = 5
-SNAPSHOT_S = float(inspect.signature(ReplicaSettings).parameters["snapshot_s"].default)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ def result_of(simulation: Simulation) -> Result:
         staleness_mean=_over(sum(lag * count for lag, count in staleness.items()), counted),
         staleness=dict(sorted(staleness.items())),
         utilisation={"trainer": _over(trainer_s, window_s), "replica": _over(busy_s, replica_s)},
-        lost_trajectories=_lost(simulation),
+        lost_trajectories=simulation.controller.view.lost_groups * simulation.fleet.samples,
         events=MemoryLog(simulation.log.instants),
         duration_s=simulation.now,
         generated_tokens_per_s=_over(end.generated_tokens - begin.generated_tokens, window_s),
@@ -133,14 +133,6 @@ def result_of(simulation: Simulation) -> Result:
         batches=standing,
         failure=view.failure,
     )
-
-
-def _lost(simulation: Simulation) -> int:
-    """Trajectories of groups that were admitted and did not end in any way, nor wait to."""
-    view = simulation.controller.view
-    counts = view.counts
-    missing = counts.prompts - counts.trained - counts.filtered - counts.failed - view.open_groups
-    return missing * simulation.fleet.samples
 
 
 def _over(value: float, by: float) -> float:

@@ -33,6 +33,9 @@ from tailrace.runtime.errors import RoleError
 from tailrace.runtime.executor.doors import StopCalls
 from tailrace.runtime.executor.seam import MemberStart
 
+SNAPSHOT_S = 0.25
+"""Seconds between two snapshots of a replica, unless a run says otherwise."""
+
 
 class _Source:
     """The data role as the worker's source. The owner's name has the incarnation, so that writes of a dead one are refused."""
@@ -70,7 +73,7 @@ class ReplicaSettings:
     sampling: SamplingTable
     checkpoints: Path
     transfer: WeightTransfer = field(default_factory=WeightTransfer)
-    snapshot_s: float = 0.25
+    snapshot_s: float = SNAPSHOT_S
     still_report_s: float = 5.0
     data_timeout_s: float = 180.0
 

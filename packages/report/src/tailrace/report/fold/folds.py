@@ -189,7 +189,7 @@ class Versions:
 class Offcuts:
     """Counts the tokens of training trajectories that were dropped.
 
-    `finished` has those of the ones that were complete, by reason, `unfinished` those of the others, as far as they are known.
+    `finished` lists the tokens of complete trajectories by the reason of the drop, `unfinished` those of the others.
     A surplus sample that ends together with the last that its group needs was complete, though the controller had dropped it.
     """
 

@@ -137,7 +137,7 @@ class Executor:
 
     @property
     def awaited(self) -> set[object]:
-        """The members that something is waited for from."""
+        """The members that owe an answer."""
         return self._waits.owners() - {None}
 
     def run(

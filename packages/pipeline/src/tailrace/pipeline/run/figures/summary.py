@@ -52,7 +52,6 @@ def summarise(
     open_groups = 0 if run.finished else run.open_groups
     settled = trained + (counts.filtered + counts.failed + open_groups) * samples
     ordered = sorted(lengths)
-    lost_groups = counts.prompts - counts.trained - counts.filtered - counts.failed - open_groups
     return {
         "app": config.app,
         "seed": config.seed,
@@ -97,7 +96,7 @@ def summarise(
             "failed": counts.failed,
             "failed_because": dict(sorted(counts.failed_because.items())),
             "failed_words": dict(sorted(counts.failed_words.items())),
-            "lost": lost_groups,
+            "lost": run.lost_groups,
         },
         **(NO_RANKER if config.ranker is None else ranker_figures(run, prompt_characters)),
         "warnings": starved(counts.completed, counts.filtered_because.get(Why.NO_SIGNAL, 0)),
