@@ -46,10 +46,10 @@ def prepared(root: Path, hidden: int, layers: int, device: str) -> Any:
 def state_of(worker: Any) -> dict[str, Any]:
     """Weights and moments, the trainer's own memory."""
     found = {}
-    for name, shard in worker._state.shards.items():
+    for name, shard in worker._model.local.items():
         found[f"parameter/{name}"] = shard
         for moment in ("exp_avg", "exp_avg_sq"):
-            found[f"{moment}/{name}"] = worker._state.optimizer.state[shard][moment]
+            found[f"{moment}/{name}"] = worker._model.optimizer.state[shard][moment]
     return found
 
 

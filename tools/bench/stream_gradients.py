@@ -63,15 +63,15 @@ def train(
     groups = groups_of(seed)
     worker = TrainerWorker(model, config, rank=rank, world_size=ranks, rendezvous=meet)
     seen = {}
-    apply = worker._state.apply_gradients
+    apply = worker._model.apply_gradients
 
     def spy(lr: float) -> float:
         seen.update(
-            {name: parameter.grad.full_tensor().clone() for name, parameter in worker._state.parameters.items()}
+            {name: parameter.grad.full_tensor().clone() for name, parameter in worker._model.parameters.items()}
         )
         return apply(lr)
 
-    worker._state.apply_gradients = spy
+    worker._model.apply_gradients = spy
     if shares is None:
         worker.step([together(groups)])
     else:
@@ -83,7 +83,7 @@ def train(
             worker.accumulate(together(mine[:size]))
             mine = mine[size:]
         worker.apply(together(order[sum(shares) :]))
-    weights = {name: tensor.clone() for name, tensor in worker._state.full_parameters()}
+    weights = {name: tensor.clone() for name, tensor in worker._model.whole_parameters()}
     if rank == 0:
         torch.save((seen, weights), out)
     worker.close()
@@ -121,16 +121,16 @@ def mean_of_means(model: Path, config: TrainerConfig, seed: int, whole: torch.Te
     groups = groups_of(seed)
     total = torch.zeros_like(whole)
     with TrainerWorker(model, dataclasses.replace(config, lr=0.0)) as worker:
-        apply = worker._state.apply_gradients
+        apply = worker._model.apply_gradients
 
         def spy(lr: float) -> float:
-            parameters = worker._state.parameters
+            parameters = worker._model.parameters
             total.add_(
                 torch.cat([parameters[name].grad.full_tensor().double().flatten() for name in sorted(parameters)])
             )
             return apply(lr)
 
-        worker._state.apply_gradients = spy
+        worker._model.apply_gradients = spy
         for share in (groups[:10], groups[10:]):
             worker.step([together(share)])
     return far(total / 2, whole)

@@ -25,14 +25,14 @@ def train(rank, world_size, cells, given, model, rendezvous, out):
     """
     config = TrainerConfig(lr=0.01, device="cpu", cells=cells, threads=1, timeout_s=60)
     worker = TrainerWorker(model, config, rank=rank, world_size=world_size, rendezvous=rendezvous)
-    found, batch, apply = {}, experiences(), worker._state.apply_gradients
+    found, batch, apply = {}, experiences(), worker._model.apply_gradients
 
     def spy(lr):
-        for name, parameter in worker._state.parameters.items():
+        for name, parameter in worker._model.parameters.items():
             found[name] = parameter.grad.full_tensor().clone()
         return apply(lr)
 
-    worker._state.apply_gradients = spy
+    worker._model.apply_gradients = spy
     for cell, names in given:
         part = [batch[name] for name in names]
         if cell is None and len(given) == 1:

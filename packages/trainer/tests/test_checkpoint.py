@@ -48,8 +48,8 @@ def batch(seed):
 
 def state_of(worker):
     found = {name: tensor.clone() for name, tensor in worker.weights()}
-    for name, shard in worker._state.shards.items():
-        for moment, value in worker._state.optimizer.state[shard].items():
+    for name, shard in worker._model.local.items():
+        for moment, value in worker._model.optimizer.state[shard].items():
             found[f"{moment} {name}"] = value.clone()
     return found
 

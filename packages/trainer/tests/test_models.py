@@ -32,7 +32,7 @@ def test_gradient_equals_the_slow_reference(name, tmp_path):
     loss.backward()
     norm = torch.stack([p.grad.norm() for p in lm.parameters() if p.grad is not None]).norm().item()
     with TrainerWorker(tmp_path, settings) as worker:
-        policy = worker._state.module
+        policy = worker._model.module
         assert (policy.direct_head, policy.shares_prompts) == (direct, shared)
         metrics = worker.step([batch])
     assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)

@@ -60,16 +60,16 @@ class Seen:
         with TrainerWorker(model_path, config) as worker:
             for experiences in before:
                 worker.step([experiences])
-            apply = worker._state.apply_gradients
+            apply = worker._model.apply_gradients
 
             def spy(lr):
-                self.named = {name: p.grad.to_local().clone() for name, p in worker._state.parameters.items()}
+                self.named = {name: p.grad.to_local().clone() for name, p in worker._model.parameters.items()}
                 return apply(lr)
 
-            worker._state.apply_gradients = spy
+            worker._model.apply_gradients = spy
             self.metrics = train(worker)
             self.gradient = torch.cat([g.flatten() for g in self.named.values()])
-            self.weights = torch.cat([shard.flatten() for shard in worker._state.shards.values()]).clone()
+            self.weights = torch.cat([shard.flatten() for shard in worker._model.local.values()]).clone()
             self.steps = worker.steps
 
 
@@ -142,10 +142,10 @@ def test_a_mean_of_means_is_noticed(model_path, groups, monkeypatch):
     add = PartialBatch._add
 
     def scaled(parts, experiences, *, alone):
-        before = [p.grad.to_local().clone() if p.grad is not None else 0.0 for p in parts._state.parameters.values()]
+        before = [p.grad.to_local().clone() if p.grad is not None else 0.0 for p in parts._model.parameters.values()]
         tally = add(parts, experiences, alone=alone)
         units = tally.over()["units"] or 1.0
-        for parameter, was in zip(parts._state.parameters.values(), before, strict=True):
+        for parameter, was in zip(parts._model.parameters.values(), before, strict=True):
             if parameter.grad is not None:
                 local = parameter.grad.to_local()
                 local.copy_(was + (local - was) / units)

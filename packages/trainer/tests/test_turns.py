@@ -43,13 +43,13 @@ def seen(model_path, config, train, before=()):
         for mini_batch in before:
             worker.step([mini_batch])
         found = {}
-        apply = worker._state.apply_gradients
+        apply = worker._model.apply_gradients
 
         def spy(lr):
-            found.update({name: p.grad.to_local().clone() for name, p in worker._state.parameters.items()})
+            found.update({name: p.grad.to_local().clone() for name, p in worker._model.parameters.items()})
             return apply(lr)
 
-        worker._state.apply_gradients = spy
+        worker._model.apply_gradients = spy
         return found, train(worker)
 
 

@@ -27,14 +27,14 @@ def gradient_of_step(model_path, config, mini_batch):
     """The gradient that the optimizer gets, and the step's metrics."""
     with TrainerWorker(model_path, config) as worker:
         seen = {}
-        apply = worker._state.apply_gradients
+        apply = worker._model.apply_gradients
 
         def spy(lr):
-            for name, parameter in worker._state.parameters.items():
+            for name, parameter in worker._model.parameters.items():
                 seen[name] = parameter.grad.to_local().clone()
             return apply(lr)
 
-        worker._state.apply_gradients = spy
+        worker._model.apply_gradients = spy
         return seen, worker.step([mini_batch])
 
 
@@ -173,7 +173,7 @@ def test_bfloat16_trains_close_to_float32(model_path):
     assert torch.nn.functional.cosine_similarity(flat_exact, flat_rough, dim=0) > 0.98
     with TrainerWorker(model_path, dataclasses.replace(CPU, dtype="bfloat16")) as worker:
         assert {tensor.dtype for _, tensor in worker.weights()} == {torch.bfloat16}
-        assert {shard.dtype for shard in worker._state.shards.values()} == {torch.float32}
+        assert {shard.dtype for shard in worker._model.local.values()} == {torch.float32}
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(model_path):

@@ -40,15 +40,15 @@ def train(rank, world_size, model, rendezvous, out: Path):
     """Three steps, a checkpoint, a fourth; what rank 0 saw goes to a file."""
     worker = TrainerWorker(model, CONFIG, rank=rank, world_size=world_size, rendezvous=rendezvous)
     seen = {}
-    apply = worker._state.apply_gradients
+    apply = worker._model.apply_gradients
 
     def spy(lr):
         if not seen:
-            for name, parameter in worker._state.parameters.items():
+            for name, parameter in worker._model.parameters.items():
                 seen[name] = parameter.grad.full_tensor().clone()
         return apply(lr)
 
-    worker._state.apply_gradients = spy
+    worker._model.apply_gradients = spy
     first = worker.step([batch(1), [dataclasses.replace(e, group=e.group + 3) for e in batch(2)]])
     # A single trajectory: the other rank has nothing of its own to compute, and must not hang or add anything.
     single = worker.step([batch(3)[:1]])
@@ -76,16 +76,16 @@ def stream(rank, world_size, cells, shares, model, rendezvous, out: Path):
     config = dataclasses.replace(CONFIG, cells=cells, kl_coefficient=0.1)
     worker = TrainerWorker(model, config, rank=rank, world_size=world_size, rendezvous=rendezvous)
     seen, metrics = {}, {}
-    apply = worker._state.apply_gradients
+    apply = worker._model.apply_gradients
     cell = rank // (world_size // cells)
 
     def spy(lr):
         number = len(metrics)
-        for name, parameter in worker._state.parameters.items():
+        for name, parameter in worker._model.parameters.items():
             seen[f"gradient/{number} {name}"] = parameter.grad.full_tensor().clone()
         return apply(lr)
 
-    worker._state.apply_gradients = spy
+    worker._model.apply_gradients = spy
     for number in range(3):
         groups = [[e for e in long_batch(number) if e.group == group] for group in range(6)]
         if shares is None or number == 2:

@@ -74,7 +74,7 @@ class TrainingBackend(Protocol):
         ...
 
     def shards(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """This rank's part of every parameter, as `layout` describes it. One at a time."""
+        """This rank's part of every parameter, as `layout` describes it. One at a time. Collective."""
         ...
 
     def save(self, directory: str | Path, version: int) -> Future[Path]:

@@ -9,12 +9,14 @@ Full weights are put together from the shards that the ranks wrote, so that no r
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
@@ -34,72 +36,60 @@ from tailrace.trainer.checkpoint_files import (
     weights_file,
 )
 from tailrace.trainer.errors import CheckpointError, CheckpointTimeoutError
-from tailrace.trainer.sharded import ShardedPolicy
+from tailrace.trainer.sharded_model import MOMENTS, ShardedModel
 
 
-def restore(directory: Path, state: ShardedPolicy, rank: int, world_size: int) -> int:
-    """Load a checkpoint into this rank. Returns its version."""
+def restore(directory: Path, model: ShardedModel, rank: int, world_size: int) -> int:
+    """Load a checkpoint of any backend into this rank. Returns its version. Collective."""
     from safetensors import safe_open
 
     manifest = verify(directory)
-    saved, steps = manifest.get("world_size"), manifest.get("steps")
-    if not isinstance(saved, int) or not isinstance(steps, int) or saved < 1:
+    ranks, steps = manifest.get("world_size"), manifest.get("steps")
+    if not isinstance(ranks, int) or not isinstance(steps, int) or ranks < 1:
         raise CheckpointError(f"{directory}: found no trainer state, expected a checkpoint of a trainer")
-    shards = [state_file(r, saved) for r in range(saved)]
-    held = saved // int(manifest.get("cells", 1))  # ranks of the first cell
-    if missing := [name for name in shards if name not in manifest["files"]]:
+    names = [state_file(r, ranks) for r in range(ranks)]
+    if missing := [name for name in names if name not in manifest["files"]]:
         raise CheckpointError(f"found no {missing[0]} in {directory}; the checkpoint is damaged, use another")
-    opened: list[Any] = [safe_open(str(directory / name), framework="pt") for name in shards]
-    files = opened[:held]
-    names = {key.removeprefix("parameter/") for key in files[0].keys() if key.startswith("parameter/")}  # noqa: SIM118
-    if names != set(state.shards):
-        odd = sorted(names ^ set(state.shards))[0]
+    files: list[Any] = [safe_open(str(directory / name), framework="pt") for name in names]
+    saved = _StateFiles(files[: ranks // int(manifest.get("cells", 1))], steps)  # ranks of the first cell
+    if saved.names != set(model.shapes):
+        odd = sorted(saved.names ^ set(model.shapes))[0]
         raise CheckpointError(f"{directory} is of another model: only one of the two has {odd!r}")
-    state.reset_optimizer()
-    has_moments = any(key.startswith("exp_avg/") for key in files[0].keys())  # noqa: SIM118
-    for name, shard in state.shards.items():
-        start = _first_row(state.parameters[name].shape, state.place, state.ranks)
-        full_shape = tuple(state.parameters[name].shape)
-        with torch.no_grad():
-            shard.copy_(_rows(files, f"parameter/{name}", full_shape, start, shard))
-        if has_moments:
-            state.optimizer.state[shard] = {
-                "step": torch.tensor(float(steps), dtype=torch.float32, device=shard.device),
-                **{m: _rows(files, f"{m}/{name}", full_shape, start, shard) for m in ("exp_avg", "exp_avg_sq")},
-            }
-    state.steps = steps
-    if saved == world_size:
-        torch.set_rng_state(opened[rank].get_tensor("random/cpu"))
-        if state.device.type == "cuda" and "random/cuda" in opened[rank].keys():  # noqa: SIM118
-            torch.cuda.set_rng_state(opened[rank].get_tensor("random/cuda"), state.device)
+    model.restore(saved)
+    if ranks == world_size:
+        torch.set_rng_state(files[rank].get_tensor("random/cpu"))
+        if model.device.type == "cuda" and "random/cuda" in files[rank].keys():  # noqa: SIM118
+            torch.cuda.set_rng_state(files[rank].get_tensor("random/cuda"), model.device)
     return int(manifest["version"])
 
 
-def _first_row(shape: torch.Size, place: int, ranks: int) -> int:
-    """The first row of a rank's shard within its cell: FSDP2 splits dimension 0 as ``torch.chunk`` does."""
-    size = -(-shape[0] // ranks)
-    return int(min(place * size, shape[0]))
+class _StateFiles:
+    """Tensors whose rows are split over files."""
 
+    def __init__(self, files: list[Any], steps: int) -> None:
+        self._files, self.steps = files, steps
+        keys = [key.partition("/") for key in files[0].keys()]  # noqa: SIM118
+        self.names = {name for kind, _, name in keys if kind == "parameter"}
+        self.has_moments = any(kind == MOMENTS[0] for kind, _, _ in keys)
 
-def _rows(files: list[Any], key: str, full_shape: tuple[int, ...], start: int, like: Tensor) -> Tensor:
-    """Rows ``start`` to ``start + len(like)`` of a tensor whose rows are split over `files`, on the device of `like`."""
-    wanted = len(like)
-    parts = []
-    offset = 0
-    for file in files:
-        part = file.get_slice(key)
-        shape = part.get_shape()
-        if tuple(shape[1:]) != full_shape[1:]:
+    def rows(self, kind: str, name: str, rows: slice, like: Tensor) -> Tensor:
+        """See `SavedState`."""
+        parts, offset, key = [], 0, f"{kind}/{name}"
+        start, stop = rows.start or 0, sys.maxsize if rows.stop is None else rows.stop
+        for file in self._files:
+            part = file.get_slice(key)
+            count = part.get_shape()[0]
+            low, high = max(start, offset), min(stop, offset + count)
+            if low < high:
+                parts.append(part[low - offset : high - offset])
+            offset += count
+        found = torch.cat(parts).to(like) if parts else torch.empty_like(like)
+        if found.shape != like.shape:
             raise CheckpointError(
-                f"found {key} of shape {shape}, expected {list(full_shape)}: another model's checkpoint"
+                f"found rows {start} to {min(stop, offset)} of {key} of shape {list(found.shape)}, expected "
+                f"{list(like.shape)}: another model's checkpoint"
             )
-        low, high = max(start, offset), min(start + wanted, offset + shape[0])
-        if low < high:
-            parts.append(part[low - offset : high - offset])
-        offset += shape[0]
-    if offset != full_shape[0]:
-        raise CheckpointError(f"found {offset} rows of {key}, expected {full_shape[0]}: another model's checkpoint")
-    return torch.cat(parts).to(like) if parts else torch.empty_like(like)
+        return found
 
 
 class HostCopies:
@@ -112,18 +102,21 @@ class HostCopies:
         self._lock = threading.Lock()
         self._free: list[dict[str, Tensor]] = []
 
-    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def take(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Copy tensors of any device into host memory that nobody else uses until it is given back.
 
         Memory for other names, shapes or dtypes than these is freed.
         """
         with self._lock:
-            memory = self._free.pop() if self._free else {}
-        if not _fits(memory, tensors):
-            memory = {name: _like(tensor) for name, tensor in tensors.items()}
-        for name, tensor in tensors.items():
+            free = self._free.pop() if self._free else {}
+        memory, on_device = dict[str, Tensor](), False
+        for name, tensor in tensors:
+            old = free.pop(name, None)
+            fits = old is not None and old.shape == tensor.shape and old.dtype == tensor.dtype
+            memory[name] = old if old is not None and fits else _like(tensor)
             memory[name].copy_(tensor, non_blocking=True)
-        if any(tensor.is_cuda for tensor in tensors.values()):
+            on_device |= tensor.is_cuda
+        if on_device:
             torch.cuda.synchronize()
         return memory
 
@@ -131,12 +124,6 @@ class HostCopies:
         """Let a later copy take the place of this one."""
         with self._lock:
             self._free.append(memory)
-
-
-def _fits(memory: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> bool:
-    return memory.keys() == tensors.keys() and all(
-        memory[name].shape == tensor.shape and memory[name].dtype == tensor.dtype for name, tensor in tensors.items()
-    )
 
 
 def _like(tensor: Tensor) -> Tensor:
@@ -157,14 +144,14 @@ class CheckpointWriter:
 
     Args:
         model_path: directory with the model's configuration and tokenizer.
-        state: what is saved.
+        model: what is saved.
         rank, world_size: this process among the ranks.
         timeout_s: how long a further save waits for room, and a rank for the files of the others.
     """
 
-    def __init__(self, model_path: Path, state: ShardedPolicy, rank: int, world_size: int, timeout_s: float) -> None:
+    def __init__(self, model_path: Path, model: ShardedModel, rank: int, world_size: int, timeout_s: float) -> None:
         self._model_path = model_path
-        self._state = state
+        self._model = model
         self._rank = rank
         self._world_size = world_size
         self._timeout_s = timeout_s
@@ -186,7 +173,7 @@ class CheckpointWriter:
         unmade = _make_anew(partial) if self._rank == 0 else None  # others wait: it is raised behind the barrier
         dist.barrier()
         shards = self._copies.take(self._tensors())
-        steps, cells = self._state.steps, self._state.cells
+        steps, cells = self._model.steps, self._model.cells
         manifest = {"version": version, "steps": steps, "world_size": self._world_size, "cells": cells}
 
         def write() -> Path:
@@ -238,35 +225,28 @@ class CheckpointWriter:
         if self._rank == 0:
             shutil.rmtree(partial, ignore_errors=True)  # free its space, since the disk may be full
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """The shards and moments, which the first cell's ranks write, and this rank's random state."""
-        state = self._state
-        tensors: dict[str, Tensor] = {}
-        for name, shard in state.shards.items() if state.cell == 0 else ():
-            tensors[f"parameter/{name}"] = shard
-            for moment in ("exp_avg", "exp_avg_sq"):
-                if moment in state.optimizer.state.get(shard, {}):
-                    tensors[f"{moment}/{name}"] = state.optimizer.state[shard][moment]
-        tensors["random/cpu"] = torch.get_rng_state()
-        if state.device.type == "cuda":
-            tensors["random/cuda"] = torch.cuda.get_rng_state(state.device)
-        return tensors
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The rows of parameters and moments, which the first cell's ranks write, and this rank's random state."""
+        yield from self._model.state()
+        yield "random/cpu", torch.get_rng_state()
+        if self._model.device.type == "cuda":
+            yield "random/cuda", torch.cuda.get_rng_state(self._model.device)
 
     def _write(self, directory: Path, partial: Path, shards: dict[str, Tensor], manifest: dict[str, Any]) -> None:
         from safetensors.torch import save_file
 
         mine = partial / state_file(self._rank, self._world_size)
         _put(mine, lambda growing: save_file(shards, str(growing)))
-        owners = weight_owners(self._state, self._world_size)
+        owners = weight_owners(self._model, self._world_size)
         owned = [name for name, owner in owners.items() if owner == self._rank]
         if owned or self._rank == 0:
             full = self._full_weights(partial, shards, owned)
             _put(partial / weights_file(self._rank, self._world_size), lambda growing: write_weights(growing, full))
         if self._rank:
             return
-        copy_model_files(self._model_path, partial, str(self._state.dtype).removeprefix("torch."))
+        copy_model_files(self._model_path, partial, str(self._model.dtype).removeprefix("torch."))
         if self._world_size > 1:
-            _write_index(partial, self._state, self._world_size)
+            _write_index(partial, self._model, self._world_size)
         everyone = range(self._world_size)
         self._await(partial, (state_file(rank, self._world_size) for rank in everyone))
         self._await(partial, (weights_file(rank, self._world_size) for rank in sorted({0, *owners.values()})))
@@ -276,15 +256,13 @@ class CheckpointWriter:
         """Whole parameters in the dtype of the forward pass, from the shards of the first cell's ranks."""
         from safetensors import safe_open
 
-        state = self._state
-        if state.ranks == 1 and state.cell == 0:
-            return {name: shards[f"parameter/{name}"].to(state.dtype) for name in names}
-        files = [state_file(rank, self._world_size) for rank in range(state.ranks)]
+        dtype, rows = self._model.dtype, self._model.rows
+        if rows.ranks == 1 and self._model.cell == 0:
+            return {name: shards[f"parameter/{name}"].to(dtype) for name in names}
+        files = [state_file(rank, self._world_size) for rank in range(rows.ranks)]
         self._await(partial, files)
         opened: list[Any] = [safe_open(str(partial / name), framework="pt") for name in files]
-        return {
-            name: torch.cat([file.get_tensor(f"parameter/{name}") for file in opened]).to(state.dtype) for name in names
-        }
+        return {name: torch.cat([file.get_tensor(f"parameter/{name}") for file in opened]).to(dtype) for name in names}
 
     def _await(self, partial: Path, names: Iterable[str]) -> None:
         """Wait for files that other ranks write."""
@@ -318,24 +296,25 @@ def _make_anew(partial: Path) -> OSError | None:
     return None
 
 
-def export_model(directory: Path, model_path: Path, state: ShardedPolicy, rank: int) -> None:
+def export_model(directory: Path, model_path: Path, model: ShardedModel, rank: int) -> None:
     """Write the whole model in Hugging Face form, from rank 0. Every rank calls it."""
     full = {}
-    for name, tensor in state.full_parameters():
+    for name, tensor in model.whole_parameters():
         if rank == 0:
-            full[name] = tensor.to("cpu", state.dtype, copy=True).contiguous()
+            full[name] = tensor.to("cpu", model.dtype, copy=True).contiguous()
     if rank == 0:
         directory.mkdir(parents=True, exist_ok=True)
-        copy_model_files(model_path, directory, str(state.dtype).removeprefix("torch."))
+        copy_model_files(model_path, directory, str(model.dtype).removeprefix("torch."))
         write_weights(directory / weights_file(0, 1), full)
 
 
-def weight_owners(state: ShardedPolicy, world_size: int) -> dict[str, int]:
+def weight_owners(model: ShardedModel, world_size: int) -> dict[str, int]:
     """Which rank writes which parameter in full: the largest first, each to the rank with the least so far."""
     loads, owners = [0] * world_size, dict[str, int]()
-    for name, parameter in sorted(state.parameters.items(), key=lambda item: (-item[1].numel(), item[0])):
+    sizes = {name: math.prod(shape) for name, shape in model.shapes.items()}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         owners[name] = loads.index(min(loads))
-        loads[owners[name]] += parameter.numel()
+        loads[owners[name]] += sizes[name]
     return owners
 
 
@@ -347,9 +326,9 @@ def write_weights(path: Path, full: dict[str, Tensor]) -> None:
     sync(path)
 
 
-def _write_index(directory: Path, state: ShardedPolicy, world_size: int) -> None:
+def _write_index(directory: Path, model: ShardedModel, world_size: int) -> None:
     """Where Hugging Face looks for the weights of a model in several files."""
-    files = {name: weights_file(owner, world_size) for name, owner in weight_owners(state, world_size).items()}
-    total = sum(parameter.numel() for parameter in state.parameters.values()) * state.dtype.itemsize
+    files = {name: weights_file(owner, world_size) for name, owner in weight_owners(model, world_size).items()}
+    total = sum(map(math.prod, model.shapes.values())) * model.dtype.itemsize
     index = {"metadata": {"total_size": total}, "weight_map": files}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")

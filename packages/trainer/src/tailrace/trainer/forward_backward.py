@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,48 +14,28 @@ from torch import Tensor
 from tailrace.trainer.grpo import clipped_surrogate, reference_kl
 from tailrace.trainer.layout import TrainingSample, plan
 from tailrace.trainer.microbatch import MicroBatch, to_tensors
-from tailrace.trainer.policy import Policy
-from tailrace.trainer.sharded import ShardedPolicy
+from tailrace.trainer.sharded_model import ShardedModel
 from tailrace.trainer.tally import Tally
-
-
-class Reference:
-    """The frozen model that the KL penalty refers to, sharded as the policy is.
-
-    Args:
-        model: the model, on the CPU.
-        state: the policy.
-    """
-
-    def __init__(self, model: Policy, state: ShardedPolicy) -> None:
-        model.requires_grad_(False).eval()
-        self._module = state.shard(model, frees=True)
-
-    def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
-        """Log-probabilities of the micro-batch's response tokens, ``[tokens]``. Collective within the cell."""
-        with torch.no_grad():
-            found: Tensor = self._module(batch, temperature, False)[0]
-        return found
 
 
 class Gradients:
     """Adds the gradients of samples up.
 
     Args:
-        state: the policy, which has the gradients.
-        reference: the model that the KL penalty refers to; None without one.
+        model: the model, which has the gradients.
+        reference: log-probabilities of (micro-batch, temperature) under the model that the KL penalty refers to; None without.
         shared_prompt_tokens: see `TrainerConfig`; 0 if the model cannot.
         on_phase: called as each micro-batch begins "forward" and "backward".
     """
 
     def __init__(
         self,
-        state: ShardedPolicy,
-        reference: Reference | None,
+        model: ShardedModel,
+        reference: Callable[[MicroBatch, float], Tensor] | None,
         shared_prompt_tokens: int,
         on_phase: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._state, self._config, self._reference = state, state.config, reference
+        self._model, self._config, self._reference = model, model.config, reference
         self._shared_prompt_tokens, self._on_phase = shared_prompt_tokens, on_phase
         self.ended: Callable[[], None] = lambda: None
         """called at the end of each micro-batch"""
@@ -75,39 +54,41 @@ class Gradients:
         Returns:
             This rank's losses, nothing counted.
         """
-        state, config = self._state, self._config
-        cells = 1 if alone else state.cells
+        model, config = self._model, self._config
+        cells = 1 if alone else model.cells
         mine = plan(
             samples,
-            ranks=cells * state.ranks,
+            ranks=cells * model.shares,
             cells=cells,
             token_budget=config.micro_batch_tokens,
             shared_prompt_tokens=self._shared_prompt_tokens,
-        )[state.place if alone else state.cell * state.ranks + state.place]
-        tally, self.planned = Tally(state.device), len(mine)
+        )[model.place if alone else model.cell * model.shares + model.place]
+        tally, self.planned = Tally(model.device), len(mine)
         for number, rows in enumerate(mine):
             begun = time.perf_counter()
-            batch = to_tensors(rows, state.device, state.dtype)
+            batch = to_tensors(rows, model.device, model.dtype)
             self._on_phase("forward")
-            with state.micro_batch(last=number == len(mine) - 1) as module:
-                loss, values = self._loss(module, batch, supervised)
+            with model.micro_batch(last=number == len(mine) - 1) as forward:
+                loss, values = self._loss(forward, batch, supervised)
                 turned = time.perf_counter()
                 self._on_phase("backward")
-                loss.backward()
+                model.backward(loss)
             tally.see(values)
             tally.forward_s += turned - begun
             tally.backward_s += time.perf_counter() - turned
             self.ended()
         return tally
 
-    def _loss(self, module: Any, batch: MicroBatch, supervised: bool) -> tuple[Tensor, Tensor]:
+    def _loss(
+        self, forward: Callable[..., tuple[Tensor, Tensor]], batch: MicroBatch, supervised: bool
+    ) -> tuple[Tensor, Tensor]:
         """The loss of a micro-batch, and that and its sums over tokens in the order of a tally."""
         config = self._config
         temperature = 1.0 if supervised else config.temperature
         reference = None
         if self._reference is not None and not supervised:
-            reference = self._reference.logprobs(batch, temperature)
-        logprobs, entropy = module(batch, temperature, config.entropy and not supervised)
+            reference = self._reference(batch, temperature)
+        logprobs, entropy = forward(batch, temperature, config.entropy and not supervised)
         if supervised:
             loss = -(batch.weights * logprobs).sum()
             return loss, loss.detach().double()[None]

@@ -14,7 +14,7 @@ from tailrace.contracts import Experience
 from tailrace.trainer.batch import check_experiences, grpo_samples
 from tailrace.trainer.errors import BatchError, TrainerConfigError
 from tailrace.trainer.forward_backward import Gradients
-from tailrace.trainer.sharded import ShardedPolicy
+from tailrace.trainer.sharded_model import ShardedModel
 from tailrace.trainer.tally import Tally
 
 
@@ -23,19 +23,18 @@ class PartialBatch:
 
     Args:
         gradients: adds gradients up.
-        state: the policy, which has the sums.
-        rank: this process.
+        model: the model, which has the sums.
         world_size: number of processes.
         vocabulary: token ids that the model knows.
     """
 
     def __init__(
-        self, gradients: Gradients, state: ShardedPolicy, rank: int, world_size: int, vocabulary: int | None = None
+        self, gradients: Gradients, model: ShardedModel, world_size: int, vocabulary: int | None = None
     ) -> None:
-        self._gradients, self._state, self._config = gradients, state, state.config
-        self._rank, self._world_size, self._vocabulary = rank, world_size, vocabulary
+        self._gradients, self._model, self._config = gradients, model, model.config
+        self._world_size, self._vocabulary = world_size, vocabulary
         self._groups: dict[int, None] = {}
-        self._tally = Tally(state.device)
+        self._tally = Tally(model.device)
 
     @property
     def begun(self) -> int:
@@ -65,24 +64,24 @@ class PartialBatch:
         except BaseException:
             self.forget()
             raise
-        tally, self._tally, self._groups = self._tally, Tally(self._state.device), {}
+        tally, self._tally, self._groups = self._tally, Tally(self._model.device), {}
         return tally
 
     def forget(self) -> None:
         """Drop what was added."""
-        self._state.drop_gradients()
-        self._tally, self._groups = Tally(self._state.device), {}
+        self._model.drop_gradients()
+        self._tally, self._groups = Tally(self._model.device), {}
 
     def _add(self, experiences: Sequence[Experience], *, alone: bool) -> Tally:
         (samples,) = grpo_samples([experiences], self._config, self._vocabulary)
         if not self._groups:
-            self._state.drop_gradients()
+            self._model.drop_gradients()
         try:
             found = self._gradients.add(samples, alone=alone)
         except BaseException:  # some of it may be in the sums
             self.forget()
             raise
-        if (self._state.place if alone else self._rank) == 0:  # of all ranks that have them, one counts
+        if self._model.counts_all(alone=alone):
             found.count(experiences, self._config.normalisation)
         self._tally.add(found)
         self._groups.update(dict.fromkeys(experience.group for experience in experiences))
@@ -108,8 +107,8 @@ class PartialBatch:
     def _of_all_cells(self) -> list[list[int]]:
         """The groups of each cell. Collective."""
         mine = list(self._groups)
-        if self._state.cells == 1:
+        if self._model.cells == 1:
             return [mine]
         found: list[list[int]] = [[] for _ in range(self._world_size)]
-        dist.all_gather_object(found, mine if self._state.place == 0 else [])
+        dist.all_gather_object(found, mine if self._model.counts_all(alone=True) else [])
         return found

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -32,11 +33,11 @@ from tailrace.trainer.checkpoint import CheckpointWriter, export_model, restore
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.demonstrations import TokenExample
 from tailrace.trainer.errors import BatchError, DeviceError, ProcessGroupError, TrainerConfigError
-from tailrace.trainer.forward_backward import Gradients, Reference
+from tailrace.trainer.forward_backward import Gradients
+from tailrace.trainer.fsdp2 import Fsdp2Model
 from tailrace.trainer.metrics import merge_metrics
 from tailrace.trainer.partial_batch import PartialBatch
-from tailrace.trainer.policy import load_policy
-from tailrace.trainer.sharded import ShardedPolicy, parameter_dtype
+from tailrace.trainer.sharded_model import ShardedModel
 from tailrace.trainer.tally import Tally, means, versions
 
 
@@ -103,8 +104,18 @@ def _stay_on_loopback() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
 
 
+class BuildsModel(Protocol):
+    """Builds a rank's part of the model, once the process group is joined."""
+
+    def __call__(
+        self, model_path: Path, config: TrainerConfig, device: torch.device, rank: int, world_size: int
+    ) -> ShardedModel:
+        """See `ShardedModel` for the arguments."""
+        ...
+
+
 class TrainerWorker:
-    """A rank of the FSDP2 backend: GRPO and supervised steps, weights, checkpoints.
+    """A rank of a backend, FSDP2 unless told: GRPO and supervised steps, weights, checkpoints.
 
     Methods marked *collective* must be called on every rank, in the same order. `accumulate` is collective within a cell: see
     ``cells`` in `TrainerConfig`; cell 0 has the first ranks, and so on.
@@ -115,6 +126,7 @@ class TrainerWorker:
         rank: this process, from 0.
         world_size: number of ranks.
         rendezvous: ``file://`` or ``tcp://`` URL at which ranks meet; None for a world of one.
+        model: the backend's part, which is all that backends differ in.
 
     Raises:
         ModelError: the directory has no causal LM.
@@ -130,6 +142,7 @@ class TrainerWorker:
         rank: int = 0,
         world_size: int = 1,
         rendezvous: str | None = None,
+        model: BuildsModel = Fsdp2Model,
     ) -> None:
         if world_size % config.cells:
             raise TrainerConfigError(
@@ -143,19 +156,17 @@ class TrainerWorker:
         self.device = resolve_device(config.device, rank)
         self._leaves_group = join(rank, world_size, rendezvous, self.device, config.timeout_s)
         torch.manual_seed(config.seed + rank)
-        dtype = parameter_dtype(config)
-        policy = load_policy(model_path, dtype)
-        shared_prompt_tokens = config.shared_prompt_tokens if policy.shares_prompts else 0
-        self._vocabulary = policy.vocabulary
-        self._state = ShardedPolicy(policy, config, self.device, rank, world_size)
-        reference = Reference(load_policy(model_path, dtype), self._state) if config.kl_coefficient else None
+        self._model = model(Path(model_path), config, self.device, rank, world_size)
+        shared_prompt_tokens = config.shared_prompt_tokens if self._model.shares_prompts else 0
+        self._vocabulary = self._model.vocabulary
+        reference = self._model.reference(Path(model_path)) if config.kl_coefficient else None
         self._mini_batches = 1
         self.on_phase: Callable[[str], None] = lambda _: None
         """Called as "forward" and "backward" of a micro-batch, and the "optimizer" step, begin. It may be set to another."""
-        self._gradients = Gradients(self._state, reference, shared_prompt_tokens, lambda phase: self.on_phase(phase))
-        self._parts = PartialBatch(self._gradients, self._state, rank, world_size, self._vocabulary)
+        self._gradients = Gradients(self._model, reference, shared_prompt_tokens, lambda phase: self.on_phase(phase))
+        self._parts = PartialBatch(self._gradients, self._model, world_size, self._vocabulary)
         self._model_path = Path(model_path)
-        self._checkpoints = CheckpointWriter(self._model_path, self._state, rank, world_size, config.timeout_s)
+        self._checkpoints = CheckpointWriter(self._model_path, self._model, rank, world_size, config.timeout_s)
 
     def watch_micro_batches(self, ended: Callable[[], None]) -> bool:
         """Have a function called at the end of each micro-batch from now on, on the thread that computes it. Returns True."""
@@ -170,7 +181,7 @@ class TrainerWorker:
     @property
     def steps(self) -> int:
         """Optimizer steps since the start or since `reset_optimizer`."""
-        return self._state.steps
+        return self._model.steps
 
     def step(self, mini_batches: Sequence[Sequence[Experience]]) -> dict[str, float]:
         """Do one optimizer step of GRPO for each mini-batch. Collective.
@@ -197,11 +208,11 @@ class TrainerWorker:
                 raise BatchError(f"found no response token in mini-batch {number}, expected at least one")
         steps, self._mini_batches = [], len(mini_batches)
         for experiences, samples in zip(mini_batches, batches, strict=True):
-            self._state.drop_gradients()
+            self._model.drop_gradients()
             tally = self._gradients.add(samples, alone=False)
-            if self.rank == 0:  # all ranks have them
+            if self._model.counts_all(alone=False):
                 tally.count(experiences, self.config.normalisation)
-            steps.append(self._finish(tally, tally.over(), self._scheduled_lr()))
+            steps.append(self._finish(tally, tally.over(self._model.group), self._scheduled_lr()))
         return merge_metrics(steps) | {"step_s": time.perf_counter() - started}
 
     def accumulate(self, experiences: Sequence[Experience]) -> dict[str, float]:
@@ -221,7 +232,7 @@ class TrainerWorker:
         """
         started, self._mini_batches = time.perf_counter(), 1
         tally = self._parts.add(tuple(experiences) if isinstance(experiences, Iterator) else experiences)
-        metrics = self._reported(means(tally.over(self._state.group)))
+        metrics = self._reported(means(tally.over(self._model.cell_group)))
         seconds = {"forward_s": tally.forward_s, "backward_s": tally.backward_s}
         return metrics | seconds | {"step_s": time.perf_counter() - started}
 
@@ -244,7 +255,7 @@ class TrainerWorker:
         """
         started, self._mini_batches = time.perf_counter(), 1
         tally = self._parts.end(tuple(rest) if isinstance(rest, Iterator) else rest)
-        total = tally.over()
+        total = tally.over(self._model.group)
         if not total["tokens"]:
             raise BatchError("found no response token in the whole batch, expected at least one")
         metrics = self._finish(tally, total, self._scheduled_lr()) | versions(total)
@@ -268,11 +279,11 @@ class TrainerWorker:
         started = time.perf_counter()
         self._require_no_part("a supervised step")
         samples = supervised_samples(sequences, self._vocabulary)
-        self._state.drop_gradients()
+        self._model.drop_gradients()
         tally = self._gradients.add(samples, alone=False, supervised=True)
-        if self.rank == 0:
+        if self._model.counts_all(alone=False):
             tally.count_tokens(sum(len(sample.trained) for sample in samples))
-        metrics = self._finish(tally, tally.over(), lr)
+        metrics = self._finish(tally, tally.over(self._model.group), lr)
         kept = ("loss", "grad_norm", "tokens", "lr", "forward_s", "backward_s", "optimizer_s")
         return {name: metrics[name] for name in kept} | {"step_s": time.perf_counter() - started}
 
@@ -282,17 +293,16 @@ class TrainerWorker:
         Every rank must iterate over all of them. In a world of one they are the trainer's own memory; copy a tensor that must
         outlast the next step.
         """
-        for name, tensor in self._state.full_parameters():
-            yield name, tensor.to(self._state.dtype)
+        for name, tensor in self._model.whole_parameters():
+            yield name, tensor.to(self._model.dtype)
 
     def layout(self) -> Layout:
         """Which rank holds which part of which parameter; ranks are called ``rank0``, ``rank1``, ... The same on every rank."""
-        return self._state.layout()
+        return self._model.layout()
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
-        """This rank's part of every parameter, as `layout` describes it; in the dtype that is computed in. One at a time."""
-        for name, shard in self._state.shards.items():
-            yield name, shard.to(self._state.dtype)
+        """This rank's part of every parameter, as `layout` describes it, in the dtype that is computed in. Collective."""
+        return self._model.shards()
 
     def save(self, directory: str | Path, version: int) -> Future[Path]:
         """Write a checkpoint of the whole state. Collective; returns once the state is copied to host memory.
@@ -320,15 +330,15 @@ class TrainerWorker:
             CheckpointError: the checkpoint is missing, damaged, or of another model.
         """
         self._parts.forget()
-        return restore(Path(directory), self._state, self.rank, self.world_size)
+        return restore(Path(directory), self._model, self.rank, self.world_size)
 
     def export(self, directory: str | Path) -> None:
         """Write the weights as a Hugging Face model directory, without the trainer's state. Collective; not atomic."""
-        export_model(Path(directory), self._model_path, self._state, self.rank)
+        export_model(Path(directory), self._model_path, self._model, self.rank)
 
     def reset_optimizer(self) -> None:
         """Forget the optimizer's moments and start the learning-rate schedule again."""
-        self._state.reset_optimizer()
+        self._model.reset_optimizer()
 
     def use_muon(self, lr_scale: float) -> None:
         """Use Muon for supervised steps, in a world of one. Checkpoints lack its state, so use `export` instead of `save`.
@@ -336,7 +346,7 @@ class TrainerWorker:
         Args:
             lr_scale: Muon's learning rate as a multiple of the step's, which applies to embeddings and norms.
         """
-        self._state.use_muon(lr_scale)
+        self._model.use_muon(lr_scale)
 
     def close(self) -> None:
         """Wait for the checkpoint under way and leave the process group."""
@@ -353,7 +363,7 @@ class TrainerWorker:
 
     def _scheduled_lr(self) -> float:
         config = self.config
-        return config.lr * min(1.0, (self._state.steps + 1) / max(1, config.warmup_steps))
+        return config.lr * min(1.0, (self._model.steps + 1) / max(1, config.warmup_steps))
 
     def _require_no_part(self, what: str) -> None:
         if self._parts.begun:
@@ -365,11 +375,11 @@ class TrainerWorker:
         """Sum the gradients over cells, scale them once, and do an optimizer step. Returns the metrics of its batch."""
         begun = time.perf_counter()
         self.on_phase("optimizer")
-        self._state.total_gradients(total["units"])
-        grad_norm = self._state.apply_gradients(lr)
+        self._model.total_gradients(total["units"])
+        grad_norm = self._model.apply_gradients(lr)
         return self._reported(means(total)) | {
             "grad_norm": grad_norm,
-            "lr": float(self._state.optimizer.param_groups[0]["lr"]),
+            "lr": lr,
             "forward_s": tally.forward_s,
             "backward_s": tally.backward_s,
             "optimizer_s": time.perf_counter() - begun,
