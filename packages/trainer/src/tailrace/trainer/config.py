@@ -9,6 +9,9 @@ from tailrace.trainer.errors import TrainerConfigError
 
 Normalisation = Literal["token", "sequence"]
 Advantages = Literal["group", "batch"]
+SMALL_MODEL_PARAMETERS = 50_000_000
+"""Up to this size a model is one FSDP unit and keeps its activations: gathering or computing them again layer by layer would
+cost more than it saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,12 @@ class TrainerConfig:
         betas: AdamW's betas.
         weight_decay: AdamW's decoupled weight decay.
         warmup_steps: optimizer steps over which the rate rises linearly to `lr`.
+        lr_schedule: what the rate does after the warm-up: ``"constant"`` stays at `lr`; ``"linear"`` and ``"cosine"`` fall to
+            `lr_min` over `lr_decay_steps`; ``"warmup-stable-decay"`` stays at `lr` for `lr_stable_steps`, then falls as a
+            cosine.
+        lr_stable_steps: optimizer steps at `lr` between warm-up and decay, of ``"warmup-stable-decay"``.
+        lr_decay_steps: optimizer steps over which the rate falls.
+        lr_min: learning rate after the decay.
         clip_low: the importance ratio is clipped below at ``1 - clip_low``.
         clip_high: the importance ratio is clipped above at ``1 + clip_high`` (clip-higher, DAPO section 3.1).
         normalisation: ``"token"`` weighs all response tokens of a mini-batch equally (DAPO equation 12);
@@ -36,8 +45,12 @@ class TrainerConfig:
         shared_prompt_tokens: responses to one prompt share one copy of it in rows of at most this many tokens;
             0 gives every response its own row.
         entropy: whether to report the policy's entropy too.
-        dtype: dtype of the forward and backward passes. Parameters, sums of gradients and optimizer state are float32; with
-            ``"float64"``, which is there to measure rounding, everything is.
+        activation_checkpointing: whether layers keep only their inputs for the backward pass and compute the rest again, which
+            takes about a third more time and a tenth of the memory; ``"auto"``: for models above 50 million parameters.
+        logits_budget: most logits that exist at one time while log-probabilities are computed; 0: 2^24 on a CPU, 2^28 on a GPU
+            (1 GiB in float32).
+        dtype: dtype of the forward and backward passes. Parameters, which are master copies with ``"bfloat16"``, sums of
+            gradients and optimizer state are float32; with ``"float64"``, which is there to measure rounding, everything is.
         device: the device; ``"auto"`` takes CUDA if available.
         threads: CPU threads of torch; 0 or None leaves torch's setting.
         cells: groups of ranks that can each compute gradients without the others. The model is sharded within a cell and
@@ -53,6 +66,10 @@ class TrainerConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     warmup_steps: int = 0
+    lr_schedule: Literal["constant", "linear", "cosine", "warmup-stable-decay"] = "constant"
+    lr_stable_steps: int = 0
+    lr_decay_steps: int = 0
+    lr_min: float = 0.0
     clip_low: float = 0.2
     clip_high: float = 0.28
     normalisation: Normalisation = "token"
@@ -64,6 +81,8 @@ class TrainerConfig:
     micro_batch_tokens: int = 2048
     shared_prompt_tokens: int = 384
     entropy: bool = True
+    activation_checkpointing: Literal["auto", "on", "off"] = "auto"
+    logits_budget: int = 0
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = 0
@@ -76,6 +95,10 @@ class TrainerConfig:
             ("lr", 0.0),
             ("weight_decay", 0.0),
             ("warmup_steps", 0),
+            ("lr_stable_steps", 0),
+            ("lr_decay_steps", 0),
+            ("lr_min", 0.0),
+            ("logits_budget", 0),
             ("clip_high", 0.0),
             ("kl_coefficient", 0.0),
             ("grad_clip_norm", 0.0),
@@ -97,6 +120,8 @@ class TrainerConfig:
         for name, known in (
             ("normalisation", ("token", "sequence")),
             ("advantages", ("group", "batch")),
+            ("lr_schedule", ("constant", "linear", "cosine", "warmup-stable-decay")),
+            ("activation_checkpointing", ("auto", "on", "off")),
             ("dtype", ("float32", "bfloat16", "float64")),
             ("device", ("auto", "cpu", "cuda")),
         ):
@@ -107,3 +132,26 @@ class TrainerConfig:
                 "found advantages = 'batch' with divide_by_std = False, expected it to be True: the standard deviation is all "
                 "that the whole batch adds"
             )
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        """Refuse settings of the learning rate that the schedule does not read, or lacks."""
+        read = {"lr_decay_steps": self.lr_schedule != "constant", "lr_min": self.lr_schedule != "constant"}
+        for name, is_read in (read | {"lr_stable_steps": self.lr_schedule == "warmup-stable-decay"}).items():
+            if getattr(self, name) and not is_read:
+                raise TrainerConfigError(
+                    f"found {name} = {getattr(self, name)!r} with lr_schedule = {self.lr_schedule!r}, which does not read it; "
+                    "expected lr_schedule = "
+                    + (
+                        "'warmup-stable-decay'"
+                        if name == "lr_stable_steps"
+                        else "'linear', 'cosine' or 'warmup-stable-decay'"
+                    )
+                )
+        if self.lr_schedule != "constant" and not self.lr_decay_steps:
+            raise TrainerConfigError(
+                f"found lr_decay_steps = 0 with lr_schedule = {self.lr_schedule!r}, expected over how many optimizer steps the "
+                "rate falls"
+            )
+        if self.lr_min > self.lr:
+            raise TrainerConfigError(f"found lr_min = {self.lr_min!r} above lr = {self.lr!r}, expected at most that")

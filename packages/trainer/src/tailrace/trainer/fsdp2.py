@@ -20,15 +20,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tailrace.paramserver.layout import Layout, from_fsdp2
-from tailrace.trainer.config import TrainerConfig
+from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig
 from tailrace.trainer.errors import TrainerConfigError
 from tailrace.trainer.microbatch import MicroBatch
 from tailrace.trainer.optimizer import MuonWithAdamW, adamw, clip_gradients
 from tailrace.trainer.policy import PREFIX, Policy, load_policy
 from tailrace.trainer.sharded_model import MOMENTS, SavedState, ShardedModel, parameter_dtype
-
-SMALL_MODEL_PARAMETERS = 50_000_000
-"""Up to this size the model is one FSDP unit, since gathering it layer by layer would cost more than it saves."""
 
 
 class Fsdp2Model(ShardedModel):
@@ -47,6 +44,7 @@ class Fsdp2Model(ShardedModel):
     ) -> None:
         super().__init__(config, device, rank, world_size)
         policy = load_policy(model_path, parameter_dtype(config))
+        policy.configure(config)
         self.vocabulary, self.shares_prompts = policy.vocabulary, policy.shares_prompts
         if config.cells == 1:
             self._mesh: Any = dist.device_mesh.init_device_mesh(device.type, (world_size,))
@@ -158,6 +156,7 @@ class Fsdp2Model(ShardedModel):
     def reference(self, model_path: Path) -> Callable[[MicroBatch, float], Tensor]:
         """See `ShardedModel`."""
         model = load_policy(model_path, parameter_dtype(self.config))
+        model.logits_budget = self.config.logits_budget
         model.requires_grad_(False).eval()
         module = self._shard(model, frees=True)
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tailrace.trainer.errors import ModelError
+from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig
+from tailrace.trainer.errors import ModelError, TrainerConfigError
 from tailrace.trainer.layout import PackedRow, TrainingSample
 from tailrace.trainer.microbatch import MicroBatch, to_tensors
 
-CHUNK_ELEMENTS = 1 << 24
-"""Most logits that exist at one time: 64 MiB in float32."""
+_LOGITS_ON_CPU, _LOGITS_ON_GPU = 1 << 24, 1 << 28
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -26,10 +26,10 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy: bool
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy: bool, budget: int
     ) -> tuple[Tensor, Tensor]:
         tokens = len(targets)
-        chunk = max(1, CHUNK_ELEMENTS // weight.shape[0])
+        chunk = max(1, budget // weight.shape[0])
         logprobs = torch.empty(tokens, dtype=_wide(hidden), device=hidden.device)
         spread = torch.zeros(tokens if entropy else 0, dtype=_wide(hidden), device=hidden.device)
         normaliser = torch.empty_like(logprobs)
@@ -50,7 +50,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprobs, spread
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, None, None, None, None]:
         grad = grads[0]
         hidden, weight, targets, normaliser, kept = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
@@ -68,7 +68,7 @@ class _TokenLogprobs(torch.autograd.Function):
             slope = slope.scatter_add_(1, targets[part, None], scale).to(hidden.dtype)
             grad_hidden[part] = slope @ weight
             grad_weight += slope.T @ hidden[part]
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
@@ -82,7 +82,13 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def token_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, entropy: bool = False
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    logits_budget: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """``log softmax(hidden @ weight.T / temperature)[targets]``, in bounded memory.
 
@@ -92,12 +98,14 @@ def token_logprobs(
         targets: token ids, ``[tokens]``.
         temperature: temperature of the softmax.
         entropy: whether to return the entropy of each softmax too.
+        logits_budget: most logits that exist at one time, but those of one token at least; 0: 2^24 on a CPU, else 2^28.
 
     Returns:
         Log-probabilities ``[tokens]``, at least in float32, differentiable in `hidden` and `weight`; entropies ``[tokens]`` in
         nats, not differentiable, empty without `entropy`.
     """
-    logprobs, spread = _TokenLogprobs.apply(hidden, weight, targets, temperature, entropy)
+    budget = logits_budget or (_LOGITS_ON_CPU if hidden.device.type == "cpu" else _LOGITS_ON_GPU)
+    logprobs, spread = _TokenLogprobs.apply(hidden, weight, targets, temperature, entropy, budget)
     return logprobs, spread
 
 
@@ -123,6 +131,24 @@ class Policy(nn.Module):
         self.lm = lm
         self.direct_head = False
         self.shares_prompts = False
+        self.logits_budget = 0
+
+    def configure(self, config: TrainerConfig) -> None:
+        """Take the settings of activations and logits. Call it before the model is sharded.
+
+        Raises:
+            TrainerConfigError: activations are to be computed again, which the model does not offer.
+        """
+        self.logits_budget = config.logits_budget
+        asked, offered = config.activation_checkpointing, bool(self.lm.supports_gradient_checkpointing)
+        if asked == "on" and not offered:
+            raise TrainerConfigError(
+                f"found activation_checkpointing = 'on' with {type(self.lm).__name__}, which does not offer it; expected "
+                "'auto' or 'off'"
+            )
+        large = sum(parameter.numel() for parameter in self.parameters()) > SMALL_MODEL_PARAMETERS
+        if asked == "on" or (asked == "auto" and large and offered):
+            self.lm.gradient_checkpointing_enable({"use_reentrant": False})
 
     @property
     def vocabulary(self) -> int:
@@ -137,7 +163,14 @@ class Policy(nn.Module):
         if self.direct_head:
             hidden = self.lm.base_model(**inputs)[0].flatten(0, 1)[batch.index]
             weight = self.lm.get_output_embeddings().weight
-            return token_logprobs(hidden, weight, batch.targets, temperature=temperature, entropy=entropy)
+            return token_logprobs(
+                hidden,
+                weight,
+                batch.targets,
+                temperature=temperature,
+                entropy=entropy,
+                logits_budget=self.logits_budget,
+            )
         logits = self.lm(**inputs).logits.flatten(0, 1)[batch.index]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
         table = logits.log_softmax(-1)

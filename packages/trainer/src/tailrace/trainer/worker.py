@@ -35,6 +35,7 @@ from tailrace.trainer.demonstrations import TokenExample
 from tailrace.trainer.errors import BatchError, DeviceError, ProcessGroupError, TrainerConfigError
 from tailrace.trainer.forward_backward import Gradients
 from tailrace.trainer.fsdp2 import Fsdp2Model
+from tailrace.trainer.lr_schedule import learning_rate
 from tailrace.trainer.metrics import merge_metrics
 from tailrace.trainer.partial_batch import PartialBatch
 from tailrace.trainer.sharded_model import ShardedModel
@@ -362,8 +363,7 @@ class TrainerWorker:
         self.close()
 
     def _scheduled_lr(self) -> float:
-        config = self.config
-        return config.lr * min(1.0, (self._model.steps + 1) / max(1, config.warmup_steps))
+        return learning_rate(self.config, self._model.steps)
 
     def _require_no_part(self, what: str) -> None:
         if self._parts.begun:
