@@ -60,8 +60,8 @@ CASES = {
     "trainer[torch]: by its plugin": (
         ["torch"],
         """
-        from tailrace.contracts import plugins
-        plugins.load("tailrace.backend", "fsdp2")
+        from tailrace.trainer.backend import import_backend
+        import_backend("fsdp2")
         """,
     ),
     "trainer[torch]: a tokenizer": (

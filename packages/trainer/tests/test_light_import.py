@@ -1,12 +1,12 @@
 import subprocess
 import sys
 
-HEAVY = ("torch", "transformers", "ray", "vllm", "numpy", "tokenizers")
+HEAVY = ("torch", "transformers", "ray", "vllm", "numpy", "tokenizers", "deepspeed")
 
 
-def test_importing_the_package_and_the_warm_start_loads_nothing_heavy():
+def test_importing_the_package_the_backends_and_the_warm_start_loads_nothing_heavy():
     code = (
-        "import sys, tailrace.trainer, tailrace.trainer.warmstart\n"
+        "import sys, tailrace.trainer, tailrace.trainer.backends, tailrace.trainer.warmstart\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

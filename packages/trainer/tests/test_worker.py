@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from tailrace.contracts import Experience, PluginError, Segment, plugins
 from tailrace.trainer import BatchError, ModelError, NonFiniteGradientError, TrainerConfig, TrainerConfigError
-from tailrace.trainer.backend import build_backend
+from tailrace.trainer.backend import BackendPlugin, build_backend, check_backend
 from tailrace.trainer.small import build_model
 from tailrace.trainer.testing import BackendContract, make_experiences, reference_loss
 from tailrace.trainer.worker import TrainerWorker
@@ -225,7 +225,26 @@ def test_bad_settings_are_refused(model_path, tmp_path):
 
 
 def test_the_backend_is_registered():
-    assert plugins.load("tailrace.backend", "fsdp2") is TrainerWorker
+    assert isinstance(plugins.load("tailrace.backend", "fsdp2"), BackendPlugin)
+
+
+def test_a_backend_is_asked_before_a_run_starts(monkeypatch):
+    asked = []
+
+    class Picky(BackendPlugin):
+        def __call__(self, *_, **__):
+            raise AssertionError
+
+        def check(self, config, processes):
+            asked.append((config, processes))
+            raise TrainerConfigError("found 3, expected 2")
+
+    monkeypatch.setattr(plugins, "load", lambda *_: Picky())
+    with pytest.raises(TrainerConfigError, match="found 3"):
+        check_backend("picky", CPU, 3)
+    assert asked == [(CPU, 3)]
+    monkeypatch.setattr(plugins, "load", lambda *_: TrainerWorker)
+    check_backend("any", CPU, 3)  # one without a check takes anything
 
 
 class TestFsdp2(BackendContract):

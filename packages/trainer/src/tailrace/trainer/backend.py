@@ -1,8 +1,12 @@
-"""The door of a trainer's backends: what each rank of one offers to the trainer role. FSDP2 (`TrainerWorker`) is behind it."""
+"""The door of a trainer's backends: what each rank of one offers to the trainer role, and what a run asks before it starts.
+
+`tailrace.trainer.backends` has those that are built in.
+"""
 
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -98,7 +102,7 @@ class TrainingBackend(Protocol):
 
 
 class BuildsBackend(Protocol):
-    """What an entry point of the group names: a class, or a function that makes one rank."""
+    """What an entry point of the group names: a `BackendPlugin`, or a class or function that makes one rank."""
 
     def __call__(
         self, model_path: str | Path, config: TrainerConfig, *, rank: int, world_size: int, rendezvous: str | None
@@ -107,8 +111,55 @@ class BuildsBackend(Protocol):
         ...
 
 
+class BackendPlugin(ABC):
+    """A `BuildsBackend` that can refuse settings before a run starts. Its module imports neither torch nor the backend."""
+
+    @abstractmethod
+    def __call__(
+        self, model_path: str | Path, config: TrainerConfig, *, rank: int, world_size: int, rendezvous: str | None
+    ) -> TrainingBackend:
+        """Make a rank; see `TrainerWorker` for the arguments."""
+
+    def check(self, config: TrainerConfig, processes: int) -> None:  # noqa: B027 - a backend may take any
+        """Check what the backend can do, and that what it needs is installed. It takes milliseconds and imports no library.
+
+        Args:
+            config: the settings.
+            processes: number of ranks.
+
+        Raises:
+            TrainerConfigError, MissingExtraError: what was found, and what would fit.
+        """
+
+    def import_ahead(self) -> None:  # noqa: B027 - some need nothing
+        """Import what `__call__` needs, so that it takes less time later in this process."""
+
+
 if TYPE_CHECKING:
     _fsdp2: BuildsBackend = TrainerWorker  # checked here
+
+
+def check_backend(name: str, config: TrainerConfig, processes: int) -> None:
+    """Check before a run starts that a backend can do what the settings say; see `BackendPlugin.check`.
+
+    Raises:
+        PluginError: there is no such backend.
+        TrainerConfigError, MissingExtraError: it cannot.
+    """
+    found = plugins.load(GROUP, name)
+    if isinstance(found, BackendPlugin):
+        found.check(config, processes)
+
+
+def import_backend(name: str) -> None:
+    """Import what a backend needs, so that `build_backend` takes less time later in this process.
+
+    Raises:
+        PluginError: there is no such backend.
+    """
+    found = plugins.load(GROUP, name)
+    if isinstance(found, BackendPlugin):
+        found.import_ahead()
 
 
 def build_backend(

@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import PluginError
+from tailrace.contracts import MissingExtraError, PluginError
 from tailrace.controller.errors import PolicyError
 from tailrace.controller.rounds import check_rounds
 from tailrace.controller.spec import AXES, EvaluationPlan, PipelineSpec
@@ -73,6 +73,8 @@ from tailrace.runtime.executor.deployment import (
 from tailrace.runtime.executor.seam import RoleSpec
 from tailrace.runtime.hosts.local import LocalHost
 from tailrace.runtime.hosts.ray import RayHost
+from tailrace.trainer import TrainerError
+from tailrace.trainer.backend import check_backend
 
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
@@ -346,7 +348,13 @@ def _check_seeds(config: RunConfig) -> None:
 
 
 def _backend(config: RunConfig) -> None:
-    registered("trainer.backend", "tailrace.backend", config.trainer.backend)
+    """Check that the trainer's backend is there and can do what the configuration says."""
+    table = config.trainer
+    registered("trainer.backend", "tailrace.backend", table.backend)
+    try:
+        check_backend(table.backend, trainer_config(config), table.processes)
+    except (TrainerError, MissingExtraError, PluginError) as error:
+        raise ConfigError(f"key 'trainer.backend': {error}") from error
 
 
 def _transfer(config: RunConfig) -> WeightTransfer:

@@ -6,7 +6,6 @@ A warm start leaves a core idle, and vLLM's import takes longer than the rest of
 from __future__ import annotations
 
 from tailrace.contracts import Start, Tick
-from tailrace.contracts.plugins import load
 from tailrace.controller.controller import Controller
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import CPU_ENVIRONMENT, build_spec, selected_engine
@@ -14,6 +13,7 @@ from tailrace.pipeline.run.pools import relay_count
 from tailrace.runtime.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.runtime.executor.seam import RoleSpec
 from tailrace.runtime.hosts.ray import RayHost
+from tailrace.trainer.backend import import_backend
 
 
 def start_ahead(host: RayHost, config: RunConfig) -> None:
@@ -27,9 +27,9 @@ def start_ahead(host: RayHost, config: RunConfig) -> None:
             gpus = config.executor.scorer_gpus if role == SCORER else 0.0
             host.prepare(role, id_, RoleSpec(_nothing, gpus=gpus), places[role, id_])
     if config.trainer.processes == 1:
-        backend = {"group": "tailrace.backend", "name": config.trainer.backend}
+        backend = {"name": config.trainer.backend}
         gpus = config.executor.trainer_gpus
-        spec = RoleSpec(load, backend, gpus=gpus, environment=CPU_ENVIRONMENT)
+        spec = RoleSpec(import_backend, backend, gpus=gpus, environment=CPU_ENVIRONMENT)
         host.prepare(TRAINER, "0", spec, places[TRAINER, "0"])
     replicas = [id_ for role, id_ in places if role == REPLICA and not config.rollout.pools]
     factor = _spanning(config)
