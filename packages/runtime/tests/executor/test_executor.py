@@ -362,6 +362,24 @@ def test_the_deadline_of_scoring_counts_from_the_last_outcome(run):
     assert [type(event) for event in run.controller.news()] == [c.Down]
 
 
+def test_a_score_that_was_forgotten_is_missed_though_later_ones_come(run):
+    (scorer,) = run.up(("scorer", "0"))
+    run.give(c.Score(3, ("1.0",)))
+    scorer.takes()
+    news = []
+    for number in range(10):
+        run.give(c.Score(4 + number, (f"2.{number}",)))
+        scorer.takes()
+        run.pass_time(30.0)
+        if any(isinstance(event, c.Down) for event in news):
+            break
+        scorer.says(c.Scored(f"2.{number}", 1.0, 4 + number))
+        news += run.controller.news()
+    downs = [event for event in news if isinstance(event, c.Down)]
+    assert [down.reason for down in downs] == ["waited 60 s for trajectories to be scored"]
+    assert number <= 5  # what was asked for 60 s after it came, and then nothing began the deadline anew
+
+
 def test_scores_are_waited_for_anew_after_all_have_come_or_were_dropped_or_the_scorer_died(run):
     data, scorer = run.up(("data", "0"), ("scorer", "0"))
     run.give(c.Score(3, ("1.0",)))

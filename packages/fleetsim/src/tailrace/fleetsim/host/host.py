@@ -148,11 +148,11 @@ class VirtualMember:
         if host.transport is None:
             self._hears(events)
         else:
-            now = host.time.now()
-            host.time.at(host.transport.report(self.role, self.id, now), self._hears, events)
+            arrival_s = host.transport.report(self.role, self.id, host.time.now())
+            host.time.at(arrival_s, self._hears, events)
             again = host.transport.repeated(events)
-            if again:
-                host.time.at(host.transport.report(self.role, self.id, now), self._hears, again)
+            if again:  # at once: a mailbox numbers what it says, so that nothing comes again once something followed it
+                host.time.at(arrival_s, self._hears, again)
 
     def _hears(self, events: Sequence[Event]) -> None:
         self._said.say(events)

@@ -290,7 +290,9 @@ class Training:
         """Every prompt that ran was trained on, or ended for good without, or waits to come again: one of the three."""
         trained = {self._prompts[self._groups[name]] for name in self.trained}
         state = controller.source.state()
-        waiting = {*state["rounds"]["queue"], *state["pending"]}
+        # the open round defers these when it closes
+        deferred = {prompt for prompt, at in state["rounds"]["members"] if at == "surplus"}
+        waiting = {*state["rounds"]["queue"], *state["pending"], *deferred}
         done = {self._prompts[group] for group in self.ended if group in self._prompts}
         lost = set(self._prompts.values()) - trained - waiting - done
         twice = (trained & waiting) | (trained & done) | (waiting & done)

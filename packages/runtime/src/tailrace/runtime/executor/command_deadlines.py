@@ -5,6 +5,7 @@ A `Route` has no deadline here, since the length of a response is unknown. A rep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -217,6 +218,9 @@ class Answers:
 class Outcomes:
     """What a member has not said the outcome of yet: trajectories of a scorer, prompts of a ranker.
 
+    Each outcome begins the deadline anew, since a queue may be long. But one of something that was asked for more than the
+    deadline after another that is still open does not: the member has forgotten that one.
+
     Args:
         waits: the executor's waits.
         what: what is waited for, in words.
@@ -226,12 +230,13 @@ class Outcomes:
 
     def __init__(self, waits: Waits, what: str, limit_s: float, down: Callable[[Running, BaseException], None]) -> None:
         self._waits, self._what, self._limit_s, self._down = waits, what, limit_s, down
-        self._open: dict[Hashable, None] = {}
+        self._open: dict[Hashable, float] = {}  # when each was asked for, the oldest first
         self._wait: int | None = None
 
     def expect(self, member: Running, things: Iterable[Hashable], now: float) -> None:
         """Wait for the outcomes of these too."""
-        self._open.update(dict.fromkeys(things))
+        for thing in things:
+            self._open.setdefault(thing, now)
         if self._wait is None and self._open:
             self._wait = self._waits.add(
                 self._what,
@@ -243,10 +248,11 @@ class Outcomes:
                 member,
             )
 
-    def came(self, things: Iterable[Hashable], now: float) -> None:
-        """Note outcomes: the deadline begins anew."""
+    def came(self, things: Sequence[Hashable], now: float) -> None:
+        """Note outcomes. The deadline begins anew, unless they overtook by more than that what is still open."""
+        asked_s = max((self._open[thing] for thing in things if thing in self._open), default=-math.inf)
         self.dropped(things)
-        if self._wait is not None:
+        if self._wait is not None and asked_s - next(iter(self._open.values())) <= self._limit_s:
             self._waits.renew(self._wait, now, self._limit_s)
 
     def came_here(self, things: Iterable[Hashable], now: float) -> None:
