@@ -28,6 +28,7 @@ ELSEWHERE = {
     "chaos": "apps/cli/tests/test_chaos.py",
     "attach": "packages/runtime/tests/executor/test_attaching.py",
     "audit": "packages/pipeline/tests/test_audit.py",
+    "export": "apps/cli/tests/test_export.py",
     "clean": "apps/cli/tests/test_clean.py",
     "new-plugin": "apps/cli/tests/test_new_plugin.py",
     "judge": "apps/cli/tests/test_judge.py",

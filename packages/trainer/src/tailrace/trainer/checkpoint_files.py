@@ -42,6 +42,16 @@ def weights_file(rank: int, world_size: int) -> str:
     return "model.safetensors" if world_size == 1 else f"model-{rank + 1:05d}-of-{world_size:05d}.safetensors"
 
 
+def is_state(name: str) -> bool:
+    """Whether a file of a checkpoint has a rank's state."""
+    return name.startswith("state-") and name.endswith(".safetensors")
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of a checkpoint has weights."""
+    return name.endswith(".safetensors") and not is_state(name)
+
+
 def checkpoints(root: str | Path) -> dict[int, Path]:
     """The checkpoints in a directory that look complete, by version in ascending order.
 

@@ -59,21 +59,25 @@ def weights_sha256(directory: str | Path) -> str:
     for path in files:
         try:
             with path.open("rb") as file:
-                lines |= {name: _line(file, name, about) for name, about in _header(file)}
+                lines |= {name: _line(file, name, about) for name, about in read_header(file)[1]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
     return hashlib.sha256("".join(lines[name] for name in sorted(lines)).encode()).hexdigest()
 
 
-def _header(file: BinaryIO) -> list[tuple[str, dict[str, Any]]]:
-    """The tensors of a safetensors file, with their places counted from the file's beginning."""
+def read_header(file: BinaryIO) -> tuple[int, list[tuple[str, dict[str, Any]]]]:
+    """Where the bytes of a safetensors file begin, and its tensors, with their places counted from the file's beginning.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: it is no such file.
+    """
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if not 0 < length <= _MOST_HEADER_BYTES:
         raise ValueError(f"found a header of {length} bytes")
     first = _LENGTH_BYTES + length
     found = json.loads(file.read(length))
     found.pop("__metadata__", None)
-    return [
+    return first, [
         (name, {**about, "data_offsets": [first + place for place in about["data_offsets"]]})
         for name, about in found.items()
     ]

@@ -1,4 +1,4 @@
-"""Commands about runs: begin, look at, explain, break, train again, and what a run or plugin of one's own begins with."""
+"""Commands about runs: begin, look at, explain, break, train again, export, and what a run of one's own begins with."""
 
 from __future__ import annotations
 
@@ -221,6 +221,21 @@ def audit_command(
     if json_file is not None:
         json_file.write_text(json.dumps(dataclasses.asdict(found), indent=1) + "\n")
     return 0 if found.trained_once and found.weights_equal else FAILED
+
+
+@app.command("export")
+def export_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory; the run may be under way.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The model's directory: new or empty.")],
+    version: Annotated[
+        int | None, typer.Option("--version", metavar="V", help="A version with a checkpoint. Default: the newest.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
+) -> None:
+    """Write a run's model as a Hugging Face directory that transformers and vLLM load, with a model card."""
+    from tailrace.cli.runs.export import export
+
+    export(run, out, version=version, as_json=as_json)
 
 
 @app.command("chaos")

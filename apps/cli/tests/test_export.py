@@ -1,0 +1,156 @@
+"""A run's model as a directory that plain transformers loads, with the trainer's log-probabilities; and what is refused."""
+
+import json
+import shutil
+from collections import namedtuple
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from tailrace.cli.main import main
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.export import export
+from tailrace.trainer import TrainerConfig
+from tailrace.trainer.layout import PackedRow, TrainingSample
+from tailrace.trainer.microbatch import to_tensors
+from tailrace.trainer.small import build_model
+from tailrace.trainer.testing import make_experiences
+from tailrace.trainer.tokenizer import train_tokenizer
+from tailrace.trainer.worker import TrainerWorker
+
+TEXTS = [f"{a} + {b} = {a + b}" for a in range(12) for b in range(12)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of two versions with checkpoints, and the log-probabilities of the second under the trainer."""
+    root = tmp_path_factory.mktemp("runs") / "sums"
+    config = RunConfig(task={"train": "/somebody/s/home/prompts.jsonl", "verifier": "exact"}, seed=7)
+    directory = RunDirectory.create(root, config.model_dump(mode="json"))
+    vocabulary = train_tokenizer(TEXTS, directory.model, vocab_size=300)
+    build_model(directory.model, vocab_size=vocabulary, hidden=32, layers=2, seed=3)
+    ids = torch.randint(0, vocabulary, (1, 17), generator=torch.Generator().manual_seed(5))
+    prompt, response = tuple(ids[0, :5].tolist()), tuple(ids[0, 5:].tolist())
+    row = to_tensors([PackedRow(prompt, (TrainingSample(prompt, response, 1.0),))], torch.device("cpu"), torch.float32)
+    with TrainerWorker(directory.model, TrainerConfig(lr=0.01, device="cpu", threads=1)) as worker:
+        for version in (1, 2):
+            worker.step([make_experiences(2, 3, vocab_size=vocabulary, seed=version)])
+            worker.save(directory.checkpoints / str(version), version).result(60)
+        with torch.no_grad():
+            expected, _ = worker._model.module(row, 1.0, False)
+    rows = [
+        {"kind": "evaluation", "version": version, "mode": mode, "reward": value, "accuracy": value, "problems": 9}
+        for version, mode, value in (
+            (0, "sampled", 0.25),
+            (1, "sampled", 0.5),
+            (2, "sampled", 0.75),
+            (0, "greedy", 0.125),
+        )
+    ]
+    directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"kind": "eval')  # being written
+    directory.unlock()
+    return root, ids, expected
+
+
+def logprobs(model, ids):
+    """Of the response, whose prompt has 5 tokens."""
+    with torch.no_grad():
+        table = model(ids).logits.log_softmax(-1)[0]
+    return torch.stack([table[place - 1, ids[0, place]] for place in range(5, ids.shape[1])])
+
+
+def test_plain_transformers_has_the_trainers_log_probabilities(trained, tmp_path, capsys):
+    root, ids, expected = trained
+    assert main(["export", str(root), "--out", str(tmp_path / "model"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["version"] == 2
+    assert told["files"] == {path.name: path.stat().st_size for path in (tmp_path / "model").iterdir()}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert told["parameters"] == model.num_parameters()
+    assert (logprobs(model, ids) - expected).abs().max() < 2e-6
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer.decode(tokenizer("3 + 4 = 7")["input_ids"]) == "3 + 4 = 7"
+    drawn = GenerationConfig.from_pretrained(tmp_path / "model")
+    assert drawn.do_sample
+    assert drawn.top_k == 0
+    assert drawn.max_new_tokens == 192
+    assert drawn.eos_token_id == model.config.eos_token_id
+
+
+def test_the_files_are_those_that_loaders_look_for_and_no_state(trained, tmp_path):
+    root, ids, expected = trained
+    seen = []
+    found = export(
+        RunDirectory.open(root), tmp_path / "model", shard_bytes=9_000, progress=lambda *now: seen.append(now)
+    )
+    files = sorted(found.files)
+    index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
+    shards = sorted(set(index["weight_map"].values()))
+    assert len(shards) > 2
+    assert shards == [name for name in files if name.endswith(".safetensors")]
+    assert shards[0] == f"model-00001-of-{len(shards):05d}.safetensors"
+    assert not [name for name in files if name.startswith(("state", "trainer"))]
+    assert seen[-1] == (index["metadata"]["total_size"],) * 2
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    tied = {"lm_head.weight"}
+    assert set(index["weight_map"]) == set(model.state_dict()) - tied
+    assert (logprobs(model, ids) - expected).abs().max() < 2e-6
+    assert (tmp_path / "model" / shards[-1]).stat().st_size < 9_000 + 1_000  # tensors, and a header
+
+
+def test_the_card_tells_configuration_and_figures_but_no_place(trained, tmp_path):
+    root, _, _ = trained
+    assert main(["export", str(root), "--version", "1", "--out", str(tmp_path / "model")]) == 0
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    for line in ("# Version 1 of the run sums", "| sampled | 0 | 0.250 | 0.250 | 9 |", "| sampled | 1 | 0.500 | 0.500 | 9 |",
+                 "| greedy | 0 | 0.125 | 0.125 | 9 |", '  "verifier": "exact"', '"seed": 7'):  # fmt: skip
+        assert line in card, line
+    assert "| sampled | 2 |" not in card
+    assert "/somebody" not in card
+    assert "prompts.jsonl" in card
+
+
+def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(trained, tmp_path, capsys, monkeypatch):
+    root, _, _ = trained
+
+    def refused(*arguments):
+        before = sorted(tmp_path.rglob("*"))
+        assert main(["export", *map(str, arguments)]) == 2
+        assert sorted(tmp_path.rglob("*")) == before
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    assert "no such run directory" in refused(tmp_path / "none", "--out", tmp_path / "a")
+    assert "expected one of: 1, 2" in refused(root, "--version", 5, "--out", tmp_path / "a")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "kept").write_text("mine")
+    assert "found files, expected a new or an empty directory" in refused(root, "--out", tmp_path / "full")
+    assert "found a file" in refused(root, "--out", tmp_path / "full" / "kept")
+    bare = tmp_path / "bare"
+    RunDirectory.create(bare, RunConfig().model_dump(mode="json")).unlock()
+    assert "found no checkpoint" in refused(bare, "--out", tmp_path / "a")
+    broken = tmp_path / "broken"
+    shutil.copytree(root, broken)
+    weights = broken / "checkpoints" / "2" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    assert "damaged, use another" in refused(broken, "--out", tmp_path / "a")
+    assert main(["export", str(broken), "--version", "1", "--out", str(tmp_path / "older")]) == 0
+    capsys.readouterr()
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("tailrace.pipeline.run.export.shutil.disk_usage", lambda _: usage(10, 10, 1_000))
+    assert "GB free, expected at least" in refused(root, "--out", tmp_path / "a")
+
+
+def test_what_an_export_that_was_killed_left_is_replaced(trained, tmp_path):
+    root, _, _ = trained
+    (tmp_path / ".model.partial").mkdir()
+    (tmp_path / ".model.partial" / "model-00001-of-00009.safetensors").write_text("half")
+    (tmp_path / "model").mkdir()  # empty
+    assert main(["export", str(root), "--out", str(tmp_path / "model")]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+    assert not list((tmp_path / "model").glob("*-of-00009*"))

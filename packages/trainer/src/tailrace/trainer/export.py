@@ -1,0 +1,223 @@
+"""A checkpoint as a Hugging Face model directory: its weights in shards, its tokenizer, no state. Needs no torch.
+
+    checkpoint ──► plan: tensors into shards ──► bytes copied, checksums compared ──► model-R-of-N.safetensors and an index
+
+Bytes are copied as they are, one block at a time, so that a model of any size needs little memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tailrace.trainer.checkpoint_files import is_state, is_weights, read_manifest, weights_file
+from tailrace.trainer.errors import CheckpointError
+from tailrace.trainer.weights_file import read_header
+
+SHARD_BYTES = 5_000_000_000
+"""Most bytes of tensors in one file, as transformers splits a model."""
+INDEX = "model.safetensors.index.json"
+_BLOCK_BYTES = 1 << 22
+
+
+@dataclass(slots=True)
+class _Tensor:
+    name: str
+    dtype: str
+    shape: list[int]
+    nbytes: int
+
+
+@dataclass(slots=True)
+class _Source:
+    """An open file of weights. It can be read to its end even if the run removes its checkpoint meanwhile."""
+
+    path: Path
+    file: BinaryIO
+    expected: dict[str, int]
+    crc: int = 0
+    tensors: list[_Tensor] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Read the header: tensors follow it in the order of their bytes, without a gap."""
+        first, found = read_header(self.file)
+        self.file.seek(0)
+        self.crc = zlib.crc32(self.file.read(first))
+        at = first
+        for name, about in sorted(found, key=lambda one: one[1]["data_offsets"][0]):
+            begin, end = about["data_offsets"]
+            if begin != at:
+                raise ValueError(f"the bytes of {name!r} begin at {begin}, expected {at}")
+            self.tensors.append(_Tensor(name, str(about["dtype"]), list(about["shape"]), end - begin))
+            at = end
+
+    def blocks(self, tensor: _Tensor) -> Iterator[bytes]:
+        """The bytes of the next tensor."""
+        left = tensor.nbytes
+        while left:
+            block = self.file.read(min(_BLOCK_BYTES, left))
+            if not block:
+                raise CheckpointError(f"{self.path} is damaged: the bytes of {tensor.name!r} end too early")
+            self.crc = zlib.crc32(block, self.crc)
+            left -= len(block)
+            yield block
+
+    def check(self) -> None:
+        """Compare what was read with the manifest."""
+        if self.file.read(1) or self.file.tell() != self.expected["bytes"] or self.crc != self.expected["crc32"]:
+            found = {"bytes": self.file.tell(), "crc32": self.crc}
+            raise CheckpointError(
+                f"{self.path}: found {found}, expected {self.expected}; it is damaged, use another checkpoint"
+            )
+
+
+class ExportSource:
+    """The files of a checkpoint that a model directory consists of, all open, so that the run may go on.
+
+    Use it as a context manager.
+
+    Args:
+        checkpoint: the directory.
+        shard_bytes: most bytes of tensors in one file.
+
+    Attributes:
+        version: the version of the weights.
+        files: the small files beside the weights, by name.
+        nbytes: bytes of all tensors.
+        parameters: their elements.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or damaged.
+    """
+
+    def __init__(self, checkpoint: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
+        manifest = read_manifest(checkpoint)
+        self.version = int(manifest["version"])
+        self.files: dict[str, bytes] = {}
+        self._sources: list[_Source] = []
+        self._open = ExitStack()
+        try:
+            for name, expected in sorted(manifest["files"].items()):
+                if is_weights(name):
+                    file = self._open.enter_context((checkpoint / name).open("rb"))
+                    self._sources.append(_Source(checkpoint / name, file, expected))
+                elif not is_state(name) and name != INDEX:
+                    content = (checkpoint / name).read_bytes()
+                    found = {"bytes": len(content), "crc32": zlib.crc32(content)}
+                    if found != expected:
+                        raise CheckpointError(
+                            f"{checkpoint / name}: found {found}, expected {expected}; it is damaged, use another checkpoint"
+                        )
+                    self.files[name] = content
+            for source in self._sources:
+                self._begin(source)
+            if not self._sources:
+                raise CheckpointError(f"found no model.safetensors in {checkpoint}, expected a model directory")
+        except OSError as error:
+            self._open.close()
+            raise CheckpointError(
+                f"{checkpoint}: {error.strerror} ({error.filename}); use another checkpoint"
+            ) from error
+        except BaseException:
+            self._open.close()
+            raise
+        tensors = [tensor for source in self._sources for tensor in source.tensors]
+        self.nbytes = sum(tensor.nbytes for tensor in tensors)
+        self.parameters = sum(math.prod(tensor.shape) for tensor in tensors)
+        self._shards = _shards(tensors, shard_bytes)
+
+    def __enter__(self) -> ExportSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def write(self, directory: Path, progress: Callable[[int, int], None] = lambda *_: None) -> None:
+        """Write the weights and the files beside them into a directory, and sync each. Call it once.
+
+        Args:
+            directory: an existing directory.
+            progress: called with the bytes of tensors that are written, and all.
+
+        Raises:
+            CheckpointError: a checksum differs from the checkpoint's.
+            OSError: the disk is full or broken.
+        """
+        for name, content in self.files.items():
+            put(directory / name, content)
+        blocks = self._blocks()
+        done, weight_map = 0, dict[str, str]()
+        for number, tensors in enumerate(self._shards):
+            name = weights_file(number, len(self._shards))
+            weight_map |= {tensor.name: name for tensor in tensors}
+            left = sum(tensor.nbytes for tensor in tensors)
+            with (directory / name).open("wb") as file:
+                file.write(_header_of(tensors))
+                while left:
+                    block = next(blocks)
+                    file.write(block)
+                    left -= len(block)
+                    done += len(block)
+                    progress(done, self.nbytes)
+                file.flush()
+                os.fsync(file.fileno())
+        for _ in blocks:  # the last checksum is compared behind the last block
+            raise AssertionError("bytes of no tensor")
+        if len(self._shards) > 1:
+            index = {"metadata": {"total_size": self.nbytes}, "weight_map": weight_map}
+            put(directory / INDEX, (json.dumps(index, indent=1) + "\n").encode())
+
+    def _begin(self, source: _Source) -> None:
+        try:
+            source.begin()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{source.path} is damaged: {error}; use another checkpoint") from error
+
+    def _blocks(self) -> Iterator[bytes]:
+        for source in self._sources:
+            for tensor in source.tensors:
+                yield from source.blocks(tensor)
+            source.check()
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a small file, and sync it."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _shards(tensors: Sequence[_Tensor], most: int) -> list[list[_Tensor]]:
+    """Tensors in their order, as many in each shard as fit; a larger one is alone."""
+    shards: list[list[_Tensor]] = [[]]
+    nbytes = 0
+    for tensor in tensors:
+        if shards[-1] and nbytes + tensor.nbytes > most:
+            shards.append([])
+            nbytes = 0
+        shards[-1].append(tensor)
+        nbytes += tensor.nbytes
+    return shards
+
+
+def _header_of(tensors: Sequence[_Tensor]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for tensor in tensors:
+        header[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
