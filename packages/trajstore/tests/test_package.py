@@ -22,3 +22,11 @@ def test_every_public_name_is_there_and_documented():
     for name in tailrace.trajstore.__all__:
         assert getattr(tailrace.trajstore, name).__doc__, name
     assert len(set(tailrace.trajstore.__all__)) == len(tailrace.trajstore.__all__)
+
+
+def test_the_bridge_to_torchrl_names_its_extra(tmp_path):
+    code = "import sys; sys.modules['torchrl'] = sys.modules['torch'] = None\ntry:\n    import tailrace.trajstore.torchrl\n"
+    code += "except ImportError as error:\n    print(error)"
+    assert run(code, tmp_path) == (
+        "found no module 'torch', expected that of an extra: pip install 'tailrace-trajstore[torchrl]'\n"
+    )

@@ -1,6 +1,7 @@
 """What the README shows, runs."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 README = Path(__file__).parents[1] / "README.md"
@@ -8,7 +9,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 def test_the_examples_run_and_print_what_the_text_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    alone, after_a_crash, turns, prompts = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    alone, after_a_crash, turns, prompts, torchrl = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     namespace = {"__name__": "readme"}
     exec(compile(alone, "README.md", "exec"), namespace)
     lost, kept, consumed = capsys.readouterr().out.splitlines()
@@ -24,3 +25,9 @@ def test_the_examples_run_and_print_what_the_text_says(tmp_path, monkeypatch, ca
     Path("train.jsonl").write_text('{"question": "1 + 1", "answer": "2"}\n{"question": "2 + 2", "answer": "4"}\n')
     exec(compile(prompts, "README.md", "exec"), namespace)
     assert capsys.readouterr().out.splitlines()[-1] == "10"
+    if find_spec("torchrl") is not None:  # the extra
+        exec(compile(torchrl, "README.md", "exec"), namespace)
+        assert capsys.readouterr().out.splitlines() == [
+            "2.0 2.1 [[5, 6, 7, 8, 9], [0, 0, 5, 6, 7]]",
+            "1 False",  # one of the first example, half a group
+        ]

@@ -26,6 +26,7 @@ from tailrace.trajstore.records import (
     Recovery,
     Status,
     StoreStats,
+    Trainable,
     Turn,
 )
 from tailrace.trajstore.store import TrajectoryStore
@@ -61,6 +62,7 @@ __all__ = [
     "StoreClosedError",
     "StoreFormatError",
     "StoreStats",
+    "Trainable",
     "TrajectoryDataError",
     "TrajectoryStateError",
     "TrajectoryStore",

@@ -123,6 +123,24 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
+class Trainable:
+    """A trajectory in the experience buffer that may be trained on now.
+
+    Args:
+        oldest_version: the oldest version in it.
+        completed_version: the trainer's version when generation finished.
+        tokens: number of response tokens.
+    """
+
+    trajectory: str
+    group: int
+    oldest_version: int
+    completed_version: int
+    reward: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumedTrajectory:
     """A trajectory that was trained on, for reports.
 

@@ -22,7 +22,7 @@ from tailrace.trajstore.errors import (
     UnknownTrajectoryError,
 )
 from tailrace.trajstore.packing import unpack_logprobs, unpack_tokens
-from tailrace.trajstore.records import Assignment, ConsumedTrajectory, Conversation, Recovery, Status
+from tailrace.trajstore.records import Assignment, ConsumedTrajectory, Conversation, Recovery, Status, Trainable
 from tailrace.trajstore.turns import TABLES, environment_of, turns_of
 
 EXPERIENCE_COLUMNS = "id, num, grp, prompt, finish, reward, completed_version, metadata, purpose, status"
@@ -139,6 +139,15 @@ class Settlements:
             rows = {row[0]: row for row in _select(connection, EXPERIENCE_COLUMNS, ids)}
             _require_known(ids, rows)
             return [experience_of(connection, rows[name]) for name in ids]
+
+    def trainable(self) -> list[Trainable]:
+        with self._database.locked() as connection:
+            rows = connection.execute(
+                "SELECT id, grp, oldest_version, completed_version, reward, tokens FROM trajectory "
+                "WHERE status = 'complete' AND purpose = ? AND reward IS NOT NULL ORDER BY num",
+                (str(Purpose.TRAIN),),
+            ).fetchall()
+        return [Trainable(*row) for row in rows]
 
     def assignments(self, ids: Sequence[str]) -> list[Assignment]:
         with self._database.locked() as connection:

@@ -36,6 +36,7 @@ from tailrace.trajstore.records import (
     Recovery,
     Status,
     StoreStats,
+    Trainable,
     Turn,
 )
 from tailrace.trajstore.settlements import Settlements
@@ -215,6 +216,15 @@ class TrajectoryStore:
         with self._database.locked():
             complete = [name for name, status in self._ledger.statuses(ids).items() if status is Status.COMPLETE]
             return self._ledger.experiences(complete)
+
+    def trainable(self) -> list[Trainable]:
+        """The trajectories that `consume` takes now: complete, rewarded and for training; those begun first are first."""
+        return self._ledger.trainable()
+
+    @property
+    def trainer_version(self) -> int:
+        """The newest version for which a batch was consumed; before the first, `initial_version`."""
+        return self._ledger.trainer_version
 
     def statuses(self, ids: Sequence[str]) -> dict[str, Status]:
         """The status of each trajectory that the store knows; the others are left out."""
