@@ -111,6 +111,21 @@ def test_one_that_became_durable_unheard_of_is_used():
     finished(run)
 
 
+def test_one_that_ends_after_the_store_was_told_to_return_to_an_older_one_is_not_used():
+    """The trainer of a driver that died may still write. The store of the next has taken the batches back by then."""
+    run = Scripted(spec(steps=6))
+    run.go(c.Tick(), leave=(c.Step,))
+    while run.view.step < 4:
+        run.catch_up(c.Step, leave=(c.Step, c.Checkpoint))
+    run.forget(c.Step, c.Checkpoint)
+    run.go(c.Resumed((0,)), leave=("trainer", c.Step))
+    run.forget("trainer")
+    given = run.go(c.Resumed((0, 3)), leave=(c.Step,))
+    assert trainer(given) == [None]
+    assert [command.version for command in of(c.Restart, given) if command.role == "data"] == [0]
+    finished(run)
+
+
 @pytest.mark.parametrize("exist", [(), (1, 2), (9,)])
 def test_with_none_that_fits_it_says_which_would(exist):
     run = at_step(4)

@@ -23,7 +23,8 @@ class TrainerState:
     `steps` is the number of batches that the run trains on, `first` the version of the model that it began with. `batches` maps
     each version that training made to the number of batches consumed by then, so that a fall-back knows its step.
     `staleness_at_completion` counts trajectories by staleness, `consumed_staleness` by the version made and then by staleness,
-    so that a fall-back can undo batches.
+    so that a fall-back can undo batches. `returns_to` is the version that the store was told to return to while the trainer,
+    which is to come up with it, is not up yet.
     `newest` is the newest version that was ever made, though the trainer may have fallen back behind it. `shown` is the newest
     version that anybody may see: published, or to be revealed.
     `published_before_durable` counts versions that replicas could pull while the trainer could not have come back to them.
@@ -42,6 +43,7 @@ class TrainerState:
     version: int = 0
     step: int = 0
     newest: int = 0
+    returns_to: int | None = None
     published: int = -1
     shown: int = -1
     published_before_durable: int = 0
@@ -265,11 +267,17 @@ class TrainerState:
         from a checkpoint; if not, `fallbacks` is unchanged.
         """
         self.published = -1
-        return self._can_use(self.usable(checkpoints))
+        can = self._can_use(self.usable(checkpoints))
+        self.returns_to = self.fallbacks[-1] if can else self.returns_to
+        return can
 
     def usable(self, checkpoints: Sequence[int]) -> list[int]:
-        """The versions that a run can go on from, oldest first, of the checkpoints that exist after a crash."""
+        """The versions that a run can go on from, oldest first, of the checkpoints that exist after a crash.
+
+        One that came after the store was told to return to an older version is none: the store has taken its batches back.
+        """
         known = [version for version in checkpoints if version in self.batches and version > self.fallbacks[-1]]
+        known = known if self.returns_to is None else []
         left = [version for version in self.fallbacks if version == self.first or version in checkpoints]
         return [*left, *sorted(known)]
 
@@ -299,7 +307,7 @@ class TrainerState:
 
     def fall_back(self, version: int) -> None:
         """Set the trainer back to the weights of a checkpoint."""
-        self.saving = []
+        self.saving, self.returns_to = [], None
         self.stepping, self.accumulating, self.accumulated, self.parts = None, None, [], 0
         self.adding = {}
         self.consumed_staleness = {v: counts for v, counts in self.consumed_staleness.items() if v <= version}
