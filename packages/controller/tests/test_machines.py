@@ -274,3 +274,17 @@ def test_the_machine_of_the_store_is_not_given_up_for_a_replica():
     (one,) = of(c.Restart, given)
     assert (one.id, one.place.machine, one.place.avoid) == ("r1", "m2", ("m1",))
     assert run.controller.members.machines["m1"].healthy
+
+
+def test_members_of_a_machine_that_are_missed_together_do_not_count_against_their_next_one():
+    """A controller that attaches hears of all that died meanwhile at once, with no machine named."""
+    run = evicting(after=1)
+    gone = [c.Down(role, id_, "it died", c.Cause.DIED) for role, id_ in (("replica", "r0"), ("relay", "0"))]
+    given = run.handle(*gone)
+    assert {member: avoid for member, (avoid, _) in moved(given).items()} == {
+        ("replica", "r0"): ("m0",),
+        ("scorer", "0"): ("m0",),
+        ("relay", "0"): ("m0",),
+    }
+    assert run.controller.members.restarts == {"replica": 1, "relay": 1, "scorer": 1}
+    assert run.controller.members.machines["m1"].healthy

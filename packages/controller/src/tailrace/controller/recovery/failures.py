@@ -41,12 +41,15 @@ class Failures:
     def went_down(self, event: c.Down, reason: c.Reason | None = None) -> None:
         """Handle a member that is gone or counts as gone. An event for a member that is down already is ignored.
 
+        So is one for a member that this instant starts anew, since another of its machine was missed first: it is of its old
+        life, and would count against its new machine.
+
         Args:
             event: the event.
             reason: why it counts as gone, if it is a suspect.
         """
         member = self._members.get(event.role, event.id)
-        if member is None or member.health is c.Health.DOWN:
+        if member is None or member.health is c.Health.DOWN or self._begins(member):
             return
         elsewhere = member.stands not in ("", event.machine) and event.machine in member.avoids
         if event.cause is c.Cause.MACHINE and elsewhere:
@@ -81,6 +84,13 @@ class Failures:
                 return  # all restart, it with them
             action = _ACTIONS.RESTART
         self._act(member, action, failure, reason, event.room)
+
+    def _begins(self, member: MemberState) -> bool:
+        """Whether this instant starts a member anew."""
+        return any(
+            isinstance(command, c.Restart) and (command.role, command.id) == (member.role, member.id)
+            for command in self._outbox.commands
+        )
 
     def _trainer_too(self, member: MemberState, failure: c.Failure) -> None:
         """A hybrid's fault is one of the trainer, unless that is down already (RobustRL, section 4)."""
