@@ -36,9 +36,9 @@ def run_all(target, world_size, *arguments):
             rank.kill()
 
 
-def train(rank, world_size, model, rendezvous, out: Path):
+def train(rank, world_size, model, rendezvous, out: Path, config=CONFIG):
     """Three steps, a checkpoint, a fourth; what rank 0 saw goes to a file."""
-    worker = TrainerWorker(model, CONFIG, rank=rank, world_size=world_size, rendezvous=rendezvous)
+    worker = TrainerWorker(model, config, rank=rank, world_size=world_size, rendezvous=rendezvous)
     seen = {}
     apply = worker._model.apply_gradients
 
@@ -68,12 +68,12 @@ def train(rank, world_size, model, rendezvous, out: Path):
     worker.close()
 
 
-def stream(rank, world_size, cells, shares, model, rendezvous, out: Path):
+def stream(rank, world_size, cells, shares, model, rendezvous, out: Path, config=CONFIG):
     """Two batches by cells, each with its share of the groups, then a checkpoint and a plain step. Rank 0 writes what it saw.
 
     Without shares, both batches are plain steps.
     """
-    config = dataclasses.replace(CONFIG, cells=cells, kl_coefficient=0.1)
+    config = dataclasses.replace(config, cells=cells, kl_coefficient=0.1)
     worker = TrainerWorker(model, config, rank=rank, world_size=world_size, rendezvous=rendezvous)
     seen, metrics = {}, {}
     apply = worker._model.apply_gradients
@@ -159,6 +159,17 @@ def resume(rank, world_size, directory, rendezvous, out: Path):
     weights = {f"weight/{name}": tensor.clone() for name, tensor in worker.weights()}
     if rank == 0:
         save_file(weights, str(out))
+    worker.close()
+
+
+def resume_adapter(rank, world_size, model, rendezvous, out: Path, config):
+    """Load the checkpoint of `train` into the model that it began with, and take its fourth step."""
+    worker = TrainerWorker(model, config, rank=rank, world_size=world_size, rendezvous=rendezvous)
+    assert worker.load(out / "checkpoint") == 7
+    worker.step([batch(4)])
+    weights = {f"weight/{name}": tensor.clone() for name, tensor in worker.weights()}
+    if rank == 0:
+        save_file(weights, str(out / "resumed.safetensors"))
     worker.close()
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from tailrace.contracts import Experience, PluginError, plugins
 from tailrace.paramserver.layout import Layout
 from tailrace.trainer.config import TrainerConfig
+from tailrace.trainer.errors import TrainerConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +113,13 @@ class BuildsBackend(Protocol):
 
 
 class BackendPlugin(ABC):
-    """A `BuildsBackend` that can refuse settings before a run starts. Its module imports neither torch nor the backend."""
+    """A `BuildsBackend` that can refuse settings before a run starts. Its module imports neither torch nor the backend.
+
+    Attributes:
+        adapters: whether it trains LoRA adapters (`TrainerConfig.adapter`).
+    """
+
+    adapters: bool = False
 
     @abstractmethod
     def __call__(
@@ -147,6 +154,10 @@ def check_backend(name: str, config: TrainerConfig, processes: int) -> None:
         TrainerConfigError, MissingExtraError: it cannot.
     """
     found = plugins.load(GROUP, name)
+    if config.adapter.rank and not getattr(found, "adapters", False):
+        raise TrainerConfigError(
+            f"found an adapter of rank {config.adapter.rank} with the backend {name!r}, which trains none; expected 'fsdp2'"
+        )
     if isinstance(found, BackendPlugin):
         found.check(config, processes)
 

@@ -11,6 +11,8 @@ from tailrace.trainer.config import TrainerConfig
 class Fsdp2(BackendPlugin):
     """PyTorch's FSDP2; see `tailrace.trainer.fsdp2`."""
 
+    adapters = True
+
     def __call__(
         self, model_path: str | Path, config: TrainerConfig, *, rank: int, world_size: int, rendezvous: str | None
     ) -> TrainingBackend:

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tailrace.trainer.adapters import ADAPTER_CONFIG, adapter_config, described
 from tailrace.trainer.checkpoint_files import (
     complete,
     copy_model_files,
@@ -35,15 +36,25 @@ from tailrace.trainer.checkpoint_files import (
     verify,
     weights_file,
 )
+from tailrace.trainer.config import AdapterConfig
 from tailrace.trainer.errors import CheckpointError, CheckpointTimeoutError
 from tailrace.trainer.sharded_model import MOMENTS, ShardedModel
+from tailrace.trainer.weights_file import ADAPTER_FILE, weights_sha256
 
 
-def restore(directory: Path, model: ShardedModel, rank: int, world_size: int) -> int:
-    """Load a checkpoint of any backend into this rank. Returns its version. Collective."""
+def restore(directory: Path, model: ShardedModel, rank: int, world_size: int, base: Path) -> int:
+    """Load a checkpoint of any backend into this rank. Returns its version. Collective.
+
+    Args:
+        directory: the checkpoint.
+        model: what gets its state.
+        rank, world_size: this process among the ranks.
+        base: the directory that the model was loaded from, which an adapter's checkpoint names by its digest.
+    """
     from safetensors import safe_open
 
     manifest = verify(directory)
+    _check_adapter(manifest, directory, model, base)
     ranks, steps = manifest.get("world_size"), manifest.get("steps")
     if not isinstance(ranks, int) or not isinstance(steps, int) or ranks < 1:
         raise CheckpointError(f"{directory}: found no trainer state, expected a checkpoint of a trainer")
@@ -61,6 +72,28 @@ def restore(directory: Path, model: ShardedModel, rank: int, world_size: int) ->
         if model.device.type == "cuda" and "random/cuda" in files[rank].keys():  # noqa: SIM118
             torch.cuda.set_rng_state(files[rank].get_tensor("random/cuda"), model.device)
     return int(manifest["version"])
+
+
+def _check_adapter(manifest: dict[str, Any], directory: Path, model: ShardedModel, base: Path) -> None:
+    """Refuse a checkpoint of another adapter, or of another base. Nothing was changed."""
+    config, found = model.config.adapter, manifest.get("adapter")
+    expected = described(config) if config.rank else None
+    if found != expected:
+        words = ["no adapter" if one is None else "an adapter of " + _listed(one) for one in (found, expected)]
+        raise CheckpointError(
+            f"{directory}: found a checkpoint of {words[0]}, expected {words[1]}; nothing was changed"
+        )
+    if expected is not None and manifest["base"]["sha256"] != (digest := weights_sha256(base)):
+        raise CheckpointError(
+            f"{directory}: found an adapter of a base with the digest {manifest['base']['sha256']}, expected that of {base}, "
+            f"{digest}; nothing was changed"
+        )
+
+
+def _listed(settings: dict[str, Any]) -> str:
+    targets = settings["targets"]
+    names = targets if isinstance(targets, str) else ", ".join(targets)
+    return f"rank {settings['rank']}, alpha {settings['alpha']} on {names}"
 
 
 class _StateFiles:
@@ -152,6 +185,8 @@ class CheckpointWriter:
     def __init__(self, model_path: Path, model: ShardedModel, rank: int, world_size: int, timeout_s: float) -> None:
         self._model_path = model_path
         self._model = model
+        self._adapter = model.config.adapter if model.config.adapter.rank else None
+        self._base_sha256 = ""
         self._rank = rank
         self._world_size = world_size
         self._timeout_s = timeout_s
@@ -237,20 +272,38 @@ class CheckpointWriter:
 
         mine = partial / state_file(self._rank, self._world_size)
         _put(mine, lambda growing: save_file(shards, str(growing)))
-        owners = weight_owners(self._model, self._world_size)
+        owners = self._owners()
         owned = [name for name, owner in owners.items() if owner == self._rank]
         if owned or self._rank == 0:
             full = self._full_weights(partial, shards, owned)
-            _put(partial / weights_file(self._rank, self._world_size), lambda growing: write_weights(growing, full))
+            _put(partial / self._weights_file(self._rank), lambda growing: write_weights(growing, full))
         if self._rank:
             return
         copy_model_files(self._model_path, partial, str(self._model.dtype).removeprefix("torch."))
-        if self._world_size > 1:
+        if self._adapter is not None:
+            manifest |= self._describe_adapter(partial, self._adapter)
+        elif self._world_size > 1:
             _write_index(partial, self._model, self._world_size)
         everyone = range(self._world_size)
         self._await(partial, (state_file(rank, self._world_size) for rank in everyone))
-        self._await(partial, (weights_file(rank, self._world_size) for rank in sorted({0, *owners.values()})))
+        self._await(partial, map(self._weights_file, sorted({0, *owners.values()})))
         complete(partial, directory, manifest)
+
+    def _owners(self) -> dict[str, int]:
+        """Which rank writes which parameter in full. An adapter is small: the first rank writes it."""
+        if self._adapter is not None:
+            return dict.fromkeys(self._model.shapes, 0)
+        return weight_owners(self._model, self._world_size)
+
+    def _weights_file(self, rank: int) -> str:
+        return weights_file(rank, self._world_size) if self._adapter is None else ADAPTER_FILE
+
+    def _describe_adapter(self, partial: Path, adapter: AdapterConfig) -> dict[str, Any]:
+        """Write PEFT's settings. Returns what the manifest says of the adapter and its base."""
+        _write_adapter_config(partial, self._model, self._model_path)
+        self._base_sha256 = self._base_sha256 or weights_sha256(self._model_path)
+        base = {"path": str(self._model_path.absolute()), "sha256": self._base_sha256}
+        return {"adapter": described(adapter), "base": base}
 
     def _full_weights(self, partial: Path, shards: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
         """Whole parameters in the dtype of the forward pass, from the shards of the first cell's ranks."""
@@ -305,7 +358,17 @@ def export_model(directory: Path, model_path: Path, model: ShardedModel, rank: i
     if rank == 0:
         directory.mkdir(parents=True, exist_ok=True)
         copy_model_files(model_path, directory, str(model.dtype).removeprefix("torch."))
-        write_weights(directory / weights_file(0, 1), full)
+        if model.config.adapter.rank:
+            _write_adapter_config(directory, model, model_path)
+            write_weights(directory / ADAPTER_FILE, full)
+        else:
+            write_weights(directory / weights_file(0, 1), full)
+
+
+def _write_adapter_config(directory: Path, model: ShardedModel, base: Path) -> None:
+    """Write PEFT's settings."""
+    settings = adapter_config(model.config.adapter, model.shapes, str(base.absolute()))
+    (directory / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def weight_owners(model: ShardedModel, world_size: int) -> dict[str, int]:

@@ -9,9 +9,40 @@ from tailrace.trainer.errors import TrainerConfigError
 
 Normalisation = Literal["token", "sequence"]
 Advantages = Literal["group", "batch"]
+ALL_LINEAR: Literal["all-linear"] = "all-linear"
 SMALL_MODEL_PARAMETERS = 50_000_000
 """Up to this size a model is one FSDP unit and keeps its activations: gathering or computing them again layer by layer would
 cost more than it saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """A LoRA adapter (arXiv:2106.09685), which is trained in place of the model's own weights.
+
+    Args:
+        rank: rank of its matrices; 0: no adapter.
+        alpha: what they add is scaled by ``alpha / rank``.
+        targets: names of the linear layers that get one, such as ``q_proj``; ``"all-linear"``: all but the output layer.
+
+    Raises:
+        TrainerConfigError: a value is outside its range.
+    """
+
+    rank: int = 0
+    alpha: float = 16.0
+    targets: Literal["all-linear"] | tuple[str, ...] = ALL_LINEAR
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise TrainerConfigError(f"found adapter rank = {self.rank}, expected at least 1, or 0 for none")
+        if not self.alpha > 0:
+            raise TrainerConfigError(f"found adapter alpha = {self.alpha!r}, expected more than 0")
+        if isinstance(self.targets, str) and self.targets != ALL_LINEAR:
+            raise TrainerConfigError(
+                f"found adapter targets = {self.targets!r}, expected {ALL_LINEAR!r} or a list of names of layers"
+            )
+        if not self.targets:
+            raise TrainerConfigError(f"found no adapter targets, expected {ALL_LINEAR!r} or names of layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +84,7 @@ class TrainerConfig:
             gradients and optimizer state are float32; with ``"float64"``, which is there to measure rounding, everything is.
         device: the device; ``"auto"`` takes CUDA if available.
         threads: CPU threads of torch; 0 or None leaves torch's setting.
+        adapter: the LoRA adapter that is trained instead of the weights; of rank 0, there is none.
         cells: groups of ranks that can each compute gradients without the others. The model is sharded within a cell and
             replicated over cells. The number of ranks is a multiple of it.
         seed: seed of torch's generators (dropout).
@@ -86,6 +118,7 @@ class TrainerConfig:
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = 0
+    adapter: AdapterConfig = AdapterConfig()
     cells: int = 1
     seed: int = 0
     timeout_s: float = 600.0

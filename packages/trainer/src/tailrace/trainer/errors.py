@@ -29,6 +29,10 @@ class CheckpointTimeoutError(TrainerError, TimeoutError):
     """A checkpoint was not durable in time."""
 
 
+class AdapterError(CheckpointError):
+    """An adapter is damaged, or of another model or rank."""
+
+
 class ModelError(TrainerError, ValueError):
     """A model directory does not hold a causal LM that this trainer can drive."""
 

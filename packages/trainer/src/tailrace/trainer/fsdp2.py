@@ -20,6 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tailrace.paramserver.layout import Layout, from_fsdp2
+from tailrace.trainer.adapters import add_adapter, lora_layers, published_name, switch
 from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig
 from tailrace.trainer.errors import TrainerConfigError
 from tailrace.trainer.microbatch import MicroBatch
@@ -45,6 +46,9 @@ class Fsdp2Model(ShardedModel):
         super().__init__(config, device, rank, world_size)
         policy = load_policy(model_path, parameter_dtype(config))
         policy.configure(config)
+        if config.adapter.rank:
+            policy.freeze(self.dtype)
+            add_adapter(policy.lm, config.adapter, config.seed)
         self.vocabulary, self.shares_prompts = policy.vocabulary, policy.shares_prompts
         if config.cells == 1:
             self._mesh: Any = dist.device_mesh.init_device_mesh(device.type, (world_size,))
@@ -63,13 +67,20 @@ class Fsdp2Model(ShardedModel):
                 module.set_force_sum_reduction_for_comms(True)
         self.module.train()
         self.parameters: dict[str, DTensor] = {
-            name.removeprefix(PREFIX): parameter for name, parameter in self.module.named_parameters()
+            self._published(name): parameter
+            for name, parameter in self.module.named_parameters()
+            if parameter.requires_grad
         }
         with torch.no_grad():
             self.local: dict[str, Tensor] = {
                 name: parameter.to_local().detach() for name, parameter in self.parameters.items()
             }
         self.reset_optimizer()
+
+    def _published(self, parameter: str) -> str:
+        """The name of a trained parameter outside: Hugging Face's, of an adapter PEFT's."""
+        name = parameter.removeprefix(PREFIX)
+        return published_name(name) if self.config.adapter.rank else name
 
     def _shard(self, policy: Policy, *, frees: bool | None = None) -> Any:
         """Shard a model over the ranks of each cell: layer by layer, a small one as a whole.
@@ -146,6 +157,8 @@ class Fsdp2Model(ShardedModel):
 
     def use_muon(self, lr_scale: float) -> None:
         """See `ShardedModel`."""
+        if self.config.adapter.rank:
+            raise TrainerConfigError("found Muon with an adapter, expected AdamW")
         if dist.get_world_size() > 1:
             raise TrainerConfigError("found Muon with several processes, expected one: it needs whole matrices")
         self.optimizer = MuonWithAdamW(
@@ -154,7 +167,9 @@ class Fsdp2Model(ShardedModel):
         self.steps = 0
 
     def reference(self, model_path: Path) -> Callable[[MicroBatch, float], Tensor]:
-        """See `ShardedModel`."""
+        """See `ShardedModel`. With an adapter it is the base, which is there already."""
+        if self.config.adapter.rank:
+            return self._base()
         model = load_policy(model_path, parameter_dtype(self.config))
         model.logits_budget = self.config.logits_budget
         model.requires_grad_(False).eval()
@@ -163,6 +178,21 @@ class Fsdp2Model(ShardedModel):
         def logprobs(batch: MicroBatch, temperature: float) -> Tensor:
             with torch.no_grad():
                 found: Tensor = module(batch, temperature, False)[0]
+            return found
+
+        return logprobs
+
+    def _base(self) -> Callable[[MicroBatch, float], Tensor]:
+        """Log-probabilities of the base model, without its adapter."""
+        layers = lora_layers(self.module)
+
+        def logprobs(batch: MicroBatch, temperature: float) -> Tensor:
+            switch(layers, on=False)
+            try:
+                with torch.no_grad():
+                    found: Tensor = self.module(batch, temperature, False)[0]
+            finally:
+                switch(layers, on=True)
             return found
 
         return logprobs

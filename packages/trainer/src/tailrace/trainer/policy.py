@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tailrace.trainer.adapters import is_adapter
 from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig
 from tailrace.trainer.errors import ModelError, TrainerConfigError
 from tailrace.trainer.layout import PackedRow, TrainingSample
@@ -50,11 +51,12 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprobs, spread
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         grad = grads[0]
         hidden, weight, targets, normaliser, kept = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros(weight.shape, dtype=_wide(weight), device=weight.device)
+        trained = ctx.needs_input_grad[1]  # not beside an adapter
+        grad_weight = torch.zeros(weight.shape if trained else 0, dtype=_wide(weight), device=weight.device)
         for start in range(0, len(targets), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             if kept is None:
@@ -67,8 +69,9 @@ class _TokenLogprobs(torch.autograd.Function):
             slope = probabilities * -scale
             slope = slope.scatter_add_(1, targets[part, None], scale).to(hidden.dtype)
             grad_hidden[part] = slope @ weight
-            grad_weight += slope.T @ hidden[part]
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None
+            if trained:
+                grad_weight += slope.T @ hidden[part]
+        return grad_hidden, grad_weight.to(weight.dtype) if trained else None, None, None, None, None
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
@@ -149,6 +152,12 @@ class Policy(nn.Module):
         large = sum(parameter.numel() for parameter in self.parameters()) > SMALL_MODEL_PARAMETERS
         if asked == "on" or (asked == "auto" and large and offered):
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def freeze(self, dtype: torch.dtype) -> None:
+        """Train none of its parameters from now on, and keep them in this dtype."""
+        for parameter in self.parameters():
+            parameter.requires_grad_(False)
+            parameter.data = parameter.data.to(dtype)
 
     @property
     def vocabulary(self) -> int:
@@ -231,6 +240,8 @@ def load_policy(path: str | Path, dtype: torch.dtype = torch.float32) -> Policy:
 
     if not (Path(path) / "config.json").is_file():
         raise ModelError(f"found no config.json in {path}, expected the directory of a Hugging Face causal LM")
+    if is_adapter(Path(path)):
+        raise ModelError(f"found an adapter in {path}, expected a whole model; tailrace export --merge writes one")
     bars = logging_settings.is_progress_bar_enabled()
     logging_settings.disable_progress_bar()
     try:

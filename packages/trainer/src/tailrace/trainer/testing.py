@@ -28,10 +28,12 @@ class BackendContract:
     """Tests of what every `TrainingBackend` must do, as a pytest suite, on a tiny random model in a world of one.
 
     Attributes:
+        config: the settings; a backend that trains adapters is tried with one, too.
         tolerance: largest difference of weights and losses between two ways to compute the same.
     """
 
     tolerance = 1e-4
+    config = _CONFIG
 
     def build(self, model_path: Path, config: TrainerConfig) -> TrainingBackend:
         """The backend under test: rank 0 of 1."""
@@ -41,18 +43,18 @@ class BackendContract:
         from transformers import AutoModelForCausalLM
 
         model, batch = _model(tmp_path), _batch(1)
-        expected = reference_loss(AutoModelForCausalLM.from_pretrained(model), batch, _CONFIG).item()
-        with closing(self.build(model, _CONFIG)) as backend:
+        expected = reference_loss(AutoModelForCausalLM.from_pretrained(model), batch, self.config).item()
+        with closing(self.build(model, self.config)) as backend:
             found = backend.step([batch])
         assert abs(found["loss"] - expected) <= self.tolerance
         assert found["trajectories"] == len(batch)
 
     def test_gradients_that_were_added_make_the_step_of_the_whole_batch(self, tmp_path: Path) -> None:
         model, batch = _model(tmp_path), _batch(2)
-        with closing(self.build(model, _CONFIG)) as backend:
+        with closing(self.build(model, self.config)) as backend:
             backend.step([batch])
             expected = _weights(backend)
-        with closing(self.build(model, _CONFIG)) as backend:
+        with closing(self.build(model, self.config)) as backend:
             before = _weights(backend)
             backend.accumulate([each for each in batch if each.group == 0])
             assert _differ(before, _weights(backend)) == 0
@@ -64,7 +66,7 @@ class BackendContract:
         from tailrace.trainer import load_weights_file
 
         directory = tmp_path / "7"
-        with closing(self.build(_model(tmp_path), _CONFIG)) as backend:
+        with closing(self.build(_model(tmp_path), self.config)) as backend:
             backend.step([_batch(3)])
             saved, at = backend.save(directory, 7), _weights(backend)
             backend.step([_batch(4)])
@@ -79,21 +81,24 @@ class BackendContract:
     def test_a_missing_checkpoint_is_named(self, tmp_path: Path) -> None:
         import pytest
 
-        with closing(self.build(_model(tmp_path), _CONFIG)) as backend, pytest.raises(CheckpointError, match="none"):
+        with (
+            closing(self.build(_model(tmp_path), self.config)) as backend,
+            pytest.raises(CheckpointError, match="none"),
+        ):
             backend.load(tmp_path / "none")
 
     def test_a_batch_that_cannot_be_trained_on_changes_nothing(self, tmp_path: Path) -> None:
         import pytest
 
         batch = _batch(5)
-        with closing(self.build(_model(tmp_path), _CONFIG)) as backend:
+        with closing(self.build(_model(tmp_path), self.config)) as backend:
             before = _weights(backend)
             with pytest.raises(BatchError):
                 backend.step([[*batch[:-1], replace(batch[-1], reward=math.nan)]])
             assert _differ(_weights(backend), before) == 0
 
     def test_the_layout_is_that_of_weights_and_shards(self, tmp_path: Path) -> None:
-        with closing(self.build(_model(tmp_path), _CONFIG)) as backend:
+        with closing(self.build(_model(tmp_path), self.config)) as backend:
             layout, weights = backend.layout(), _weights(backend)
             assert {each.name: tuple(each.shape) for each in layout.tensors} == {
                 name: tuple(tensor.shape) for name, tensor in weights.items()
@@ -104,7 +109,7 @@ class BackendContract:
     def test_phases_and_micro_batches_are_told(self, tmp_path: Path) -> None:
         phases: list[str] = []
         expected: list[int] = []
-        config = replace(_CONFIG, micro_batch_tokens=64)
+        config = replace(self.config, micro_batch_tokens=64)
         with closing(self.build(_model(tmp_path), config)) as backend:
             backend.on_phase = phases.append
             watched = backend.watch_micro_batches(lambda: expected.append(backend.expected_micro_batches))

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def load_weights_file(directory: str | Path) -> Iterator[tuple[str, Tensor]]:
     """Tensors of a Hugging Face model directory or a checkpoint, under Hugging Face names, on the CPU.
 
-    Reads ``model.safetensors``, or the files that ``model.safetensors.index.json`` names.
+    Reads ``adapter_model.safetensors``, which is all that a checkpoint with an adapter has, or ``model.safetensors``, or the
+    files that ``model.safetensors.index.json`` names.
 
     Raises:
         CheckpointError: neither file exists, or a file is damaged.
@@ -26,7 +27,9 @@ def load_weights_file(directory: str | Path) -> Iterator[tuple[str, Tensor]]:
 
     root = Path(directory)
     index = root / "model.safetensors.index.json"
-    if index.is_file():
+    if (root / ADAPTER_FILE).is_file():
+        files = [ADAPTER_FILE]
+    elif index.is_file():
         files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     elif (root / "model.safetensors").is_file():
         files = ["model.safetensors"]
@@ -41,6 +44,7 @@ def load_weights_file(directory: str | Path) -> Iterator[tuple[str, Tensor]]:
             raise CheckpointError(f"{root / name} is damaged or missing: {error}") from error
 
 
+ADAPTER_FILE = "adapter_model.safetensors"
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000  # as the format allows
 _BLOCK_BYTES = 1 << 22
@@ -52,7 +56,8 @@ def weights_sha256(directory: str | Path) -> str:
     Raises:
         CheckpointError: there are no ``model*.safetensors``, or one is damaged.
     """
-    files = sorted(Path(directory).glob("model*.safetensors"))
+    root = Path(directory)
+    files = [root / ADAPTER_FILE] if (root / ADAPTER_FILE).is_file() else sorted(root.glob("model*.safetensors"))
     if not files:
         raise CheckpointError(f"found no model.safetensors in {directory}, expected a model directory")
     lines: dict[str, str] = {}
@@ -63,6 +68,25 @@ def weights_sha256(directory: str | Path) -> str:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
     return hashlib.sha256("".join(lines[name] for name in sorted(lines)).encode()).hexdigest()
+
+
+def tensor_shapes(directory: str | Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model directory's tensors, by name.
+
+    Raises:
+        CheckpointError: there are no ``model*.safetensors``, or one is damaged.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    files = sorted(Path(directory).glob("model*.safetensors"))
+    if not files:
+        raise CheckpointError(f"found no model.safetensors in {directory}, expected a model directory")
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                found |= {name: tuple(about["shape"]) for name, about in read_header(file)[1]}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from error
+    return found
 
 
 def read_header(file: BinaryIO) -> tuple[int, list[tuple[str, dict[str, Any]]]]:

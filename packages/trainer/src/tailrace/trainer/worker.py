@@ -331,7 +331,7 @@ class TrainerWorker:
             CheckpointError: the checkpoint is missing, damaged, or of another model.
         """
         self._parts.forget()
-        return restore(Path(directory), self._model, self.rank, self.world_size)
+        return restore(Path(directory), self._model, self.rank, self.world_size, self._model_path)
 
     def export(self, directory: str | Path) -> None:
         """Write the weights as a Hugging Face model directory, without the trainer's state. Collective; not atomic."""
