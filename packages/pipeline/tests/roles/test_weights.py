@@ -6,9 +6,10 @@ import time
 import pytest
 
 from tailrace.paramserver import Publisher, RelayUnreachable
-from tailrace.pipeline.roles.weights import RelayWeights
+from tailrace.pipeline.roles.weights import Base, RelayWeights
 from tailrace.runtime.errors import RoleError
-from tailrace.trainer import load_weights_file
+from tailrace.trainer import AdapterConfig, load_weights_file
+from tailrace.trainer.errors import AdapterError
 
 
 @pytest.fixture
@@ -100,3 +101,80 @@ def test_there_must_be_something(weights, spawn):
     weights.use((relay.address,))
     with pytest.raises(RelayUnreachable), weights.load(3, 1.0):
         pass
+
+
+class TestAdapters:
+    """Adapters travel, and a replica merges them into the base that it has."""
+
+    NAME = "base_model.model.layer.lora_{}.weight"
+
+    @pytest.fixture
+    def made(self, tmp_path):
+        """A base, an adapter of rank 2, and the weights that an engine must get."""
+        torch = pytest.importorskip("torch")
+        from safetensors.torch import save_file
+
+        draw = torch.Generator().manual_seed(1)
+        base = {"layer.weight": torch.randn(5, 3, generator=draw), "norm.weight": torch.ones(3)}
+        (tmp_path / "base").mkdir()
+        save_file(base, str(tmp_path / "base" / "model.safetensors"))
+        a, b = torch.randn(2, 3, generator=draw), torch.randn(5, 2, generator=draw)
+        expected = {**base, "layer.weight": base["layer.weight"] + 3.0 * (b @ a)}
+        return tmp_path / "base", {self.NAME.format("A"): a, self.NAME.format("B"): b}, expected
+
+    def weights(self, token, tmp_path, base, rank=2):
+        return RelayWeights(token=token, checkpoints=tmp_path, base=Base(base, AdapterConfig(rank=rank, alpha=6.0)))
+
+    def served(self, weights, version):
+        with weights.load(version, 20.0) as tensors:
+            return {name: tensor.clone() for name, tensor in tensors}
+
+    def test_what_an_engine_gets_is_the_base_with_the_adapter(self, token, spawn, tmp_path, made):
+        import torch
+        from safetensors.torch import save_file
+
+        base, adapter, expected = made
+        relay, weights = spawn(), self.weights(token, tmp_path, base)
+        with Publisher(relay.address, token=token) as publisher:
+            publisher.publish(1, adapter.items())
+            publisher.wait(1, 20)
+        weights.use((relay.address,))
+        found = [self.served(weights, 1)]
+        relay.kill()
+        (tmp_path / "2").mkdir()  # a version that relays dropped
+        save_file(adapter, str(tmp_path / "2" / "adapter_model.safetensors"))
+        weights.use(())
+        found.append(self.served(weights, 2))
+        for served in found:
+            assert served.keys() == expected.keys()
+            for name, tensor in served.items():
+                torch.testing.assert_close(tensor, expected[name])
+        weights.close()
+
+    @pytest.mark.parametrize("fault", ["half", "rank", "layer", "shape", "none"])
+    def test_an_adapter_that_would_not_reach_the_engine_is_an_error(self, tmp_path, token, made, fault):
+        import torch
+        from safetensors.torch import save_file
+
+        base, adapter, _ = made
+        a, b = self.NAME.format("A"), self.NAME.format("B")
+        other = {name.replace("layer", "absent"): tensor for name, tensor in adapter.items()}
+        wrong = {"half": {a: adapter[a]}, "rank": adapter, "layer": other, "shape": {a: torch.ones(2, 4), b: adapter[b]},
+                 "none": {}}[fault]  # fmt: skip
+        (tmp_path / "1").mkdir()
+        save_file(wrong, str(tmp_path / "1" / "adapter_model.safetensors"))
+        weights = self.weights(token, tmp_path, base, rank=4 if fault == "rank" else 2)
+        says = {"half": "expected A and B", "rank": "expected one of rank 4", "layer": "found no 'absent.weight' in the base",
+                "shape": "of another model", "none": "would not reach the engine"}[fault]  # fmt: skip
+        with pytest.raises(AdapterError, match=says):
+            self.served(weights, 1)
+
+    def test_what_a_control_publishes_is_whole_already(self, tmp_path, token, made):
+        import torch
+        from safetensors.torch import save_file
+
+        base, _, expected = made
+        (tmp_path / "1").mkdir()
+        save_file(expected, str(tmp_path / "1" / "model.safetensors"))
+        found = self.served(self.weights(token, tmp_path, base), 1)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)

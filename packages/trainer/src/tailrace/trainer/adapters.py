@@ -152,6 +152,11 @@ def adapter_config(config: AdapterConfig, names: Iterable[str], base: str) -> di
     }
 
 
+def of_adapter(name: str) -> bool:
+    """Whether a tensor of this name is an adapter's."""
+    return name.startswith(_PREFIX) and any(name.endswith(end) for end in _SIDES)
+
+
 def is_adapter(directory: Path) -> bool:
     """Whether a directory has an adapter and not a whole model."""
     return (directory / ADAPTER_CONFIG).is_file()
@@ -176,7 +181,7 @@ class Adapter:
         halves: dict[str, list[Tensor | None]] = {}
         for name, tensor in tensors.items():
             side = next((end for end in _SIDES if name.endswith(end)), None)
-            if side is None or not name.startswith(_PREFIX):
+            if side is None or not of_adapter(name):
                 raise AdapterError(f"found the tensor {name!r} in an adapter, expected LoRA's A and B alone")
             if tensor.shape[_SIDES[side]] != config.rank:
                 raise AdapterError(f"found {name!r} of shape {list(tensor.shape)}, expected one of rank {config.rank}")

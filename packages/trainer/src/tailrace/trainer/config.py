@@ -9,7 +9,7 @@ from tailrace.trainer.errors import TrainerConfigError
 
 Normalisation = Literal["token", "sequence"]
 Advantages = Literal["group", "batch"]
-ALL_LINEAR: Literal["all-linear"] = "all-linear"
+ALL_LINEAR = "all-linear"
 SMALL_MODEL_PARAMETERS = 50_000_000
 """Up to this size a model is one FSDP unit and keeps its activations: gathering or computing them again layer by layer would
 cost more than it saves."""
@@ -30,19 +30,18 @@ class AdapterConfig:
 
     rank: int = 0
     alpha: float = 16.0
-    targets: Literal["all-linear"] | tuple[str, ...] = ALL_LINEAR
+    targets: str | tuple[str, ...] = ALL_LINEAR
 
     def __post_init__(self) -> None:
         if self.rank < 0:
             raise TrainerConfigError(f"found adapter rank = {self.rank}, expected at least 1, or 0 for none")
         if not self.alpha > 0:
             raise TrainerConfigError(f"found adapter alpha = {self.alpha!r}, expected more than 0")
-        if isinstance(self.targets, str) and self.targets != ALL_LINEAR:
+        named = isinstance(self.targets, tuple) and len(self.targets) > 0
+        if self.targets != ALL_LINEAR and not named:
             raise TrainerConfigError(
                 f"found adapter targets = {self.targets!r}, expected {ALL_LINEAR!r} or a list of names of layers"
             )
-        if not self.targets:
-            raise TrainerConfigError(f"found no adapter targets, expected {ALL_LINEAR!r} or names of layers")
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,6 +193,17 @@ class RolloutConfig(_Strict):
         return {**table, "replicas": sum(known)} if len(known) == len(counts) else table
 
 
+class AdapterTable(_Strict):
+    """A LoRA adapter, which is trained, saved and published in place of the model's own weights."""
+
+    rank: Annotated[int, Field(ge=0)] = 0
+    """rank of its matrices, such as 8; 0: no adapter, the weights themselves are trained"""
+    alpha: float = Field(default=16.0, gt=0)
+    """what the adapter adds is scaled by alpha / rank"""
+    targets: Annotated[str | tuple[str, ...], BeforeValidator(as_tuple)] = "all-linear"
+    """names of the linear layers that get one, such as q_proj; all-linear: all but the output layer"""
+
+
 class TrainerConfigModel(_Strict):
     """The trainer. Its options are those of `tailrace.trainer.TrainerConfig`."""
 
@@ -205,6 +216,7 @@ class TrainerConfigModel(_Strict):
     colocated: bool = False
     """whether the cells stand on the replicas' devices, or those of `hybrid` pools; a cell then computes alone only on devices
     that are lent to it"""
+    adapter: AdapterTable = AdapterTable()
     options: dict[str, Any] = {}
     """options of the loss and the optimizer, see `tailrace.trainer.TrainerConfig`"""
 

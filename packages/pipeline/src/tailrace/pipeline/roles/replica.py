@@ -27,11 +27,12 @@ from tailrace.pipeline.roles.calls import DATA_DOOR, DataCalls
 from tailrace.pipeline.roles.fault_points import Stops
 from tailrace.pipeline.roles.prompts import SamplingTable
 from tailrace.pipeline.roles.transfer import WeightTransfer
-from tailrace.pipeline.roles.weights import RelayWeights
+from tailrace.pipeline.roles.weights import Base, RelayWeights
 from tailrace.rollout import ReplicaWorker, build_engine
 from tailrace.runtime.errors import RoleError
 from tailrace.runtime.executor.doors import StopCalls
 from tailrace.runtime.executor.seam import MemberStart
+from tailrace.trainer import AdapterConfig
 
 SNAPSHOT_S = 0.25
 """Seconds between two snapshots of a replica, unless a run says otherwise."""
@@ -64,6 +65,7 @@ class ReplicaSettings:
         checkpoints, transfer: see `RelayWeights`.
         snapshot_s: seconds between two snapshots.
         still_report_s: seconds between two reports that the engine stands still.
+        adapter: what is published is an adapter of `model` with these settings, which is merged; None: whole weights are.
         data_timeout_s: how long the data role may be gone before a restarted one must answer.
     """
 
@@ -75,6 +77,7 @@ class ReplicaSettings:
     transfer: WeightTransfer = field(default_factory=WeightTransfer)
     snapshot_s: float = SNAPSHOT_S
     still_report_s: float = 5.0
+    adapter: AdapterConfig | None = None
     data_timeout_s: float = 180.0
 
 
@@ -83,7 +86,10 @@ class ReplicaRole:
 
     def __init__(self, settings: ReplicaSettings, start: MemberStart) -> None:
         name, options = f"{start.id}#{start.incarnation}", settings.options
-        self._weights = RelayWeights(token=start.token, checkpoints=settings.checkpoints, transfer=settings.transfer)
+        base = None if settings.adapter is None else Base(settings.model, settings.adapter)
+        self._weights = RelayWeights(
+            token=start.token, checkpoints=settings.checkpoints, transfer=settings.transfer, base=base
+        )
         # a different seed for each incarnation of each replica, so that each draws other samples
         seed = (int(options.get("seed", 0)) + zlib.crc32(name.encode())) % 2**31
         size = {} if start.tp is None else {"tensor_parallel_size": start.tp}

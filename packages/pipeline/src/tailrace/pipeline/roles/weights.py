@@ -4,12 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tailrace.paramserver import ProtocolError, RelayReader, RelayTimeout, RelayUnreachable
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.runtime.errors import RoleError
+from tailrace.trainer import AdapterConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What a replica keeps on its disk while only adapters travel. Each version is merged anew, one tensor at a time.
+
+    Args:
+        directory: the model directory that the engine was started with.
+        config: the adapter's settings.
+    """
+
+    directory: Path
+    config: AdapterConfig
+
+    def with_adapter(self, published: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
+        """The whole model of a version. What a control publishes is whole already.
+
+        Raises:
+            AdapterError: the version has no adapter that fits the base.
+        """
+        from tailrace.trainer import load_weights_file
+        from tailrace.trainer.adapters import Adapter, of_adapter
+
+        named = dict(published)
+        if named and not any(map(of_adapter, named)):
+            return named.items()
+        return Adapter(named, self.config).merged(load_weights_file(self.directory))
 
 
 class RelayWeights:
@@ -19,10 +48,18 @@ class RelayWeights:
         token: shared secret of the run's peers.
         checkpoints: directory with one checkpoint per version.
         transfer: the transport and codec.
+        base: what versions are adapters of; None: they are whole.
     """
 
-    def __init__(self, *, token: str, checkpoints: Path, transfer: WeightTransfer = WeightTransfer()) -> None:  # noqa: B008
-        self._transfer = transfer
+    def __init__(
+        self,
+        *,
+        token: str,
+        checkpoints: Path,
+        transfer: WeightTransfer = WeightTransfer(),  # noqa: B008
+        base: Base | None = None,
+    ) -> None:
+        self._transfer, self._base = transfer, base
         self._token, self._checkpoints = token, checkpoints
         self._sources: tuple[str, ...] = ()
         self._best = ""  # the best of the sources that the reader was created for
@@ -47,10 +84,13 @@ class RelayWeights:
         if saved and not self._served(version):
             from tailrace.trainer import load_weights_file
 
-            yield list(self._transfer.as_published(load_weights_file(directory)))
+            yield self._whole(list(self._transfer.as_published(load_weights_file(directory))))
             return
         with self._open().lease(version, timeout_s=timeout_s) as weights:
-            yield self._transfer.restored(weights)
+            yield self._whole(self._transfer.restored(weights))
+
+    def _whole(self, published: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
+        return published if self._base is None else self._base.with_adapter(published)
 
     def close(self) -> None:
         """Leave the relays."""

@@ -74,6 +74,7 @@ from tailrace.runtime.executor.seam import RoleSpec
 from tailrace.runtime.hosts.local import LocalHost
 from tailrace.runtime.hosts.ray import RayHost
 from tailrace.trainer import TrainerError
+from tailrace.trainer.adapters import check_adapter
 from tailrace.trainer.backend import check_backend
 
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
@@ -188,6 +189,7 @@ def check(config: RunConfig) -> None:
         _check_seeds,
         trainer_config,
         _backend,
+        _adapter,
         check_domains,
         check_scoring,
         check_ranker,
@@ -231,10 +233,11 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         mixed_versions=build_policy("sync", config.pipeline.sync, facts_of(config)).mixes_versions,
     )
     checkpoints = directory.checkpoints.absolute()
+    of_trainer = trainer_config(config)
     trainer = TrainerSettings(
         model=prepared.model.absolute(),
         backend=config.trainer.backend,
-        config=trainer_config(config),
+        config=of_trainer,
         checkpoints=checkpoints,
         transfer=transfer,
     )
@@ -245,6 +248,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         sampling=sampling,
         checkpoints=checkpoints,
         transfer=transfer,
+        adapter=of_trainer.adapter if of_trainer.adapter.rank else None,
     )
     known = {field.name for field in dataclasses.fields(Deadlines)}
     deadlines = {name: value for name, value in config.deadlines.model_dump().items() if name in known}
@@ -357,6 +361,14 @@ def _backend(config: RunConfig) -> None:
         raise ConfigError(f"key 'trainer.backend': {error}") from error
 
 
+def _adapter(config: RunConfig) -> None:
+    """Check that the model has the layers that are to get an adapter."""
+    try:
+        check_adapter(trainer_config(config).adapter, config.model.path)
+    except (TrainerError, MissingExtraError) as error:
+        raise ConfigError(f"key 'trainer.adapter': {error}") from error
+
+
 def _transfer(config: RunConfig) -> WeightTransfer:
     return WeightTransfer(config.relay.transport, config.relay.codec, config.relay.host)
 
@@ -374,9 +386,11 @@ def trainer_config(config: RunConfig) -> Any:
     Raises:
         ConfigError: an option is unknown or wrong, or options do not fit together.
     """
-    from tailrace.trainer import TrainerConfig
+    from tailrace.trainer import AdapterConfig, TrainerConfig
 
     table = config.trainer
+    if "adapter" in table.options:
+        raise ConfigError("key 'trainer.options': found adapter, expected it as the table trainer.adapter")
     if "cells" in table.options:
         raise ConfigError(
             f"key 'trainer.options': found cells = {table.options['cells']}, expected it as trainer.cells"
@@ -387,7 +401,8 @@ def trainer_config(config: RunConfig) -> Any:
             "the cells: each has as many processes"
         )
     options = {"device": config.executor.device, "seed": config.seed, "cells": table.cells, **table.options}
-    read = read_options(TrainerConfig, options, "key 'trainer.options'")
+    adapter = read_options(AdapterConfig, table.adapter.model_dump(), "key 'trainer.adapter'")
+    read = dataclasses.replace(read_options(TrainerConfig, options, "key 'trainer.options'"), adapter=adapter)
     training = config.pipeline.training
     if read.advantages != "group" and build_policy("training", training).early_gradients() is not None:
         raise ConfigError(
