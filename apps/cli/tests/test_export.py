@@ -12,7 +12,8 @@ from tailrace.cli.main import main
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.export import export
-from tailrace.trainer import TrainerConfig
+from tailrace.trainer import AdapterConfig, TrainerConfig
+from tailrace.trainer.export import SHARD_BYTES
 from tailrace.trainer.layout import PackedRow, TrainingSample
 from tailrace.trainer.microbatch import to_tensors
 from tailrace.trainer.small import build_model
@@ -23,6 +24,14 @@ from tailrace.trainer.worker import TrainerWorker
 TEXTS = [f"{a} + {b} = {a + b}" for a in range(12) for b in range(12)]
 
 
+def rows_of(vocabulary):
+    """Token ids of a prompt and a response, and the same as the trainer takes them."""
+    ids = torch.randint(0, vocabulary, (1, 17), generator=torch.Generator().manual_seed(5))
+    prompt, response = tuple(ids[0, :5].tolist()), tuple(ids[0, 5:].tolist())
+    row = PackedRow(prompt, (TrainingSample(prompt, response, 1.0),))
+    return ids, to_tensors([row], torch.device("cpu"), torch.float32)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run of two versions with checkpoints, and the log-probabilities of the second under the trainer."""
@@ -31,9 +40,7 @@ def trained(tmp_path_factory):
     directory = RunDirectory.create(root, config.model_dump(mode="json"))
     vocabulary = train_tokenizer(TEXTS, directory.model, vocab_size=300)
     build_model(directory.model, vocab_size=vocabulary, hidden=32, layers=2, seed=3)
-    ids = torch.randint(0, vocabulary, (1, 17), generator=torch.Generator().manual_seed(5))
-    prompt, response = tuple(ids[0, :5].tolist()), tuple(ids[0, 5:].tolist())
-    row = to_tensors([PackedRow(prompt, (TrainingSample(prompt, response, 1.0),))], torch.device("cpu"), torch.float32)
+    ids, row = rows_of(vocabulary)
     with TrainerWorker(directory.model, TrainerConfig(lr=0.01, device="cpu", threads=1)) as worker:
         for version in (1, 2):
             worker.step([make_experiences(2, 3, vocab_size=vocabulary, seed=version)])
@@ -154,3 +161,72 @@ def test_what_an_export_that_was_killed_left_is_replaced(trained, tmp_path):
     assert main(["export", str(root), "--out", str(tmp_path / "model")]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
     assert not list((tmp_path / "model").glob("*-of-00009*"))
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory):
+    """A run with an adapter, the log-probabilities of its version 2 under the trainer, and what they are of."""
+    pytest.importorskip("peft")
+    root = tmp_path_factory.mktemp("adapted") / "run"
+    directory = RunDirectory.create(root, RunConfig(trainer={"adapter": {"rank": 4}}).model_dump(mode="json"))
+    vocabulary = train_tokenizer(TEXTS, directory.model, vocab_size=300)
+    build_model(directory.model, vocab_size=vocabulary, hidden=32, layers=2, seed=3)
+    directory.prepared.write_text(json.dumps({"model": "model"}))
+    ids, row = rows_of(vocabulary)
+    config = TrainerConfig(lr=0.02, device="cpu", threads=1, adapter=AdapterConfig(rank=4))
+    with TrainerWorker(directory.model, config) as worker:
+        for version in (1, 2):
+            worker.step([make_experiences(2, 3, vocab_size=vocabulary, seed=version)])
+            worker.save(directory.checkpoints / str(version), version).result(60)
+        with torch.no_grad():
+            expected, _ = worker._model.module(row, 1.0, False)
+    directory.unlock()
+    return root, ids, expected
+
+
+@pytest.mark.parametrize("shard_bytes", [SHARD_BYTES, 20_000])
+def test_an_adapter_is_merged_as_peft_merges_it(adapted, tmp_path, shard_bytes):
+    import peft
+
+    root, ids, expected = adapted
+    found = export(RunDirectory.open(root), tmp_path / "whole", merge=True, shard_bytes=shard_bytes)
+    assert not found.adapter
+    assert "adapter_config.json" not in found.files
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    assert (logprobs(model, ids) - expected).abs().max() < 2e-6
+    base = AutoModelForCausalLM.from_pretrained(root / "model")
+    merged = peft.PeftModel.from_pretrained(base, root / "checkpoints" / "2").merge_and_unload().state_dict()
+    assert max(float((merged[name] - tensor).abs().max()) for name, tensor in model.state_dict().items()) <= 2e-6
+
+
+def test_without_merging_it_is_a_directory_for_peft(adapted, tmp_path, capsys):
+    import peft
+
+    root, ids, expected = adapted
+    assert main(["export", str(root), "--out", str(tmp_path / "adapter")]) == 0
+    assert "of an adapter; --merge writes the whole model" in capsys.readouterr().out
+    files = {path.name for path in (tmp_path / "adapter").iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "README.md"} <= files
+    assert not [name for name in files if name.startswith("model") or name == "config.json"]
+    base = AutoModelForCausalLM.from_pretrained(root / "model")
+    before = logprobs(base, ids)
+    assert (logprobs(peft.PeftModel.from_pretrained(base, tmp_path / "adapter"), ids) - expected).abs().max() < 2e-6
+    assert (before - expected).abs().max() > 1e-3
+    assert (tmp_path / "adapter" / "README.md").read_text().startswith("---\nlibrary_name: peft\n")
+
+
+def test_what_cannot_be_merged_is_one_line(adapted, trained, tmp_path, capsys):
+    (whole, _, _), (root, _, _) = trained, adapted
+    (whole / "task").mkdir(exist_ok=True)
+    (whole / "task" / "prepared.json").write_text(json.dumps({"model": "model"}))
+    assert main(["export", str(whole), "--merge", "--out", str(tmp_path / "a")]) == 2
+    assert "found whole weights, expected an adapter to merge" in capsys.readouterr().err
+    moved = tmp_path / "moved"
+    shutil.copytree(root, moved)
+    build_model(moved / "model", vocab_size=300, hidden=32, layers=2, seed=4)
+    assert main(["export", str(moved), "--merge", "--out", str(tmp_path / "a")]) == 2
+    assert "expected the adapter's base" in capsys.readouterr().err
+    shutil.rmtree(moved / "model")
+    assert main(["export", str(moved), "--merge", "--out", str(tmp_path / "a")]) == 2
+    assert "found no such directory, expected the model that the run began with" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()

@@ -1,8 +1,9 @@
-"""A checkpoint as a Hugging Face model directory: its weights in shards, its tokenizer, no state. Needs no torch.
+"""A checkpoint as a Hugging Face model directory: its weights in shards, its tokenizer, no state.
 
     checkpoint ──► plan: tensors into shards ──► bytes copied, checksums compared ──► model-R-of-N.safetensors and an index
+    adapter    ──► the base's tensors, each with its adapter ──► the same                       or adapter_model.safetensors
 
-Bytes are copied as they are, one block at a time, so that a model of any size needs little memory.
+Bytes are copied block by block, and merged tensor by tensor: a model of any size needs little memory. Only merging needs torch.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tailrace.trainer.adapters import ADAPTER_CONFIG, Adapter, read_adapter_config
 from tailrace.trainer.checkpoint_files import is_state, is_weights, read_manifest, weights_file
-from tailrace.trainer.errors import CheckpointError
-from tailrace.trainer.weights_file import read_header
+from tailrace.trainer.errors import AdapterError, CheckpointError
+from tailrace.trainer.weights_file import ADAPTER_FILE, load_weights_file, model_files, read_header, weights_sha256
 
 SHARD_BYTES = 5_000_000_000
 """Most bytes of tensors in one file, as transformers splits a model."""
 INDEX = "model.safetensors.index.json"
 _BLOCK_BYTES = 1 << 22
+_TORCH = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
 
 @dataclass(slots=True)
@@ -41,7 +44,7 @@ class _Source:
 
     path: Path
     file: BinaryIO
-    expected: dict[str, int]
+    expected: dict[str, int] | None
     crc: int = 0
     tensors: list[_Tensor] = field(default_factory=list)
 
@@ -71,6 +74,8 @@ class _Source:
 
     def check(self) -> None:
         """Compare what was read with the manifest."""
+        if self.expected is None:
+            return
         if self.file.read(1) or self.file.tell() != self.expected["bytes"] or self.crc != self.expected["crc32"]:
             found = {"bytes": self.file.tell(), "crc32": self.crc}
             raise CheckpointError(
@@ -85,26 +90,33 @@ class ExportSource:
 
     Args:
         checkpoint: the directory.
+        base: the base's model directory, into which the checkpoint's adapter is merged; None: the checkpoint is taken as it is.
         shard_bytes: most bytes of tensors in one file.
 
     Attributes:
         version: the version of the weights.
+        adapter: whether the weights are an adapter's alone.
         files: the small files beside the weights, by name.
         nbytes: bytes of all tensors.
         parameters: their elements.
 
     Raises:
         CheckpointError: the checkpoint is missing or damaged.
+        AdapterError: there is no adapter to merge, or the base is another one.
     """
 
-    def __init__(self, checkpoint: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
+    def __init__(self, checkpoint: Path, *, base: Path | None = None, shard_bytes: int = SHARD_BYTES) -> None:
         manifest = read_manifest(checkpoint)
         self.version = int(manifest["version"])
+        self.adapter = manifest.get("adapter") is not None and base is None
+        self._merging = None if base is None else _adapter_of(checkpoint, manifest, base)
         self.files: dict[str, bytes] = {}
         self._sources: list[_Source] = []
         self._open = ExitStack()
         try:
             for name, expected in sorted(manifest["files"].items()):
+                if is_weights(name) and base is not None:
+                    continue
                 if is_weights(name):
                     file = self._open.enter_context((checkpoint / name).open("rb"))
                     self._sources.append(_Source(checkpoint / name, file, expected))
@@ -116,6 +128,9 @@ class ExportSource:
                             f"{checkpoint / name}: found {found}, expected {expected}; it is damaged, use another checkpoint"
                         )
                     self.files[name] = content
+            if base is not None:
+                for path in model_files(base):
+                    self._sources.append(_Source(path, self._open.enter_context(path.open("rb")), None))
             for source in self._sources:
                 self._begin(source)
             if not self._sources:
@@ -131,7 +146,13 @@ class ExportSource:
         tensors = [tensor for source in self._sources for tensor in source.tensors]
         self.nbytes = sum(tensor.nbytes for tensor in tensors)
         self.parameters = sum(math.prod(tensor.shape) for tensor in tensors)
-        self._shards = _shards(tensors, shard_bytes)
+        self._shards = [tensors] if self.adapter else _shards(tensors, shard_bytes)
+        if self._merging is not None:
+            if lacking := self._merging.layers - {tensor.name for tensor in tensors}:
+                self._open.close()
+                raise AdapterError(f"found no {min(lacking)!r} in {base}, expected it: the adapter is of another model")
+            del self.files[ADAPTER_CONFIG]
+            self._set_dtype(tensors[0].dtype)
 
     def __enter__(self) -> ExportSource:
         return self
@@ -155,7 +176,7 @@ class ExportSource:
         blocks = self._blocks()
         done, weight_map = 0, dict[str, str]()
         for number, tensors in enumerate(self._shards):
-            name = weights_file(number, len(self._shards))
+            name = ADAPTER_FILE if self.adapter else weights_file(number, len(self._shards))
             weight_map |= {tensor.name: name for tensor in tensors}
             left = sum(tensor.nbytes for tensor in tensors)
             with (directory / name).open("wb") as file:
@@ -183,8 +204,36 @@ class ExportSource:
     def _blocks(self) -> Iterator[bytes]:
         for source in self._sources:
             for tensor in source.tensors:
-                yield from source.blocks(tensor)
+                if self._merging is not None and tensor.name in self._merging.layers:
+                    yield _merged(self._merging, tensor, b"".join(source.blocks(tensor)))
+                else:
+                    yield from source.blocks(tensor)
             source.check()
+
+    def _set_dtype(self, dtype: str) -> None:
+        """Say in the configuration what the base's tensors are, which the adapter was merged into."""
+        config = json.loads(self.files["config.json"])
+        self.files["config.json"] = (json.dumps(config | {"dtype": _TORCH[dtype]}, indent=2) + "\n").encode()
+
+
+def _adapter_of(checkpoint: Path, manifest: dict[str, Any], base: Path) -> Adapter:
+    if manifest.get("adapter") is None:
+        raise AdapterError(f"{checkpoint}: found whole weights, expected an adapter to merge; leave --merge out")
+    if manifest["base"]["sha256"] != (found := weights_sha256(base)):
+        raise AdapterError(
+            f"{base}: found weights of the digest {found}, expected the adapter's base, {manifest['base']['sha256']}"
+        )
+    return Adapter(dict(load_weights_file(checkpoint)), read_adapter_config(checkpoint))
+
+
+def _merged(adapter: Adapter, tensor: _Tensor, content: bytes) -> bytes:
+    """The bytes of a tensor of the base with its adapter."""
+    import torch
+
+    if tensor.dtype not in _TORCH:
+        raise AdapterError(f"found {tensor.name!r} in {tensor.dtype}, expected one of {', '.join(_TORCH)}")
+    weight = torch.frombuffer(bytearray(content), dtype=getattr(torch, _TORCH[tensor.dtype])).view(tensor.shape)
+    return bytes(adapter.into(tensor.name, weight).contiguous().view(torch.uint8).numpy().data)
 
 
 def put(path: Path, content: bytes) -> None:

@@ -26,22 +26,29 @@ def load_weights_file(directory: str | Path) -> Iterator[tuple[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     root = Path(directory)
-    index = root / "model.safetensors.index.json"
-    if (root / ADAPTER_FILE).is_file():
-        files = [ADAPTER_FILE]
-    elif index.is_file():
-        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    elif (root / "model.safetensors").is_file():
-        files = ["model.safetensors"]
-    else:
-        raise CheckpointError(f"found neither model.safetensors nor its index in {root}, expected a model directory")
-    for name in files:
+    for path in [root / ADAPTER_FILE] if (root / ADAPTER_FILE).is_file() else model_files(root):
         try:
-            with safe_open(str(root / name), framework="pt") as file:
+            with safe_open(str(path), framework="pt") as file:
                 for key in file.keys():  # noqa: SIM118 - not a dict
                     yield key, file.get_tensor(key)
         except (SafetensorError, FileNotFoundError) as error:
-            raise CheckpointError(f"{root / name} is damaged or missing: {error}") from error
+            raise CheckpointError(f"{path} is damaged or missing: {error}") from error
+
+
+def model_files(root: Path) -> list[Path]:
+    """The files of a whole model's weights.
+
+    Raises:
+        CheckpointError: there are none.
+    """
+    index = root / "model.safetensors.index.json"
+    if index.is_file():
+        return [
+            root / name for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        ]
+    if (root / "model.safetensors").is_file():
+        return [root / "model.safetensors"]
+    raise CheckpointError(f"found neither model.safetensors nor its index in {root}, expected a model directory")
 
 
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -74,13 +81,10 @@ def tensor_shapes(directory: str | Path) -> dict[str, tuple[int, ...]]:
     """The shapes of a model directory's tensors, by name.
 
     Raises:
-        CheckpointError: there are no ``model*.safetensors``, or one is damaged.
+        CheckpointError: there is no file of weights, or one is damaged.
     """
     found: dict[str, tuple[int, ...]] = {}
-    files = sorted(Path(directory).glob("model*.safetensors"))
-    if not files:
-        raise CheckpointError(f"found no model.safetensors in {directory}, expected a model directory")
-    for path in files:
+    for path in model_files(Path(directory)):
         try:
             with path.open("rb") as file:
                 found |= {name: tuple(about["shape"]) for name, about in read_header(file)[1]}

@@ -230,12 +230,15 @@ def export_command(
     version: Annotated[
         int | None, typer.Option("--version", metavar="V", help="A version with a checkpoint. Default: the newest.")
     ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge an adapter into its base; without it, a directory for PEFT.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
 ) -> None:
     """Write a run's model as a Hugging Face directory that transformers and vLLM load, with a model card."""
     from tailrace.cli.runs.export import export
 
-    export(run, out, version=version, as_json=as_json)
+    export(run, out, version=version, merge=merge, as_json=as_json)
 
 
 @app.command("chaos")

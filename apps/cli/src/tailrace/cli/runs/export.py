@@ -17,27 +17,29 @@ from tailrace.pipeline.run.export import export as export_run
 _LINE_EVERY_S = 2.0
 
 
-def export(run: Path, out: Path, *, version: int | None = None, as_json: bool = False) -> None:
+def export(run: Path, out: Path, *, version: int | None = None, merge: bool = False, as_json: bool = False) -> None:
     """Write a run's model, and print what was written.
 
     Args:
         run: the run's directory.
         out: a directory that is new or empty.
         version: which checkpoint; None: the newest.
+        merge: whether an adapter is merged into its base; otherwise it is written as PEFT has it.
         as_json: print one JSON object.
 
     Raises:
         RunDirectoryError: there is no such run or checkpoint, `out` is not empty, or there is no room.
         CheckpointError: the checkpoint is damaged.
     """
-    found = export_run(RunDirectory.open(run), out, version=version, progress=_Lines())
+    found = export_run(RunDirectory.open(run), out, version=version, merge=merge, progress=_Lines())
     if as_json:
         about = dataclasses.asdict(found) | {"directory": str(found.directory), "run": str(found.run)}
         typer.echo(json.dumps(about))
         return
     for name, nbytes in found.files.items():
         typer.echo(f"{size(nbytes):>10}  {name}")
-    typer.echo(f"{found.directory}: version {found.version}, {found.parameters:,} parameters")
+    what = " of an adapter; --merge writes the whole model" if found.adapter else ""
+    typer.echo(f"{found.directory}: version {found.version}, {found.parameters:,} parameters{what}")
 
 
 class _Lines:

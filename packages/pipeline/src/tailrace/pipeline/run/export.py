@@ -20,9 +20,11 @@ from typing import Any
 
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
-from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.prompts.stop_tokens import stop_tokens
+from tailrace.trainer.adapters import ADAPTER_CONFIG
 from tailrace.trainer.checkpoint_files import checkpoints, partial_directory, put_in_place, sync
+from tailrace.trainer.errors import CheckpointError
 from tailrace.trainer.export import SHARD_BYTES, ExportSource, put
 
 _SPARE_BYTES = 1 << 20
@@ -40,6 +42,7 @@ class Exported:
         run: the run.
         version: the version of the weights.
         parameters: elements of all tensors, tied ones once.
+        adapter: whether they are an adapter's alone.
         files: bytes of each file, by name.
     """
 
@@ -47,6 +50,7 @@ class Exported:
     run: Path
     version: int
     parameters: int
+    adapter: bool
     files: Mapping[str, int]
 
 
@@ -55,6 +59,7 @@ def export(
     out: Path,
     *,
     version: int | None = None,
+    merge: bool = False,
     shard_bytes: int = SHARD_BYTES,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Exported:
@@ -64,6 +69,7 @@ def export(
         directory: the run, which may be under way.
         out: a directory that is new or empty.
         version: which checkpoint; None: the newest.
+        merge: whether an adapter is merged into the base; otherwise it is written as PEFT has it.
         shard_bytes: most bytes of tensors in one file.
         progress: called with the bytes of weights that are written, and all.
 
@@ -71,13 +77,18 @@ def export(
         RunDirectoryError: the run has no such checkpoint, or `out` is not empty. Nothing was written.
         RunWriteError: there is no room, or the disk is broken. Nothing is left of it.
         CheckpointError: the checkpoint is damaged. Nothing is left of what was written.
+        AdapterError: there is no adapter to merge, or the base is gone or another one. Nothing was written.
     """
     _check_new(out)
     config = directory.configuration()
-    with _source(directory, version, shard_bytes) as source, _in_place(out, source.nbytes) as partial:
+    base = _base(directory) if merge else None
+    with _source(directory, version, base, shard_bytes) as source, _in_place(out, source.nbytes) as partial:
         try:
             source.write(partial, progress)
             put(partial / _GENERATION, _json(_generation(config, partial)))
+            if source.adapter:  # for PEFT, which knows the rest from the base
+                (partial / "config.json").unlink()
+                _name_base(partial / ADAPTER_CONFIG, _base(directory))
             put(partial / CARD, _card(directory, config, source).encode())
             sync(partial)
         except RunDirectoryError:
@@ -85,11 +96,13 @@ def export(
         except OSError as error:
             raise _unwritten(out, error) from error
         files = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
-        return Exported(out, directory.root, source.version, source.parameters, files)
+        return Exported(out, directory.root, source.version, source.parameters, source.adapter, files)
 
 
 @contextmanager
-def _source(directory: RunDirectory, version: int | None, shard_bytes: int) -> Iterator[ExportSource]:
+def _source(
+    directory: RunDirectory, version: int | None, base: Path | None, shard_bytes: int
+) -> Iterator[ExportSource]:
     """The wanted checkpoint, opened. The newest one may be removed by the run before it is open: then there is a newer one."""
     for attempts_left in (2, 1, 0):
         found = checkpoints(directory.checkpoints)
@@ -105,14 +118,28 @@ def _source(directory: RunDirectory, version: int | None, shard_bytes: int) -> I
             )
         path = found[max(found) if version is None else version]
         try:
-            source = ExportSource(path, shard_bytes=shard_bytes)
-        except Exception:
+            source = ExportSource(path, base=base, shard_bytes=shard_bytes)
+        except CheckpointError:
             if path.exists() or not attempts_left:
                 raise
             continue
         with source:
             yield source
         return
+
+
+def _base(directory: RunDirectory) -> Path:
+    """The model directory that the run began with."""
+    found = directory.noted(str(read_json(directory.prepared)["model"]))
+    if not found.is_dir():
+        raise RunDirectoryError(f"{found}: found no such directory, expected the model that the run began with")
+    return found
+
+
+def _name_base(settings: Path, base: Path) -> None:
+    """Where PEFT finds the base: it may have been moved with the run."""
+    found = json.loads(settings.read_text(encoding="utf-8"))
+    put(settings, _json(found | {"base_model_name_or_path": str(base.absolute())}))
 
 
 def _check_new(out: Path) -> None:
@@ -192,7 +219,7 @@ def _card(directory: RunDirectory, config: RunConfig, source: ExportSource) -> s
     return "\n".join(
         [
             "---",
-            "library_name: transformers",
+            f"library_name: {'peft' if source.adapter else 'transformers'}",
             "pipeline_tag: text-generation",
             "tags:",
             "- tailrace",
@@ -210,7 +237,7 @@ def _card(directory: RunDirectory, config: RunConfig, source: ExportSource) -> s
             f"| began with | {began} |",
             f"| steps | {source.version} of {config.pipeline.steps} |",
             f"| seed | {config.seed} |",
-            f"| parameters | {source.parameters:,} |",
+            f"| parameters{' of the adapter' if source.adapter else ''} | {source.parameters:,} |",
             "",
             *_figures(directory, source.version),
             "## Configuration",
