@@ -232,6 +232,20 @@ KINDS = {
         ["pipeline.training", "'parts'", "streamed"],
     ),
     "trainer-backend-unknown": (settings("trainer.backend=fdsp2"), None, ["trainer.backend", "fsdp2"]),
+    "tensor-parallel-of-fsdp2": (
+        settings("trainer.processes=2", "trainer.options.tensor_parallel=2"),
+        None,
+        ["trainer.backend", "tensor_parallel = 2 with backend fsdp2", "expected 1, or backend megatron"],
+    ),
+    "tensor-parallel-that-divides-no-heads": (
+        settings("trainer.backend=megatron", "trainer.processes=4", "trainer.options.tensor_parallel=4"),
+        None,
+        [
+            "trainer.backend",
+            "found tensor_parallel = 4 and 2 heads",
+            "a divisor of 4 processes of a cell, 2 heads",
+        ],
+    ),
     "engine-unknown": (settings("rollout.engine=vlm"), None, ["rollout.engine", "vllm"]),
     "engine-option-unknown": (settings("rollout.options.max_seqs=3"), None, ["max_seqs", "max_num_seqs"]),
     "no-replica": (settings("rollout.replicas=0"), None, ["rollout.replicas", "0"]),

@@ -64,6 +64,14 @@ CASES = {
         import_backend("fsdp2")
         """,
     ),
+    "trainer[megatron]: before a run starts": (
+        ["megatron"],
+        """
+        from tailrace.trainer import TrainerConfig
+        from tailrace.trainer.backend import check_backend
+        check_backend("megatron", TrainerConfig(), 1)
+        """,
+    ),
     "trainer[torch]: a tokenizer": (
         ["tokenizers"],
         """

@@ -179,3 +179,76 @@ def save_for_ever(model, root: Path, saved):
     for version in range(1, 1000):
         worker.save(root / f"v{version % 3}", version)
         saved.send(version)
+
+
+def whole_gradients(model):
+    """The summed gradients under Hugging Face names, of FSDP2's model or Megatron's."""
+    if hasattr(model, "_gatherer"):
+        gradients = {name: shard.grad for name, shard in model.local.items()}
+        return {name: model._gatherer.whole(name, gradients).clone() for name in model.shapes}
+    return {name: parameter.grad.full_tensor().clone() for name, parameter in model.parameters.items()}
+
+
+def run_cases(rank, world_size, cases, root: Path):
+    """Train by backends, one case after the other in the same processes; rank 0 writes what each saw.
+
+    Args:
+        cases: name -> backend, what is changed of the configuration, the model's name, groups that each cell adds before the
+            rest, checkpoint to load first.
+    """
+    from tailrace.trainer.backend import build_backend
+
+    for case, (backend, changes, model, shares, checkpoint) in cases.items():
+        config = dataclasses.replace(CONFIG, **changes)
+        meet = f"file://{root}/meet {case}" if world_size > 1 else None
+        worker = build_backend(backend, root / model, config, rank=rank, world_size=world_size, rendezvous=meet)
+        saw = train_case(worker, shares, checkpoint and root / checkpoint, root / f"{case} saved")
+        if rank == 0:
+            save_file(saw, str(root / f"{case}.safetensors"))
+        worker.close()
+
+
+def train_case(worker, shares, checkpoint, saved):
+    """Two batches of six groups, a checkpoint after the first; that is loaded and the second one repeated."""
+    if checkpoint:
+        assert worker.load(checkpoint) == 0
+    saw, apply = {}, worker._model.apply_gradients
+
+    def spy(lr):
+        number = worker.steps
+        saw.update({f"gradient/{number} {name}": value for name, value in whole_gradients(worker._model).items()})
+        return apply(lr)
+
+    worker._model.apply_gradients = spy
+    cell = worker.rank // (worker.world_size // worker.config.cells)
+    first = 1 if checkpoint else 0
+    for number in range(first, 2):
+        groups = [[e for e in long_batch(number) if e.group == group] for group in range(6)]
+        if shares is None:
+            metrics = worker.step([[each for group in groups for each in group]])
+        else:
+            for group in groups[sum(shares[:cell]) : sum(shares[: cell + 1])]:
+                worker.accumulate(group)
+            metrics = worker.apply([each for group in groups[sum(shares) :] for each in group])
+        for name, value in metrics.items():
+            if not name.endswith("_s") and not name.startswith("version_"):
+                saw[f"metrics/{number} {name}"] = torch.tensor(value, dtype=torch.float64)
+        if number == 0:
+            worker.save(saved, 0).result(60)
+    weights = {name: tensor.clone() for name, tensor in worker.weights()}
+    layout, shards = worker.layout(), dict(worker.shards())
+    mine = layout.shards[f"rank{worker.rank}"]
+    assert {buffer.name: buffer.shape for buffer in mine.buffers} == {
+        name: tuple(shard.shape) for name, shard in shards.items()
+    }
+    for buffer in mine.buffers:
+        for piece in buffer.pieces:
+            at = tuple(slice(at, at + stop - start) for at, (start, stop) in zip(piece.at, piece.box, strict=True))
+            box = tuple(slice(start, stop) for start, stop in piece.box)
+            assert torch.equal(shards[buffer.name][at], weights[piece.tensor][box]), piece
+    if not checkpoint and shares is None:  # the step after loading repeats bit for bit
+        assert worker.load(saved) == 0
+        worker.step([long_batch(1)])
+        for name, tensor in worker.weights():
+            assert torch.equal(tensor, weights[name]), name
+    return saw | {f"weight/{name}": tensor for name, tensor in weights.items()}

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tailrace.contracts import Experience, PluginError, plugins
 from tailrace.paramserver.layout import Layout
@@ -138,6 +138,17 @@ class BackendPlugin(ABC):
             TrainerConfigError, MissingExtraError: what was found, and what would fit.
         """
 
+    def check_model(self, model: Mapping[str, Any], config: TrainerConfig, processes: int) -> None:  # noqa: B027 - as above
+        """Check that the backend can train a model.
+
+        Args:
+            model: its Hugging Face config, as a dict; of a model that a run will build the sizes and ``model_type``.
+            config, processes: see `check`.
+
+        Raises:
+            TrainerConfigError: it cannot.
+        """
+
     def import_ahead(self) -> None:  # noqa: B027 - some need nothing
         """Import what `__call__` needs, so that it takes less time later in this process."""
 
@@ -146,8 +157,8 @@ if TYPE_CHECKING:
     _fsdp2: BuildsBackend = TrainerWorker  # checked here
 
 
-def check_backend(name: str, config: TrainerConfig, processes: int) -> None:
-    """Check before a run starts that a backend can do what the settings say; see `BackendPlugin.check`.
+def check_backend(name: str, config: TrainerConfig, processes: int, model: Mapping[str, Any] | None = None) -> None:
+    """Check before a run starts that a backend can do what the settings say; see `BackendPlugin.check` and `check_model`.
 
     Raises:
         PluginError: there is no such backend.
@@ -160,6 +171,8 @@ def check_backend(name: str, config: TrainerConfig, processes: int) -> None:
         )
     if isinstance(found, BackendPlugin):
         found.check(config, processes)
+        if model is not None:
+            found.check_model(model, config, processes)
 
 
 def import_backend(name: str) -> None:

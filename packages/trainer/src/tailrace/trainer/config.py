@@ -86,6 +86,8 @@ class TrainerConfig:
         adapter: the LoRA adapter that is trained instead of the weights; of rank 0, there is none.
         cells: groups of ranks that can each compute gradients without the others. The model is sharded within a cell and
             replicated over cells. The number of ranks is a multiple of it.
+        tensor_parallel: ranks that follow each other and split every layer between them, with the backend megatron; it divides
+            the model's heads, and the ranks of a cell.
         seed: seed of torch's generators (dropout).
         timeout_s: deadline of every collective operation and of a checkpoint.
 
@@ -119,6 +121,7 @@ class TrainerConfig:
     threads: int | None = 0
     adapter: AdapterConfig = AdapterConfig()
     cells: int = 1
+    tensor_parallel: int = 1
     seed: int = 0
     timeout_s: float = 600.0
 
@@ -137,6 +140,7 @@ class TrainerConfig:
             ("shared_prompt_tokens", 0),
             ("threads", 0),
             ("cells", 1),
+            ("tensor_parallel", 1),
         ):
             if name == "threads" and self.threads is None:
                 continue  # as an engine's option has it
@@ -187,3 +191,16 @@ class TrainerConfig:
             )
         if self.lr_min > self.lr:
             raise TrainerConfigError(f"found lr_min = {self.lr_min!r} above lr = {self.lr!r}, expected at most that")
+
+
+def check_owners(config: TrainerConfig, backend: str) -> None:
+    """Refuse settings that only another backend reads.
+
+    Raises:
+        TrainerConfigError: one is set.
+    """
+    for name, owner, unset in (("tensor_parallel", "megatron", 1),):
+        if owner != backend and getattr(config, name) != unset:
+            raise TrainerConfigError(
+                f"found {name} = {getattr(config, name)!r} with backend {backend}, expected {unset!r}, or backend {owner}"
+            )

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from tailrace.paramserver.layout import Layout, from_fsdp2
 from tailrace.trainer.adapters import add_adapter, lora_layers, published_name, switch
-from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig
+from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig, check_owners
 from tailrace.trainer.errors import TrainerConfigError
 from tailrace.trainer.microbatch import MicroBatch
 from tailrace.trainer.optimizer import MuonWithAdamW, adamw, clip_gradients
@@ -43,6 +43,7 @@ class Fsdp2Model(ShardedModel):
     def __init__(
         self, model_path: Path, config: TrainerConfig, device: torch.device, rank: int, world_size: int
     ) -> None:
+        check_owners(config, "fsdp2")
         super().__init__(config, device, rank, world_size)
         policy = load_policy(model_path, parameter_dtype(config))
         policy.configure(config)

@@ -23,20 +23,20 @@ def adamw(parameters: Iterable[Tensor], **options: Any) -> torch.optim.AdamW:
     return torch.optim.AdamW(list(parameters), fused=True, **options)
 
 
-def clip_gradients(gradients: list[Tensor], limit: float, *, copies: int) -> float:
+def clip_gradients(gradients: list[Tensor], limit: float, *, copies: int | Tensor) -> float:
     """Scale gradients in place so that the 2-norm of all ranks' together is at most `limit`. Collective.
 
     Args:
         gradients: this rank's shards.
         limit: the norm; 0 for none.
-        copies: how many ranks have the same shards.
+        copies: how many ranks have the same shards; or, as a tensor, of each gradient.
 
     Returns:
         The norm before. If it is not finite, gradients are as they were.
     """
-    squares = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
+    squares = (torch.stack(torch._foreach_norm(gradients)).double().square() / copies).sum()
     dist.all_reduce(squares)  # over all ranks, so that rounding cannot let cells drift apart
-    norm = float((squares / copies).sqrt())
+    norm = float(squares.sqrt())
     if 0 < limit < norm < float("inf"):
         torch._foreach_mul_(gradients, limit / norm)
     return norm

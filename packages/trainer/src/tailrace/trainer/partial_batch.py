@@ -24,15 +24,12 @@ class PartialBatch:
     Args:
         gradients: adds gradients up.
         model: the model, which has the sums.
-        world_size: number of processes.
         vocabulary: token ids that the model knows.
     """
 
-    def __init__(
-        self, gradients: Gradients, model: ShardedModel, world_size: int, vocabulary: int | None = None
-    ) -> None:
+    def __init__(self, gradients: Gradients, model: ShardedModel, vocabulary: int | None = None) -> None:
         self._gradients, self._model, self._config = gradients, model, model.config
-        self._world_size, self._vocabulary = world_size, vocabulary
+        self._vocabulary = vocabulary
         self._groups: dict[int, None] = {}
         self._tally = Tally(model.device)
 
@@ -109,6 +106,6 @@ class PartialBatch:
         mine = list(self._groups)
         if self._model.cells == 1:
             return [mine]
-        found: list[list[int]] = [[] for _ in range(self._world_size)]
-        dist.all_gather_object(found, mine if self._model.counts_all(alone=True) else [])
+        found: list[list[int]] = [[] for _ in range(dist.get_world_size(self._model.group))]
+        dist.all_gather_object(found, mine if self._model.counts_all(alone=True) else [], group=self._model.group)
         return found

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from tailrace.trainer.adapters import is_adapter
@@ -23,41 +24,61 @@ _LOGITS_ON_CPU, _LOGITS_ON_GPU = 1 << 24, 1 << 28
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Log-probabilities by chunks of logits. The backward pass recomputes each chunk; a single chunk is kept."""
+    """Log-probabilities by chunks of logits. The backward pass recomputes each chunk; a single chunk is kept.
+
+    With rows of `weight` on several ranks, each has a softmax over its own; what joins them is one number for each token.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy: bool, budget: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        entropy: bool,
+        group: Any,
+        first: int,
+        budget: int,
     ) -> tuple[Tensor, Tensor]:
-        tokens = len(targets)
-        chunk = max(1, budget // weight.shape[0])
-        logprobs = torch.empty(tokens, dtype=_wide(hidden), device=hidden.device)
-        spread = torch.zeros(tokens if entropy else 0, dtype=_wide(hidden), device=hidden.device)
-        normaliser = torch.empty_like(logprobs)
+        tokens, rows = len(targets), weight.shape[0]
+        chunk = max(1, budget // max(1, rows))
+        normaliser = torch.empty(tokens, dtype=_wide(hidden), device=hidden.device)
+        picked = torch.empty_like(normaliser)
+        mean = torch.zeros(tokens if entropy else 0, dtype=_wide(hidden), device=hidden.device)
         kept: Tensor | None = None
+        own = targets if group is None else (targets - first).clamp(0, max(0, rows - 1))
         for start in range(0, tokens, chunk):
             part = slice(start, start + chunk)
             logits = _logits(hidden[part], weight, temperature)
             normaliser[part] = logits.logsumexp(-1)
-            logprobs[part] = logits.gather(1, targets[part, None])[:, 0] - normaliser[part]
+            picked[part] = logits.gather(1, own[part, None])[:, 0] if rows else 0.0
             probabilities = (logits - normaliser[part, None]).exp_() if entropy or tokens <= chunk else None
             if entropy and probabilities is not None:
-                spread[part] = normaliser[part] - (probabilities * logits).sum(-1)
+                mean[part] = (probabilities * logits).sum(-1)
             if tokens <= chunk:
                 kept = probabilities
-        ctx.save_for_backward(hidden, weight, targets, normaliser, kept)
+        held: Tensor | None = None
+        if group is not None:
+            held = (targets >= first) & (targets < first + rows)
+            mine, normaliser = normaliser, _join(normaliser, picked, mean, held, group)
+            if kept is not None:
+                kept *= (mine - normaliser)[:, None].exp()
+        logprobs = picked - normaliser
+        spread = normaliser - mean if entropy else mean
+        ctx.save_for_backward(hidden, weight, own, normaliser, kept, held)
         ctx.chunk, ctx.temperature = chunk, temperature
         ctx.mark_non_differentiable(spread)
         return logprobs, spread
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         grad = grads[0]
-        hidden, weight, targets, normaliser, kept = ctx.saved_tensors
+        hidden, weight, own, normaliser, kept, held = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
         trained = ctx.needs_input_grad[1]  # not beside an adapter
         grad_weight = torch.zeros(weight.shape if trained else 0, dtype=_wide(weight), device=weight.device)
-        for start in range(0, len(targets), ctx.chunk):
+        for start in range(0, len(own), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             if kept is None:
                 logits = _logits(hidden[part], weight, ctx.temperature)
@@ -67,11 +88,26 @@ class _TokenLogprobs(torch.autograd.Function):
             # d logprob[t] / d logits = onehot(t) - softmax, over the temperature.
             scale = grad[part, None] / ctx.temperature
             slope = probabilities * -scale
-            slope = slope.scatter_add_(1, targets[part, None], scale).to(hidden.dtype)
+            if len(weight):
+                slope = slope.scatter_add_(1, own[part, None], scale if held is None else scale * held[part, None])
+            slope = slope.to(hidden.dtype)
             grad_hidden[part] = slope @ weight
             if trained:
                 grad_weight += slope.T @ hidden[part]
-        return grad_hidden, grad_weight.to(weight.dtype) if trained else None, None, None, None, None
+        return grad_hidden, grad_weight.to(weight.dtype) if trained else None, None, None, None, None, None, None
+
+
+def _join(normaliser: Tensor, picked: Tensor, mean: Tensor, held: Tensor, group: Any) -> Tensor:
+    """The normaliser over the vocabulary of all ranks; `picked` and `mean` become those of it. Collective."""
+    most = normaliser.clone()
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+    share = (normaliser - most).exp()
+    sums = torch.stack([share, picked.where(held, 0.0), *([mean * share] if len(mean) else [])])
+    dist.all_reduce(sums, group=group)
+    picked.copy_(sums[1])
+    if len(mean):
+        mean.copy_(sums[2] / sums[0])
+    return most + sums[0].log()
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
@@ -91,6 +127,8 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     entropy: bool = False,
+    group: Any = None,
+    first: int = 0,
     logits_budget: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """``log softmax(hidden @ weight.T / temperature)[targets]``, in bounded memory.
@@ -101,6 +139,9 @@ def token_logprobs(
         targets: token ids, ``[tokens]``.
         temperature: temperature of the softmax.
         entropy: whether to return the entropy of each softmax too.
+        group: process group over which the vocabulary is split; collective in it then, and the gradient of `hidden` is this
+            rank's part of a sum. None: `weight` has all rows.
+        first: the token id of this rank's first row.
         logits_budget: most logits that exist at one time, but those of one token at least; 0: 2^24 on a CPU, else 2^28.
 
     Returns:
@@ -108,7 +149,7 @@ def token_logprobs(
         nats, not differentiable, empty without `entropy`.
     """
     budget = logits_budget or (_LOGITS_ON_CPU if hidden.device.type == "cpu" else _LOGITS_ON_GPU)
-    logprobs, spread = _TokenLogprobs.apply(hidden, weight, targets, temperature, entropy, budget)
+    logprobs, spread = _TokenLogprobs.apply(hidden, weight, targets, temperature, entropy, group, first, budget)
     return logprobs, spread
 
 

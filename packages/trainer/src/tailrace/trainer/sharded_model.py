@@ -79,7 +79,6 @@ class ShardedModel(ABC):
         dtype: dtype of the forward pass.
         cell, place: this rank's cell, and which share of a cell's work it computes; both from 0.
         cells, shares: how many there are.
-        counts: whether this rank counts what its `place` computes: of those that compute it together, one does.
         cell_group, group: process groups over which sums of this cell, and of all, are added up: one rank for each share.
         steps: optimizer steps since the start or since `reset_optimizer`.
         vocabulary: token ids that the model knows.
@@ -95,13 +94,12 @@ class ShardedModel(ABC):
         self.config, self.device, self.dtype = config, device, DTYPES[config.dtype]
         self.cells, self.shares = config.cells, world_size // config.cells
         self.cell, self.place = divmod(rank, self.shares)
-        self.counts = True
         self.rows = Rows(self.place, self.shares)
         self.steps = 0
 
     def counts_all(self, *, alone: bool) -> bool:
-        """Whether this rank counts what all ranks of its cell, or of all cells, are given alike: one of them does."""
-        return self.counts and self.place == 0 and (alone or self.cell == 0)
+        """Whether this rank counts what all ranks of its cell, or of all cells, are given alike: of each `group`, one does."""
+        return self.place == 0 and (alone or self.cell == 0)
 
     # ---- gradients ------------------------------------------------------------------------------------------------
 

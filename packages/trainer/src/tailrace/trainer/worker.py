@@ -165,7 +165,7 @@ class TrainerWorker:
         self.on_phase: Callable[[str], None] = lambda _: None
         """Called as "forward" and "backward" of a micro-batch, and the "optimizer" step, begin. It may be set to another."""
         self._gradients = Gradients(self._model, reference, shared_prompt_tokens, lambda phase: self.on_phase(phase))
-        self._parts = PartialBatch(self._gradients, self._model, world_size, self._vocabulary)
+        self._parts = PartialBatch(self._gradients, self._model, self._vocabulary)
         self._model_path = Path(model_path)
         self._checkpoints = CheckpointWriter(self._model_path, self._model, rank, world_size, config.timeout_s)
 

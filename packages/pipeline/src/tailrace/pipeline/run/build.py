@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tailrace.controller.spec import AXES, EvaluationPlan, PipelineSpec
 from tailrace.faulttol.machine_checks import GROUP
 from tailrace.paramserver import ParamServerError
 from tailrace.pipeline.config.gathered import Gathered
-from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.models import RunConfig, SmallModelConfig
 from tailrace.pipeline.config.options import read_options, registered
 from tailrace.pipeline.config.policies import build_policy, check_surplus
 from tailrace.pipeline.errors import ConfigError
@@ -356,7 +357,7 @@ def _backend(config: RunConfig) -> None:
     table = config.trainer
     registered("trainer.backend", "tailrace.backend", table.backend)
     try:
-        check_backend(table.backend, trainer_config(config), table.processes)
+        check_backend(table.backend, trainer_config(config), table.processes, _model_config(config))
     except (TrainerError, MissingExtraError, PluginError) as error:
         raise ConfigError(f"key 'trainer.backend': {error}") from error
 
@@ -367,6 +368,19 @@ def _adapter(config: RunConfig) -> None:
         check_adapter(trainer_config(config).adapter, config.model.path)
     except (TrainerError, MissingExtraError) as error:
         raise ConfigError(f"key 'trainer.adapter': {error}") from error
+
+
+def _model_config(config: RunConfig) -> dict[str, Any] | None:
+    """The Hugging Face config of the run's model, or what is known of it before it is built; None of no readable directory."""
+    if config.model.path is None:
+        small = config.model.small or SmallModelConfig()
+        sizes = {"num_attention_heads": small.heads, "num_key_value_heads": small.kv_heads, "head_dim": small.head_dim}
+        return {"model_type": "qwen3", "intermediate_size": small.mlp, **sizes}
+    try:
+        found = json.loads((config.model.path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # named when the model is looked at
+    return found if isinstance(found, dict) else None
 
 
 def _transfer(config: RunConfig) -> WeightTransfer:
