@@ -221,11 +221,42 @@ KINDS = {
     ),
     "trainer-cells-option": (settings("trainer.options.cells=2"), None, ["trainer.options", "trainer.cells"]),
     "advantages-without-the-batch": (
-        settings("pipeline.training=streamed", "trainer.options.advantages=batch"),
+        settings("pipeline.training=streamed", "trainer.advantages=batch"),
         None,
-        ["trainer.options.advantages", "pipeline.training", "'batch' and 'streamed'"],
+        ["trainer.advantages", "pipeline.training", "'streamed'", "'batch'", "'group'"],
     ),
-    "advantages-unknown": (settings("trainer.options.advantages=groups"), None, ["'advantages'", "'groups'", "group"]),
+    "loss-without-the-batch": (
+        settings("pipeline.training=streamed", "trainer.loss.name=reinforce++"),
+        None,
+        ["trainer.loss", "pipeline.training", "'streamed'", "'reinforce++'", "'group'"],
+    ),
+    "advantages-unknown": (
+        settings("trainer.advantages=groups"),
+        None,
+        ["trainer.advantages.name", "'groups'", "group"],
+    ),
+    "loss-unknown": (settings("trainer.loss.name=gpso"), None, ["trainer.loss.name", "'gpso'", "did you mean 'gspo'?"]),
+    "loss-option-unknown": (
+        settings("trainer.loss.name=tis", "trainer.loss.caps=2"),
+        None,
+        ["trainer.loss", "'tis'", "'caps'", "did you mean 'cap'?"],
+    ),
+    "loss-option-range": (
+        settings("trainer.loss.clip_low=1.5"),
+        None,
+        ["trainer.loss", "'dapo'", "clip_low = 1.5", "below 1"],
+    ),
+    "loss-with-a-critic": (settings("trainer.loss.name=ppo"), None, ["trainer.loss", "'ppo'", "critic without a head"]),
+    "loss-option-moved": (
+        settings("trainer.options.clip_low=0.1"),
+        None,
+        ["trainer.options", "clip_low", "trainer.loss.clip_low"],
+    ),
+    "advantages-moved": (
+        settings("trainer.options.divide_by_std=false"),
+        None,
+        ["trainer.options", "divide_by_std", "trainer.advantages", "'centred'"],
+    ),
     "steps-of-a-streamed-batch": (
         settings("pipeline.training={name='streamed', parts=2}"),
         None,

@@ -1,11 +1,16 @@
+import dataclasses
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.contracts import plugins
 from tailrace.trainer import group_advantages, token_weights
-from tailrace.trainer.advantages import batch_advantages, units
+from tailrace.trainer.advantages import Advantages, open_advantages, overlong_penalty, units
+from tailrace.trainer.testing import check_advantages
+
+batch_advantages, leave_one_out = open_advantages("batch", {}), open_advantages("leave-one-out", {})
 
 
 def test_worked_by_hand():
@@ -69,3 +74,40 @@ def test_batch_advantages_by_hand():
     std = math.sqrt(8.5 / 6)
     assert batch_advantages(groups, rewards) == pytest.approx([0.5 / std, -0.5 / std, 0, 0, 2 / std, -2 / std])
     assert batch_advantages([0, 0], [0.1, 0.1]) == [0, 0]
+
+
+def test_leave_one_out_and_centred_by_hand():
+    # Group "a": 1 against the mean 0 of 0 0, and 0 against 1/2 twice. Group "b" has one response, and "c" equal rewards.
+    groups, rewards = ["a", "a", "a", "b", "c", "c"], [1.0, 0.0, 0.0, 5.0, 0.3, 0.1 + 0.2]
+    assert leave_one_out(groups, rewards) == pytest.approx([1, -0.5, -0.5, 0, 0, 0])
+    assert open_advantages("centred", {})(groups, rewards) == pytest.approx([2 / 3, -1 / 3, -1 / 3, 0, 0, 0])
+    assert open_advantages("group", {})(groups, rewards) == group_advantages(groups, rewards)
+
+
+def test_the_overlong_penalty_by_hand():
+    # Longest 100, buffer 20: none up to 80, then 1/20 for each token, -1 at the end.
+    assert [overlong_penalty(length, 100, 20) for length in (0, 80, 81, 90, 100, 130)] == [0, 0, -0.05, -0.5, -1, -1]
+
+
+@given(st.integers(1, 50), st.integers(1, 100))
+def test_constant_weights_are_those_of_every_length(length, constant):
+    assert token_weights([length, 0], "constant", constant) == [1 / constant, 0.0]
+    assert units([length, 0], "constant") == 1
+
+
+@pytest.mark.parametrize("name", plugins.names("tailrace.advantages"))
+def test_they_keep_the_contract(name):
+    check_advantages(open_advantages(name, {}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrong(Advantages):
+    """Over the batch, without saying so."""
+
+    def __call__(self, groups, rewards):
+        return [reward - sum(rewards) / len(rewards) for reward in rewards]
+
+
+def test_the_contract_finds_advantages_that_need_the_batch_and_do_not_say_so():
+    with pytest.raises(AssertionError, match="needs_batch"):
+        check_advantages(Wrong())

@@ -34,3 +34,17 @@ def test_they_are_those_of_one_step():
         "staleness_max": 3.0,
     }
     assert merge_metrics([FIRST]) == FIRST
+
+
+def test_what_a_part_lacks_is_that_of_the_others():
+    first = {"tokens": 10.0, "mismatch_kl": 0.1, "tokens_staleness_1": 4.0, "kl_staleness_1": 1.0}
+    second = {"tokens": 20.0, "mismatch_kl": 0.9, "tokens_staleness_1": 12.0, "kl_staleness_1": 3.0}
+    third = {"tokens": 5.0, "tokens_staleness_2": 5.0, "kl_staleness_2": 7.0}
+    assert merge_metrics([first, second, third]) == {
+        "tokens": 35.0,
+        "mismatch_kl": 0.1,
+        "tokens_staleness_1": 16.0,
+        "kl_staleness_1": 2.5,
+        "tokens_staleness_2": 5.0,
+        "kl_staleness_2": 7.0,
+    }

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tailrace.contracts import Segment
+from tailrace.contracts import Segment, plugins
 from tailrace.trainer import BatchError, NonFiniteGradientError, TrainerConfig, TrainerConfigError
 from tailrace.trainer.partial_batch import PartialBatch
 from tailrace.trainer.small import build_model
@@ -107,6 +107,35 @@ def test_it_equals_the_whole_batch(model_path, groups, normalisation, dtype, lim
         assert found.steps == 1
 
 
+@pytest.mark.parametrize("loss", plugins.names("tailrace.loss"))
+def test_it_equals_the_whole_batch_and_a_plain_model_with_every_loss(model_path, groups, loss):
+    """A step before it, so that ratios to the proximal policy and the behaviour differ. A loss that needs the batch says so."""
+    options = {"loss": loss, "max_response_tokens": 30, "dtype": "float64", "lr": 0.1}
+    config = dataclasses.replace(CPU, **options, advantages="group" if loss == "ppo" else "auto")
+    if config.open_advantages().needs_batch:
+        with pytest.raises(
+            TrainerConfigError, match=r"'batch' .with the loss 'reinforce[+][+]'. with gradients of parts"
+        ):
+            Seen(model_path, config, streamed(groups, seed=3))
+        config = dataclasses.replace(config, advantages="group")
+    first, others = flat(groups[:2]), groups[2:]
+    expected = Seen(model_path, config, whole(others), before=[first])
+    found = Seen(model_path, config, streamed(others, seed=3), before=[first])
+    assert far(found.gradient, expected.gradient) <= 1e-12
+    for name, value in expected.metrics.items():
+        if not name.endswith("_s"):
+            assert found.metrics[name] == pytest.approx(value, rel=1e-6, abs=1e-9), name
+    lm = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float64)
+    adam = torch.optim.AdamW(lm.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+    for batch in (first, flat(others)):
+        adam.zero_grad()
+        reference_loss(lm, batch, config).backward()
+        named = {name: p.grad.clone() for name, p in lm.named_parameters()}
+        torch.nn.utils.clip_grad_norm_(lm.parameters(), config.grad_clip_norm)
+        adam.step()
+    assert far(found.gradient, torch.cat([named[name].flatten() for name in found.named])) < 2e-4
+
+
 @pytest.mark.parametrize("kl_coefficient", [0.0, 0.3])
 @pytest.mark.parametrize("normalisation", ["token", "sequence"])
 def test_it_equals_a_plain_model_token_by_token(model_path, groups, normalisation, kl_coefficient):
@@ -193,9 +222,11 @@ def test_parts_without_a_token_and_batches_without_one(model_path, groups):
 
 def test_advantages_over_the_batch_need_the_batch(model_path, groups):
     with TrainerWorker(model_path, dataclasses.replace(CPU, advantages="batch")) as worker:
-        with pytest.raises(TrainerConfigError, match="found advantages = 'batch' with gradients of parts"):
+        with pytest.raises(
+            TrainerConfigError, match=r"found advantages = 'batch' .with the loss 'dapo'. with gradients of parts"
+        ):
             worker.accumulate(groups[0])
-        with pytest.raises(TrainerConfigError, match="expected 'group'"):
+        with pytest.raises(TrainerConfigError, match="such as 'group'"):
             worker.apply(groups[0])
         assert worker.steps == 0
 

@@ -76,7 +76,7 @@ def obvious_metrics(lm, frozen, batch, config):
             new, other = (table[place, token].item() for table in tables)
             log_ratio = new - experience.logprobs[position]
             ratio = math.exp(log_ratio)
-            clipped = ratio > 1 + config.clip_high if advantage > 0 else advantage < 0 and ratio < 1 - config.clip_low
+            clipped = ratio > 1.28 if advantage > 0 else advantage < 0 and ratio < 0.8
             sums["clip_fraction"] += clipped
             sums["approx_kl"] += ratio - 1 - log_ratio
             sums["ratio_mean"] += ratio
@@ -101,7 +101,7 @@ LAYOUTS = [
         {},
         {"normalisation": "sequence", "temperature": 0.8},
         {"advantages": "batch", "kl_coefficient": 0.3},
-        {"divide_by_std": False, "kl_coefficient": 0.3, "normalisation": "sequence"},
+        {"advantages": "centred", "kl_coefficient": 0.3, "normalisation": "sequence"},
     ],
     ids=str,
 )

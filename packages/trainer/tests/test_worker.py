@@ -46,9 +46,9 @@ def reference_gradient(model_path, config, mini_batch):
 
 
 @pytest.mark.parametrize("normalisation", ["token", "sequence"])
-@pytest.mark.parametrize(("temperature", "divide_by_std"), [(1.0, True), (0.8, False)])
-def test_gradient_equals_the_slow_reference(model_path, normalisation, temperature, divide_by_std):
-    config = dataclasses.replace(CPU, normalisation=normalisation, temperature=temperature, divide_by_std=divide_by_std)
+@pytest.mark.parametrize(("temperature", "advantages"), [(1.0, "auto"), (0.8, "centred")])
+def test_gradient_equals_the_slow_reference(model_path, normalisation, temperature, advantages):
+    config = dataclasses.replace(CPU, normalisation=normalisation, temperature=temperature, advantages=advantages)
     check_against_the_reference(model_path, config)
 
 
@@ -208,11 +208,23 @@ def test_bad_batches_are_refused(model_path):
 
 def test_bad_settings_are_refused(model_path, tmp_path):
     with pytest.raises(TrainerConfigError, match="clip_low"):
-        TrainerConfig(clip_low=1.5)
+        TrainerConfig(loss_options={"clip_low": 1.5})
     with pytest.raises(TrainerConfigError, match="normalisation"):
         TrainerConfig(normalisation="mean")  # type: ignore[arg-type]
-    with pytest.raises(TrainerConfigError, match="advantages = 'batch'"):
-        TrainerConfig(advantages="batch", divide_by_std=False)
+    with pytest.raises(TrainerConfigError, match=r"found 'gropu' in group tailrace.advantages.*did you mean 'group'"):
+        TrainerConfig(advantages="gropu")
+    with pytest.raises(
+        TrainerConfigError, match=r"loss 'dapo': found the unknown option 'clip', expected one of clip_low, clip_high"
+    ):
+        TrainerConfig(loss_options={"clip": 0.1})
+    with pytest.raises(TrainerConfigError, match="without max_response_tokens"):
+        TrainerConfig(loss="dr-grpo")
+    with pytest.raises(
+        TrainerConfigError, match="advantages are those of a critic, and this trainer's model has no head"
+    ):
+        TrainerConfig(loss="ppo")
+    with pytest.raises(TrainerConfigError, match="overlong_buffer = 9 with max_response_tokens = 8"):
+        TrainerConfig(overlong_buffer=9, max_response_tokens=8)
     assert TrainerConfig(threads=None).threads is None
     with pytest.raises(TrainerConfigError, match="threads"):
         TrainerConfig(threads=-1)

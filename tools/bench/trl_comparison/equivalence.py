@@ -75,12 +75,12 @@ def our_loss(job: Job, inputs: dict[str, Any], rewards: list[float], advantages:
     from tailrace.contracts import Experience, Segment
     from tailrace.trainer import TrainerConfig
     from tailrace.trainer.batch import grpo_samples
-    from tailrace.trainer.grpo import clipped_surrogate
     from tailrace.trainer.layout import plan
+    from tailrace.trainer.losses import LossTokens
     from tailrace.trainer.microbatch import to_tensors
     from tailrace.trainer.policy import PREFIX, load_policy
 
-    config = TrainerConfig(clip_low=job.clip_low, clip_high=job.clip_high)
+    config = TrainerConfig(loss="dapo", loss_options={"clip_low": job.clip_low, "clip_high": job.clip_high})
     experiences = []
     for number, reward in enumerate(rewards):
         shown, kept = inputs["prompt_mask"][number].bool(), inputs["completion_mask"][number].bool()
@@ -100,10 +100,8 @@ def our_loss(job: Job, inputs: dict[str, Any], rewards: list[float], advantages:
     for rows in plan(samples, ranks=1, token_budget=config.micro_batch_tokens, shared_prompt_tokens=384)[0]:
         batch = to_tensors(rows, torch.device("cpu"))
         logprobs, _ = policy(batch, job.temperature, False)
-        surrogate = clipped_surrogate(
-            logprobs, batch.behaviour, batch.advantages, clip_low=job.clip_low, clip_high=job.clip_high
-        )
-        loss = (batch.weights * surrogate.loss).sum() / tokens
+        of_tokens = config.open_loss().loss(LossTokens(logprobs, batch.behaviour, batch.advantages, batch.response))
+        loss = (batch.weights * of_tokens).sum() / tokens
         loss.backward()
         total += float(loss.detach())
     return total, {name.removeprefix(PREFIX): value.grad for name, value in policy.named_parameters()}

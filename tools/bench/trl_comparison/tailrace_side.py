@@ -51,8 +51,6 @@ def settings(job: Job) -> dict[str, Any]:
         "betas": list(job.betas),
         "weight_decay": job.weight_decay,
         "grad_clip_norm": job.grad_clip_norm,
-        "clip_low": job.clip_low,
-        "clip_high": job.clip_high,
         "temperature": job.temperature,
         "normalisation": "token",
     }
@@ -62,7 +60,7 @@ def settings(job: Job) -> dict[str, Any]:
         "model": {"path": job.model, "small": None},
         "pipeline": {"steps": job.steps, "prompts_per_step": job.prompts, "samples_per_prompt": job.samples},
         "rollout": {"temperature": job.temperature, "max_tokens": job.max_tokens},
-        "trainer": {"options": options},
+        "trainer": {"options": options, "loss": {"name": "dapo", "clip_low": job.clip_low, "clip_high": job.clip_high}},
         "evaluation": {"every": 0, "controls": False},
         "checkpoint": {"keep": job.steps + 2},
     }

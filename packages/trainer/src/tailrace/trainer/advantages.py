@@ -1,12 +1,57 @@
-"""Group-normalised advantages and the weight of each token in the loss. Plain Python, no torch."""
+"""Advantages, behind the door ``tailrace.advantages``, and the weight of each token in the loss. Plain Python, no torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from tailrace.contracts import same_rewards
-from tailrace.trainer.config import Normalisation
+from tailrace.contracts import PluginError, plugins, same_rewards
+from tailrace.trainer.losses import Normalisation
+from tailrace.trainer.options import build
+
+GROUP = "tailrace.advantages"
+
+
+class Advantages(ABC):
+    """How rewards become advantages, as a frozen dataclass whose fields are its options. It is pure, and keeps no state.
+
+    Attributes:
+        needs_batch: whether it needs the rewards of the whole batch, so that no gradient can be computed before the batch is
+            complete; otherwise those of a response's group are enough.
+    """
+
+    __slots__ = ()
+    needs_batch: ClassVar[bool] = False
+
+    @abstractmethod
+    def __call__(self, groups: Sequence[Hashable], rewards: Sequence[float]) -> list[float]:
+        """The advantage of each trajectory.
+
+        Args:
+            groups: the group of each trajectory, in any order; groups are whole.
+            rewards: the reward of each trajectory.
+        """
+
+
+def open_advantages(name: str, options: Mapping[str, Any] | None = None) -> Advantages:
+    """The advantages of this name in the group ``tailrace.advantages``.
+
+    Args:
+        name: ``"group"``, ``"batch"``, ``"leave-one-out"``, ``"centred"`` or another plugin.
+        options: its options by name.
+
+    Raises:
+        PluginError: there are none, or what is registered is no `Advantages`.
+        TrainerConfigError: an option is unknown or wrong.
+    """
+    found = build(plugins.load(GROUP, name), options or {}, f"advantages {name!r}")
+    if not isinstance(found, Advantages):
+        expected = "expected a tailrace.trainer.advantages.Advantages"
+        raise PluginError(f"advantages {name!r} makes a {type(found).__name__}, {expected}")
+    return found
 
 
 def group_advantages(
@@ -35,31 +80,87 @@ def group_advantages(
     return [(reward - moments[group][0]) * moments[group][1] for group, reward in zip(groups, rewards, strict=True)]
 
 
-def batch_advantages(groups: Sequence[Hashable], rewards: Sequence[float]) -> list[float]:
+@dataclass(frozen=True, slots=True)
+class Group(Advantages):
+    """``(r - mean) / std`` over the group (GRPO, arXiv:2402.03300, section 4.1.2). Plugin ``group``; see `group_advantages`."""
+
+    def __call__(self, groups: Sequence[Hashable], rewards: Sequence[float]) -> list[float]:
+        """See `Advantages`."""
+        return group_advantages(groups, rewards)
+
+
+@dataclass(frozen=True, slots=True)
+class Centred(Advantages):
+    """``r - mean`` over the group (Dr. GRPO, arXiv:2503.20783): hard and easy prompts weigh no more than others. Plugin
+    ``centred``."""
+
+    def __call__(self, groups: Sequence[Hashable], rewards: Sequence[float]) -> list[float]:
+        """See `Advantages`."""
+        return group_advantages(groups, rewards, divide_by_std=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOneOut(Advantages):
+    """``r - mean over the others of the group`` (RLOO, arXiv:2402.14740, section 3). Plugin ``leave-one-out``.
+
+    It is the centred reward times ``n / (n - 1)``; a response without others has 0.
+    """
+
+    def __call__(self, groups: Sequence[Hashable], rewards: Sequence[float]) -> list[float]:
+        """See `Advantages`."""
+        sizes: dict[Hashable, int] = {}
+        for group in groups:
+            sizes[group] = sizes.get(group, 0) + 1
+        centred = group_advantages(groups, rewards, divide_by_std=False)
+        return [
+            value * sizes[group] / (sizes[group] - 1) if sizes[group] > 1 else 0.0
+            for group, value in zip(groups, centred, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class WholeBatch(Advantages):
     """Rewards centred within their group, divided by their standard deviation over the whole batch (REINFORCE++,
-    arXiv:2501.03262, the variant with group means). If all are equal within their groups, all advantages are 0.
+    arXiv:2501.03262, the variant with group means). Plugin ``batch``.
+
+    If all are equal within their groups, all advantages are 0.
+    """
+
+    needs_batch: ClassVar[bool] = True
+
+    def __call__(self, groups: Sequence[Hashable], rewards: Sequence[float]) -> list[float]:
+        """See `Advantages`."""
+        centred = group_advantages(groups, rewards, divide_by_std=False)
+        std = math.sqrt(math.fsum(value * value for value in centred) / max(1, len(centred)))
+        return [value / std if std else 0.0 for value in centred]
+
+
+def overlong_penalty(length: int, longest: int, buffer: int) -> float:
+    """What a response's length adds to its reward, from -1 to 0 (soft overlong punishment, DAPO equation 13).
 
     Args:
-        groups: the group of each trajectory of the batch, in any order.
-        rewards: the reward of each trajectory.
+        length: generated tokens of the response.
+        longest: most tokens of a response.
+        buffer: tokens before `longest` over which the penalty grows.
     """
-    centred = group_advantages(groups, rewards, divide_by_std=False)
-    std = math.sqrt(math.fsum(value * value for value in centred) / max(1, len(centred)))
-    return [value / std if std else 0.0 for value in centred]
+    return max(-1.0, min(0.0, (longest - buffer - length) / buffer))
 
 
-def token_weights(lengths: Sequence[int], normalisation: Normalisation) -> list[float]:
+def token_weights(lengths: Sequence[int], normalisation: Normalisation, constant: int = 1) -> list[float]:
     """The weight of each response's tokens in a sum over tokens, which `units` of the same batch scales to its loss.
 
     ``"token"``: 1 (DAPO, arXiv:2503.14476, equation 12). ``"sequence"``: 1 / length (GRPO, arXiv:2402.03300, equation 3).
+    ``"constant"``: 1 / constant (Dr. GRPO, arXiv:2503.20783).
     A weight depends on its own response alone. So the gradients of any split into micro-batches, ranks, cells or parts of a
     batch add up to the batch's, whatever the sizes of the parts, and are scaled once. A mean of the parts' means would not do.
 
     Args:
-        lengths: tokens of each response.
-        normalisation: ``"token"`` or ``"sequence"``.
+        lengths: tokens of each response; 0 for one that does not count.
+        normalisation: ``"token"``, ``"sequence"`` or ``"constant"``.
+        constant: of ``"constant"``, in tokens.
     """
-    return [0.0 if not length else 1.0 if normalisation == "token" else 1.0 / length for length in lengths]
+    shares = {"token": 1.0, "constant": 1.0 / constant if constant else 0.0}
+    return [0.0 if not length else shares.get(normalisation, 1.0 / length) for length in lengths]
 
 
 def units(lengths: Sequence[int], normalisation: Normalisation) -> int:

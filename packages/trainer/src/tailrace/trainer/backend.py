@@ -35,6 +35,8 @@ class TrainingBackend(Protocol):
 
     on_phase: Callable[[str], None]
     """Called as "forward" and "backward" of a micro-batch, and the "optimizer" step, begin. The role sets it."""
+    weights_version: int | None
+    """The version of the weights, from which metrics count the staleness of tokens; None: they do not. The role sets it."""
 
     @property
     def device(self) -> torch.device:

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Sequence
 from numbers import Integral
 from typing import Any
 
-from tailrace.contracts import Experience
-from tailrace.trainer.advantages import batch_advantages, group_advantages, token_weights
+from tailrace.contracts import Experience, FinishReason
+from tailrace.trainer.advantages import overlong_penalty, token_weights
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.demonstrations import TokenExample
 from tailrace.trainer.errors import BatchError
@@ -33,14 +33,18 @@ def grpo_samples(
     """
     batch = [experience for mini_batch in mini_batches for experience in mini_batch]
     rewards = check_experiences(batch, vocabulary)
+    if config.overlong_buffer:
+        limits = (config.max_response_tokens, config.overlong_buffer)
+        rewards = [
+            reward + overlong_penalty(experience.generated_tokens, *limits)
+            for reward, experience in zip(rewards, batch, strict=True)
+        ]
     groups = [experience.group for experience in batch]
-    if config.advantages == "batch":
-        advantages = iter(batch_advantages(groups, rewards))
-    else:
-        advantages = iter(group_advantages(groups, rewards, divide_by_std=config.divide_by_std))
+    advantages, normalisation = iter(config.open_advantages()(groups, rewards)), config.normaliser
     result = []
     for mini_batch in mini_batches:
-        weights = token_weights([experience.generated_tokens for experience in mini_batch], config.normalisation)
+        lengths = weighted_lengths(mini_batch, config)
+        weights = token_weights(lengths, normalisation, config.max_response_tokens)
         samples = [
             _sample(experience, weight, advantage)
             for experience, weight, advantage in zip(mini_batch, weights, advantages, strict=False)
@@ -49,12 +53,20 @@ def grpo_samples(
     return result
 
 
+def weighted_lengths(experiences: Sequence[Experience], config: TrainerConfig) -> list[int]:
+    """The generated tokens of each response that have a weight in the loss: 0 of one that is masked."""
+    masked = FinishReason.LENGTH if config.mask_overlong else None
+    return [0 if experience.finish is masked else experience.generated_tokens for experience in experiences]
+
+
 def _sample(experience: Experience, weight: float, advantage: float) -> TrainingSample:
     tokens, logprobs, generated = experience.tokens, experience.logprobs, experience.generated
+    versions = tuple(segment.version for segment in experience.segments for _ in segment.tokens)
     if all(generated):
-        return TrainingSample(experience.prompt, tokens, weight, logprobs, advantage)
+        return TrainingSample(experience.prompt, tokens, weight, logprobs, advantage, versions=versions)
     end = len(generated) - generated[::-1].index(True) if any(generated) else 0
-    return TrainingSample(experience.prompt, tokens[:end], weight, logprobs[:end], advantage, generated[:end])
+    kept = generated[:end]
+    return TrainingSample(experience.prompt, tokens[:end], weight, logprobs[:end], advantage, kept, versions[:end])
 
 
 def supervised_samples(sequences: Sequence[TokenExample], vocabulary: int | None = None) -> list[TrainingSample]:

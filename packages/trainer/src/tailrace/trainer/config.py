@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from tailrace.contracts import PluginError
+from tailrace.trainer.advantages import Advantages, open_advantages
 from tailrace.trainer.errors import TrainerConfigError
+from tailrace.trainer.losses import Loss, Normalisation, open_loss
 
-Normalisation = Literal["token", "sequence"]
-Advantages = Literal["group", "batch"]
 ALL_LINEAR = "all-linear"
 SMALL_MODEL_PARAMETERS = 50_000_000
 """Up to this size a model is one FSDP unit and keeps its activations: gathering or computing them again layer by layer would
 cost more than it saves."""
+AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class AdapterConfig:
 
 @dataclass(frozen=True, slots=True)
 class TrainerConfig:
-    """Settings of GRPO and its optimizer (AdamW).
+    """Settings of the loss, its gradients and the optimizer (AdamW).
 
     Args:
         lr: learning rate after the warm-up.
@@ -59,14 +62,20 @@ class TrainerConfig:
         lr_stable_steps: optimizer steps at `lr` between warm-up and decay, of ``"warmup-stable-decay"``.
         lr_decay_steps: optimizer steps over which the rate falls.
         lr_min: learning rate after the decay.
-        clip_low: the importance ratio is clipped below at ``1 - clip_low``.
-        clip_high: the importance ratio is clipped above at ``1 + clip_high`` (clip-higher, DAPO section 3.1).
+        loss: the loss, a plugin of ``tailrace.loss``.
+        loss_options: its options by name.
+        advantages: how rewards become advantages, a plugin of ``tailrace.advantages``; ``"auto"``: as the loss's paper has it.
+        advantages_options: their options by name.
         normalisation: ``"token"`` weighs all response tokens of a mini-batch equally (DAPO equation 12);
-            ``"sequence"`` weighs all responses equally, whatever their length (GRPO equation 3). Lengths are of generated
-            tokens, without what environments answered.
-        advantages: ``"group"`` divides centred rewards by the standard deviation of their group (GRPO), ``"batch"`` by that of
-            the whole batch (REINFORCE++, arXiv:2501.03262), so that no gradient can be computed before the batch is complete.
-        divide_by_std: divide advantages by a standard deviation; False only centres rewards within their group.
+            ``"sequence"`` weighs all responses equally, whatever their length (GRPO equation 3); ``"constant"`` divides the sum
+            over a response's tokens by `max_response_tokens` (Dr. GRPO); ``"auto"``: as the loss's paper has it. Lengths are of
+            generated tokens, without what environments answered.
+        max_response_tokens: most tokens of a response, which ``"constant"`` and `overlong_buffer` need; 0 if they are not
+            used. In a run it is `rollout.max_tokens`.
+        overlong_buffer: last tokens of the longest response allowed, over which the reward falls by up to 1 (soft overlong
+            punishment, DAPO equation 13); 0 for none.
+        mask_overlong: whether responses that ended at the limit of tokens have no weight in the loss (overlong filtering, DAPO
+            section 3.4). Their rewards still count in the advantages of their group.
         kl_coefficient: weight of a penalty for leaving the model that training began with (GRPO equation 3); above 0 a frozen
             copy of that model is kept.
         temperature: sampling temperature of the rollout. Log-probabilities include it, as those that the engine recorded do.
@@ -103,11 +112,14 @@ class TrainerConfig:
     lr_stable_steps: int = 0
     lr_decay_steps: int = 0
     lr_min: float = 0.0
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    normalisation: Normalisation = "token"
-    advantages: Advantages = "group"
-    divide_by_std: bool = True
+    loss: str = "dapo"
+    loss_options: Mapping[str, Any] = field(default_factory=dict)
+    advantages: str = AUTO
+    advantages_options: Mapping[str, Any] = field(default_factory=dict)
+    normalisation: Literal["auto", "token", "sequence", "constant"] = "auto"
+    max_response_tokens: int = 0
+    overlong_buffer: int = 0
+    mask_overlong: bool = False
     kl_coefficient: float = 0.0
     temperature: float = 1.0
     grad_clip_norm: float = 1.0
@@ -134,7 +146,8 @@ class TrainerConfig:
             ("lr_decay_steps", 0),
             ("lr_min", 0.0),
             ("logits_budget", 0),
-            ("clip_high", 0.0),
+            ("max_response_tokens", 0),
+            ("overlong_buffer", 0),
             ("kl_coefficient", 0.0),
             ("grad_clip_norm", 0.0),
             ("shared_prompt_tokens", 0),
@@ -149,26 +162,45 @@ class TrainerConfig:
         for name in ("temperature", "micro_batch_tokens", "timeout_s"):
             if not getattr(self, name) > 0:
                 raise TrainerConfigError(f"found {name} = {getattr(self, name)!r}, expected more than 0")
-        if not 0 <= self.clip_low < 1:
-            raise TrainerConfigError(f"found clip_low = {self.clip_low!r}, expected 0 <= clip_low < 1")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise TrainerConfigError(f"found betas = {self.betas!r}, expected two numbers in [0, 1)")
         for name, known in (
-            ("normalisation", ("token", "sequence")),
-            ("advantages", ("group", "batch")),
             ("lr_schedule", ("constant", "linear", "cosine", "warmup-stable-decay")),
             ("activation_checkpointing", ("auto", "on", "off")),
+            ("normalisation", ("auto", "token", "sequence", "constant")),
             ("dtype", ("float32", "bfloat16", "float64")),
             ("device", ("auto", "cpu", "cuda")),
         ):
             if getattr(self, name) not in known:
                 raise TrainerConfigError(f"found {name} = {getattr(self, name)!r}, expected one of {', '.join(known)}")
-        if self.advantages == "batch" and not self.divide_by_std:
-            raise TrainerConfigError(
-                "found advantages = 'batch' with divide_by_std = False, expected it to be True: the standard deviation is all "
-                "that the whole batch adds"
-            )
+        self._check_loss()
         self._check_schedule()
+
+    def _check_loss(self) -> None:
+        try:
+            loss = self.open_loss()
+            if loss.needs_values and self.advantages == AUTO:
+                raise TrainerConfigError(
+                    f"found the loss {self.loss!r}, whose advantages are those of a critic, and this trainer's model has no "
+                    "head for values; expected a loss without a critic, or advantages without one, such as 'group'"
+                )
+            self.open_advantages()
+        except PluginError as error:
+            raise TrainerConfigError(str(error)) from error
+        if self.advantages == AUTO and self.advantages_options:
+            raise TrainerConfigError(
+                f"found options of advantages ({', '.join(self.advantages_options)}) without their name, expected it"
+            )
+        if self.normaliser == "constant" and not self.max_response_tokens:
+            raise TrainerConfigError(
+                f"found normalisation = 'constant' (of the loss {self.loss!r}) without max_response_tokens, expected most "
+                "tokens of a response, by which each response's sum is divided"
+            )
+        if self.overlong_buffer and not self.overlong_buffer <= self.max_response_tokens:
+            raise TrainerConfigError(
+                f"found overlong_buffer = {self.overlong_buffer} with max_response_tokens = {self.max_response_tokens}, "
+                "expected at most as many: these are the last tokens of a response"
+            )
 
     def _check_schedule(self) -> None:
         """Refuse settings of the learning rate that the schedule does not read, or lacks."""
@@ -191,6 +223,36 @@ class TrainerConfig:
             )
         if self.lr_min > self.lr:
             raise TrainerConfigError(f"found lr_min = {self.lr_min!r} above lr = {self.lr!r}, expected at most that")
+
+    def open_loss(self) -> Loss:
+        """The loss."""
+        return open_loss(self.loss, self.loss_options)
+
+    def open_advantages(self) -> Advantages:
+        """The advantages: those that are named, or else the loss's."""
+        if self.advantages == AUTO:
+            return open_advantages(self.open_loss().advantages)
+        return open_advantages(self.advantages, self.advantages_options)
+
+    @property
+    def normaliser(self) -> Normalisation:
+        """How tokens are weighed: as `normalisation` says, or else the loss."""
+        return self.open_loss().normalisation if self.normalisation == "auto" else self.normalisation
+
+    def early_gradients_refused(self) -> str:
+        """Why no gradient can be computed before the batch is complete, in one line; empty if it can."""
+        advantages = self.open_advantages()
+        if not self.open_loss().streams:
+            return (
+                f"found the loss {self.loss!r} with gradients of parts of a batch, expected another: it needs all of it"
+            )
+        if advantages.needs_batch:
+            name = self.open_loss().advantages if self.advantages == AUTO else self.advantages
+            return (
+                f"found advantages = {name!r} (with the loss {self.loss!r}) with gradients of parts of a batch, expected "
+                "others, such as 'group': they need the rewards of the whole batch"
+            )
+        return ""
 
 
 def check_owners(config: TrainerConfig, backend: str) -> None:

@@ -11,15 +11,27 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tailrace.trainer.grpo import clipped_surrogate, reference_kl
-from tailrace.trainer.layout import TrainingSample, plan
+from tailrace.trainer.layout import PackedRow, TrainingSample, plan
+from tailrace.trainer.losses import LossTokens
 from tailrace.trainer.microbatch import MicroBatch, to_tensors
 from tailrace.trainer.sharded_model import ShardedModel
-from tailrace.trainer.tally import Tally
+from tailrace.trainer.tally import Tally, sums_by_staleness
+
+
+def reference_kl(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """``p - log p - 1`` for every token, with ``p = exp(reference - logprob)``: an estimator of KL(policy || reference) that
+    is never negative (GRPO equation 4).
+
+    Args:
+        logprobs: log-probability of each token under the current weights, ``[tokens]``; differentiable.
+        reference: under the reference model, ``[tokens]``.
+    """
+    log_ratio = reference - logprobs
+    return log_ratio.exp() - log_ratio - 1.0
 
 
 class Gradients:
-    """Adds the gradients of samples up.
+    """Adds the gradients of samples up, by the loss of the model's configuration.
 
     Args:
         model: the model, which has the gradients.
@@ -36,13 +48,23 @@ class Gradients:
         on_phase: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._model, self._config, self._reference = model, model.config, reference
+        self._loss = model.config.open_loss()
         self._shared_prompt_tokens, self._on_phase = shared_prompt_tokens, on_phase
         self.ended: Callable[[], None] = lambda: None
         """called at the end of each micro-batch"""
         self.planned = 0
         """micro-batches of the samples that were added last, or are"""
+        self.version: int | None = None
+        """version of the weights, from which staleness is counted; None: it is not"""
 
-    def add(self, samples: Sequence[TrainingSample], *, alone: bool, supervised: bool = False) -> Tally:
+    def add(
+        self,
+        samples: Sequence[TrainingSample],
+        *,
+        alone: bool,
+        supervised: bool = False,
+        proximal: Sequence[Tensor] = (),
+    ) -> Tally:
         """Add gradients of the weighted sum of the samples' losses.
 
         Args:
@@ -50,26 +72,26 @@ class Gradients:
             alone: whether this cell computes all of them; otherwise all cells share them. Either way the call is collective
                 within a cell, and nothing goes from one cell to another.
             supervised: whether the loss is the cross-entropy.
+            proximal: what `logprobs` gave for these samples before an optimizer step on the batch; without it, the weights are
+                those from before the batch.
 
         Returns:
             This rank's losses, nothing counted.
         """
-        model, config = self._model, self._config
-        cells = 1 if alone else model.cells
-        mine = plan(
-            samples,
-            ranks=cells * model.shares,
-            cells=cells,
-            token_budget=config.micro_batch_tokens,
-            shared_prompt_tokens=self._shared_prompt_tokens,
-        )[model.place if alone else model.cell * model.shares + model.place]
+        model = self._model
+        mine = self._plan(samples, alone=alone)
         tally, self.planned = Tally(model.device), len(mine)
         for number, rows in enumerate(mine):
             begun = time.perf_counter()
             batch = to_tensors(rows, model.device, model.dtype)
             self._on_phase("forward")
             with model.micro_batch(last=number == len(mine) - 1) as forward:
-                loss, values = self._loss(forward, batch, supervised)
+                if supervised:
+                    logprobs, _ = forward(batch, 1.0, False)
+                    loss = -(batch.weights * logprobs).sum()
+                    values = loss.detach().double()[None]
+                else:
+                    loss, values = self._policy_loss(forward, batch, proximal[number] if proximal else None)
                 turned = time.perf_counter()
                 self._on_phase("backward")
                 model.backward(loss)
@@ -79,26 +101,58 @@ class Gradients:
             self.ended()
         return tally
 
-    def _loss(
-        self, forward: Callable[..., tuple[Tensor, Tensor]], batch: MicroBatch, supervised: bool
+    def logprobs(self, samples: Sequence[TrainingSample]) -> list[Tensor]:
+        """Log-probabilities under the weights as they are, of each micro-batch that `add` of these samples has. Collective."""
+        model, found = self._model, []
+        mine = self._plan(samples, alone=False)
+        for rows in mine:
+            self._on_phase("forward")
+            with torch.no_grad(), model.micro_batch(last=True) as forward:
+                found.append(forward(to_tensors(rows, model.device, model.dtype), self._config.temperature, False)[0])
+            self.ended()
+        return found
+
+    def _plan(self, samples: Sequence[TrainingSample], *, alone: bool) -> list[list[PackedRow]]:
+        """This rank's micro-batches."""
+        model, cells = self._model, 1 if alone else self._model.cells
+        return plan(
+            samples,
+            ranks=cells * model.shares,
+            cells=cells,
+            token_budget=self._config.micro_batch_tokens,
+            shared_prompt_tokens=self._shared_prompt_tokens,
+        )[model.place if alone else model.cell * model.shares + model.place]
+
+    def _policy_loss(
+        self, forward: Callable[..., tuple[Tensor, Tensor]], batch: MicroBatch, proximal: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The loss of a micro-batch, and that and its sums over tokens in the order of a tally."""
         config = self._config
-        temperature = 1.0 if supervised else config.temperature
-        reference = None
-        if self._reference is not None and not supervised:
-            reference = self._reference(batch, temperature)
-        logprobs, entropy = forward(batch, temperature, config.entropy and not supervised)
-        if supervised:
-            loss = -(batch.weights * logprobs).sum()
-            return loss, loss.detach().double()[None]
-        surrogate = clipped_surrogate(
-            logprobs, batch.behaviour, batch.advantages, clip_low=config.clip_low, clip_high=config.clip_high
+        reference = None if self._reference is None else self._reference(batch, config.temperature)
+        logprobs, entropy = forward(batch, config.temperature, config.entropy)
+        if proximal is None and self._loss.needs_proximal:
+            proximal = logprobs.detach()
+        tokens = LossTokens(
+            logprobs,
+            batch.behaviour,
+            batch.advantages,
+            batch.response,
+            proximal,
+            batch.versions if len(batch.versions) else None,
         )
-        of_tokens, values = surrogate.loss, [surrogate.clipped.float(), surrogate.kl, surrogate.ratio, entropy]
+        of_tokens, penalty = self._loss.loss(tokens), None
         if reference is not None:
             penalty = reference_kl(logprobs, reference)
             of_tokens = of_tokens + config.kl_coefficient * penalty
-            values.append(penalty.detach())
         loss = (batch.weights * of_tokens).sum()
-        return loss, torch.stack([loss.detach().double(), *(value.double().sum() * batch.counted for value in values)])
+        with torch.no_grad():
+            log_ratio = logprobs - batch.behaviour
+            ratio = log_ratio.exp()
+            kl = ratio - 1.0 - log_ratio
+            low, high = self._loss.clipped(tokens)
+            sums = [value.double().sum() for value in (low, high, kl, ratio, ratio.double().square(), entropy)]
+            sums.append(torch.zeros_like(sums[0]) if penalty is None else penalty.double().sum())
+            staleness = None if self.version is None else self.version - batch.versions
+            by_staleness = sums_by_staleness(staleness, ratio, kl)
+            told = torch.cat([torch.stack(sums), by_staleness]) * batch.counted
+        return loss, torch.cat([loss.detach().double()[None], told])

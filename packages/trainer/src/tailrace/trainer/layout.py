@@ -23,6 +23,7 @@ class TrainingSample:
         advantage: the response's advantage.
         generated: for each response token, whether it is trained on, at least one; otherwise it is context for those behind
             it, as what an environment answered is. Empty: all are.
+        versions: the weight version that drew each response token; empty if that is not known.
     """
 
     prompt: tuple[int, ...]
@@ -31,6 +32,7 @@ class TrainingSample:
     behaviour: tuple[float, ...] = ()
     advantage: float = 0.0
     generated: tuple[bool, ...] = ()
+    versions: tuple[int, ...] = ()
 
     @property
     def trained(self) -> Sequence[int]:
@@ -53,7 +55,7 @@ class PackedRow:
         return len(self.prompt) + sum(len(sample.response) for sample in self.samples)
 
 
-EMPTY = PackedRow((0,), (TrainingSample((0,), (0,), 0.0, (0.0,)),))
+EMPTY = PackedRow((0,), (TrainingSample((0,), (0,), 0.0, (0.0,), versions=(0,)),))
 """A row of weight 0. A rank without micro-batches left computes it, to take part in the others' collectives."""
 
 OVERHEAD_TOKENS = 128

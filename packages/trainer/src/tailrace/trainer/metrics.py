@@ -4,31 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-_BY_TOKENS = frozenset({"clip_fraction", "approx_kl", "ratio_mean", "entropy", "reference_kl"})
+_BY_TOKENS = frozenset(
+    {
+        *(
+            "clip_fraction",
+            "clip_fraction_low",
+            "clip_fraction_high",
+            "approx_kl",
+            "ratio_mean",
+            "entropy",
+            "reference_kl",
+        ),
+        "effective_sample_size",
+    }
+)
 _BY_PARTS = frozenset({"loss", "grad_norm"})
 _SUMS = frozenset({"tokens", "trajectories"})
+_FIRST = frozenset({"mismatch_kl"})  # later steps differ from the engine by the steps before them, too
 
 
 def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The metrics of all parts as those of one step (see `TrainerWorker.step`); each part was one optimizer step.
 
-    Seconds and counts are added, maxima are the greatest, `lr` is the last. Means over response tokens are weighted by tokens,
-    means over optimizer steps by parts, and all others by trajectories.
+    Seconds and counts are added, maxima are the greatest, `lr` is the last, and `mismatch_kl` the first. Means over response
+    tokens are weighted by tokens, those of a staleness by its tokens, means over optimizer steps by parts, and all others by
+    trajectories.
     """
     if len(parts) == 1:
         return dict(parts[0])
     merged: dict[str, float] = {}
-    for name in parts[-1]:
-        values = [part[name] for part in parts]
-        if name in _SUMS or name.endswith("_s"):
+    for name in dict.fromkeys(name for part in parts for name in part):
+        having = [part for part in parts if name in part]
+        values = [part[name] for part in having]
+        _, is_of, staleness = name.partition("_staleness_")
+        if name in _SUMS or name.endswith("_s") or name.startswith("tokens_staleness_"):
             merged[name] = sum(values)
         elif name.endswith("_max"):
             merged[name] = max(values)
         elif name == "lr":
             merged[name] = values[-1]
+        elif name in _FIRST:
+            merged[name] = values[0]
         else:
-            by = "tokens" if name in _BY_TOKENS else "trajectories"
-            weights = [1.0 if name in _BY_PARTS else part[by] for part in parts]
+            by = f"tokens_staleness_{staleness}" if is_of else "tokens" if name in _BY_TOKENS else "trajectories"
+            weights = [1.0 if name in _BY_PARTS else part[by] for part in having]
             shares = [value * weight for value, weight in zip(values, weights, strict=True)]
             merged[name] = sum(shares) / max(1.0, sum(weights))
     return merged

@@ -28,6 +28,8 @@ class MicroBatch:
         behaviour: ``[tokens]``, their log-probabilities when they were drawn; empty for supervised samples.
         advantages: ``[tokens]``, the advantage of each token's response.
         weights: ``[tokens]``, weight of each token in the loss.
+        response: ``[tokens]``, which response of the micro-batch each token is of, from 0.
+        versions: ``[tokens]``, the weight version that drew each token; empty if that is not known.
         counted: 0 for the row of weight 0 that only takes part in collectives, else 1.
     """
 
@@ -39,6 +41,8 @@ class MicroBatch:
     behaviour: Tensor
     advantages: Tensor
     weights: Tensor
+    response: Tensor
+    versions: Tensor
     counted: int
 
 
@@ -82,6 +86,8 @@ def to_tensors(rows: Sequence[PackedRow], device: torch.device, dtype: torch.dty
     targets = np.concatenate([np.asarray(sample.response, np.int64)[places] for sample, places in both])
     drawn = [np.asarray(sample.behaviour, wide)[places] for sample, places in both if sample.behaviour]
     behaviour = np.concatenate(drawn) if drawn else np.empty(0, wide)
+    made = [np.asarray(sample.versions, np.int64)[places] for sample, places in both if sample.versions]
+    versions = np.concatenate(made) if made else np.empty(0, np.int64)
     return MicroBatch(
         torch.from_numpy(ids).to(device),
         torch.from_numpy(positions).to(device) if shared else None,
@@ -91,6 +97,8 @@ def to_tensors(rows: Sequence[PackedRow], device: torch.device, dtype: torch.dty
         torch.from_numpy(behaviour).to(device),
         per_token([sample.advantage for sample in samples]),
         per_token([sample.weight for sample in samples]),
+        torch.from_numpy(np.repeat(np.arange(len(samples)), sizes)).to(device),
+        torch.from_numpy(versions).to(device),
         0 if len(rows) == 1 and rows[0] is EMPTY else 1,
     )
 

@@ -79,18 +79,15 @@ class PartialBatch:
             self.forget()
             raise
         if self._model.counts_all(alone=alone):
-            found.count(experiences, self._config.normalisation)
+            found.count(experiences, self._config)
         self._tally.add(found)
         self._groups.update(dict.fromkeys(experience.group for experience in experiences))
         return found
 
     def _check(self, before: Iterable[Iterable[int]], experiences: Sequence[Experience]) -> None:
         """Check that groups may be added to those that cells have."""
-        if self._config.advantages != "group":
-            raise TrainerConfigError(
-                f"found advantages = {self._config.advantages!r} with gradients of parts of a batch, expected 'group': others "
-                "need the rewards of the whole batch"
-            )
+        if refused := self._config.early_gradients_refused():
+            raise TrainerConfigError(refused)
         check_experiences(experiences, self._vocabulary)
         seen: set[int] = set()
         for groups in [*before, {experience.group for experience in experiences}]:

@@ -11,12 +11,40 @@ from torch import Tensor
 
 from tailrace.contracts import Experience
 from tailrace.trainer.advantages import units
-from tailrace.trainer.config import Normalisation
+from tailrace.trainer.batch import weighted_lengths
+from tailrace.trainer.config import TrainerConfig
 
-PER_TOKEN = ("clip_fraction", "approx_kl", "ratio_mean", "entropy", "reference_kl")
+_PER_TOKEN = (
+    "clip_fraction_low",
+    "clip_fraction_high",
+    "approx_kl",
+    "ratio_mean",
+    "ratio_square",
+    "entropy",
+    "reference_kl",
+)
 """Sums over generated tokens, each of weight 1."""
+STALENESSES = 8
+"""Tokens of staleness 0, 1, ... have sums of their own; those of the last one and above are together."""
+_BY_STALENESS = [
+    f"{name}_staleness_{lag}" for lag in range(STALENESSES) for name in ("tokens", "ratio", "square", "kl")
+]
 _COUNTED = ("units", "tokens", "trajectories", "reward", "version", "of_a_version")
-_SUMS = ("loss", *PER_TOKEN, *_COUNTED)
+_SUMS = ("loss", *_PER_TOKEN, *_BY_STALENESS, *_COUNTED)
+
+
+def sums_by_staleness(staleness: Tensor | None, ratio: Tensor, kl: Tensor) -> Tensor:
+    """Tokens, and sums of ratios, their squares and KL, of each staleness in turn, ``[4 x STALENESSES]``.
+
+    Args:
+        staleness: of each token, ``[tokens]``; None or empty if it is not known.
+        ratio, kl: of each token, ``[tokens]``.
+    """
+    found = torch.zeros(STALENESSES, 4, dtype=torch.float64, device=ratio.device)
+    if staleness is not None and len(staleness):
+        values = torch.stack([torch.ones_like(ratio), ratio, ratio.square(), kl], dim=1).double()
+        found.index_add_(0, staleness.clamp(0, STALENESSES - 1), values)
+    return found.flatten()
 
 
 class Tally:
@@ -33,12 +61,13 @@ class Tally:
         self.maxima = torch.full((2,), -torch.inf, dtype=torch.float64, device=device)
         self.forward_s = self.backward_s = 0.0
 
-    def count(self, experiences: Sequence[Experience], normalisation: Normalisation) -> None:
+    def count(self, experiences: Sequence[Experience], config: TrainerConfig) -> None:
         """Count trajectories that are trained on. Of all ranks that have them, one does so."""
         lengths = [experience.generated_tokens for experience in experiences]
         versions = [experience.oldest_version for experience in experiences if experience.segments]
         rewards = sum(experience.reward or 0.0 for experience in experiences)
-        found = (units(lengths, normalisation), sum(lengths), len(lengths), rewards, sum(versions), len(versions))
+        weighted = units(weighted_lengths(experiences, config), config.normaliser)
+        found = (weighted, sum(lengths), len(lengths), rewards, sum(versions), len(versions))
         self.sums[-len(_COUNTED) :] += torch.tensor(found, dtype=torch.float64).to(self.sums)
         most = (max(lengths, default=0.0), -min(versions) if versions else -torch.inf)
         self.maxima = torch.maximum(self.maxima, torch.tensor(most, dtype=torch.float64).to(self.maxima))
@@ -76,7 +105,20 @@ def means(total: dict[str, float]) -> dict[str, float]:
     """The metrics that `TrainerWorker.step` reports of trajectories, from sums over all of them."""
     tokens, trajectories = max(1.0, total["tokens"]), max(1.0, total["trajectories"])
     found = {"loss": total["loss"] / max(1.0, total["units"])}
-    found |= {name: total[name] / tokens for name in PER_TOKEN}
+    found |= {"clip_fraction": (total["clip_fraction_low"] + total["clip_fraction_high"]) / tokens}
+    found |= {name: total[name] / tokens for name in _PER_TOKEN if name != "ratio_square"}
+    found |= {"effective_sample_size": _effective(total["tokens"], total["ratio_mean"], total["ratio_square"])}
+    if total["tokens_staleness_0"]:
+        found |= {"mismatch_kl": total["kl_staleness_0"] / total["tokens_staleness_0"]}
+    for lag in range(STALENESSES):
+        of_lag, ratio, square, kl = (total[f"{name}_staleness_{lag}"] for name in ("tokens", "ratio", "square", "kl"))
+        if of_lag:
+            found |= {
+                f"tokens_staleness_{lag}": of_lag,
+                f"ratio_staleness_{lag}": ratio / of_lag,
+                f"kl_staleness_{lag}": kl / of_lag,
+                f"effective_sample_size_staleness_{lag}": _effective(of_lag, ratio, square),
+            }
     return found | {
         "reward_mean": total["reward"] / trajectories,
         "trajectories": total["trajectories"],
@@ -84,6 +126,11 @@ def means(total: dict[str, float]) -> dict[str, float]:
         "response_tokens_mean": total["tokens"] / trajectories,
         "response_tokens_max": total["longest"],
     }
+
+
+def _effective(tokens: float, ratio: float, square: float) -> float:
+    """The effective sample size of importance ratios as a share of the tokens: ``(sum r)^2 / (n sum r^2)``."""
+    return ratio * ratio / (tokens * square) if tokens and square else 0.0
 
 
 def versions(total: dict[str, float]) -> dict[str, float]:

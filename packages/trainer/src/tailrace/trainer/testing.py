@@ -3,6 +3,8 @@
 class TestMyBackend(BackendContract):
     def build(self, model_path, config):
         return MyBackend(model_path, config, rank=0, world_size=1, rendezvous=None)
+
+check_loss(MyLoss()), check_advantages(MyAdvantages())
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import Experience, Segment
+from tailrace.trainer.advantages import Advantages
 from tailrace.trainer.backend import TrainingBackend
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.errors import BatchError, CheckpointError
+from tailrace.trainer.losses import Loss, LossTokens
 
 _VOCABULARY = 31
 _CONFIG = TrainerConfig(lr=0.01, device="cpu", threads=1, grad_clip_norm=0.0)
@@ -120,6 +124,78 @@ class BackendContract:
         assert bool(expected) == watched
 
 
+def check_loss(loss: Loss, *, seeds: range = range(20)) -> None:
+    """Check that a loss keeps what `Loss` says, on random tokens of several responses.
+
+    Raises:
+        AssertionError: it does not; the message has the seed.
+    """
+    import torch
+
+    assert isinstance(loss, Loss), f"found a {type(loss).__name__}, expected a tailrace.trainer.losses.Loss"
+    assert loss.normalisation in ("token", "sequence", "constant"), f"found normalisation = {loss.normalisation!r}"
+    for seed in seeds:
+        draw = torch.Generator().manual_seed(seed)
+        response = torch.arange(4).repeat_interleave(3)[torch.randperm(12, generator=draw)]
+        behaviour, proximal, logprobs = (-torch.rand(12, generator=draw, dtype=torch.float64) - 1 for _ in range(3))
+        advantages = torch.randn(4, generator=draw, dtype=torch.float64)[response]
+        logprobs.requires_grad_()
+        versions = torch.randint(0, 5, (12,), generator=draw)
+        tokens = LossTokens(
+            logprobs, behaviour, advantages, response, proximal if loss.needs_proximal else None, versions
+        )
+        found, low_high = loss.loss(tokens), loss.clipped(tokens)
+        assert found.shape == (12,), (
+            f"seed {seed}: found losses of shape {tuple(found.shape)}, expected one for each token"
+        )
+        assert torch.equal(found, loss.loss(tokens)), f"seed {seed}: equal tokens have other losses: it keeps a state"
+        assert all(mask.shape == (12,) and mask.dtype is torch.bool for mask in low_high), (
+            f"seed {seed}: expected masks"
+        )
+        assert not (low_high[0] & low_high[1]).any(), f"seed {seed}: a token's ratio is too low and too high"
+        found.sum().backward()
+        gradient = logprobs.grad
+        assert gradient is not None, f"seed {seed}: expected a gradient"
+        assert gradient.isfinite().all(), f"seed {seed}: expected a finite gradient"
+        assert not gradient[low_high[0] | low_high[1]].any(), f"seed {seed}: a token that is clipped has a gradient"
+        if loss.streams:
+            mine = response == 0
+            before = proximal[mine] if loss.needs_proximal else None
+            alone = LossTokens(
+                logprobs[mine], behaviour[mine], advantages[mine], response[mine], before, versions[mine]
+            )
+            difference = float((loss.loss(alone) - found[mine]).abs().max())
+            assert difference < 1e-9, (
+                f"seed {seed}: a response's loss changes by {difference} without the others: streams"
+            )
+
+
+def check_advantages(advantages: Advantages, *, seeds: range = range(20)) -> None:
+    """Check that advantages keep what `Advantages` says, on random groups.
+
+    Raises:
+        AssertionError: they do not; the message has the seed.
+    """
+    assert isinstance(advantages, Advantages), f"found a {type(advantages).__name__}, expected Advantages"
+    for seed in seeds:
+        draw = random.Random(seed)
+        groups = [group for group in range(4) for _ in range(4)]
+        draw.shuffle(groups)
+        rewards = [draw.choice([0.0, 0.3, 0.1 + 0.2, 1.0]) for _ in groups]
+        found = advantages(groups, rewards)
+        assert len(found) == len(groups), f"seed {seed}: found {len(found)} advantages, expected {len(groups)}"
+        assert all(map(math.isfinite, found)), f"seed {seed}: expected finite advantages"
+        assert found == advantages(groups, rewards), (
+            f"seed {seed}: equal rewards have other advantages: it keeps a state"
+        )
+        assert not any(advantages(groups, [0.5] * len(groups))), f"seed {seed}: rewards that are all equal say nothing"
+        if not advantages.needs_batch:
+            mine = [place for place, group in enumerate(groups) if group == groups[0]]
+            alone = advantages([groups[place] for place in mine], [rewards[place] for place in mine])
+            same = all(abs(found[place] - value) < 1e-9 for place, value in zip(mine, alone, strict=True))
+            assert same, f"seed {seed}: a group's advantages change without the other groups: needs_batch"
+
+
 def _model(directory: Path) -> Path:
     from tailrace.trainer.small import build_model
 
@@ -184,19 +260,23 @@ def _observation(draw: random.Random, version: int, vocab_size: int) -> Segment:
     return Segment(version, tokens, (0.0,) * len(tokens), observation=True)
 
 
-def reference_loss(lm: Any, mini_batch: Sequence[Experience], config: TrainerConfig, reference: Any = None) -> Any:
-    """The GRPO loss of a mini-batch, computed token by token as in the papers.
+def reference_loss(
+    lm: Any, mini_batch: Sequence[Experience], config: TrainerConfig, reference: Any = None, proximal: Any = None
+) -> Any:
+    """The loss of a mini-batch, computed token by token as in the papers. `reference_objective` has the objective of a token.
 
     ``J = 1/G sum_i 1/|o_i| sum_t min(r A, clip(r) A)`` (GRPO equation 3, ``"sequence"``) or
-    ``J = 1/sum|o_i| sum_i sum_t min(r A, clip(r) A)`` (DAPO equation 10, ``"token"``); the loss is ``-J``. With a reference
+    ``J = 1/sum|o_i| sum_i sum_t min(r A, clip(r) A)`` (DAPO equation 10, ``"token"``) or
+    ``J = 1/G sum_i 1/L sum_t min(r A, clip(r) A)`` (Dr. GRPO, ``"constant"``); the loss is ``-J``. With a reference
     model, ``min(..)`` is less by the coefficient times ``p - log p - 1``, where p is the reference's ratio (GRPO equation 4).
     Sums and lengths are over the tokens that the model generated; what environments answered is input only.
 
     Args:
         lm: a Hugging Face causal LM.
         mini_batch: whole groups.
-        config: clip ranges, normalisation, temperature, KL coefficient.
+        config: loss, advantages, normalisation, temperature, KL coefficient.
         reference: the causal LM that the KL penalty refers to; None without one.
+        proximal: the causal LM whose log-probabilities are the proximal ones; None: `lm` itself, as it is.
 
     Returns:
         A scalar tensor, differentiable in the parameters of `lm`.
@@ -209,37 +289,94 @@ def reference_loss(lm: Any, mini_batch: Sequence[Experience], config: TrainerCon
         for segment in experience.segments:
             lengths[experience.trajectory] += 0 if segment.observation else len(segment.tokens)
     tokens = sum(lengths.values())
-    spread = 0.0
-    for group in {experience.group for experience in mini_batch}:
-        rewards = [other.reward or 0.0 for other in mini_batch if other.group == group]
-        spread += sum((reward - sum(rewards) / len(rewards)) ** 2 for reward in rewards)
+    advantages = _reference_advantages(mini_batch, config)
+    loss = config.open_loss()
+    for experience in mini_batch:
+        advantage = advantages[experience.trajectory]
+        ids = torch.tensor([experience.prompt + experience.tokens])
+        logprobs: Any
+        logprobs, before, other = (
+            None if model is None else (model(input_ids=ids).logits[0].double() / config.temperature).log_softmax(-1)
+            for model in (lm, proximal, reference)
+        )
+        before = logprobs if before is None else before
+        is_observation = [segment.observation for segment in experience.segments for _ in segment.tokens]
+        places = [place for place in range(len(experience.tokens)) if not is_observation[place]]
+        at = [(len(experience.prompt) + place - 1, experience.tokens[place]) for place in places]
+        new = [logprobs[place] for place in at]
+        old = [experience.logprobs[place] for place in places]
+        middle = [before[place].item() for place in at]
+        for number, place in enumerate(at):
+            objective = reference_objective(loss, advantage, number, new, old, middle)
+            if other is not None:
+                ref_log_ratio = other[place].detach() - new[number]
+                objective = objective - config.kl_coefficient * (torch.exp(ref_log_ratio) - ref_log_ratio - 1)
+            share = {
+                "token": tokens,
+                "sequence": len(mini_batch) * lengths[experience.trajectory],
+                "constant": len(mini_batch) * config.max_response_tokens,
+            }[config.normaliser]
+            total = total - objective / share
+    return total
+
+
+def _reference_advantages(mini_batch: Sequence[Experience], config: TrainerConfig) -> dict[str, float]:
+    """The advantage of each trajectory, by the name of its kind."""
+    kind = config.open_loss().advantages if config.advantages == "auto" else config.advantages
+    found: dict[str, float] = {}
     for experience in mini_batch:
         rewards = [other.reward or 0.0 for other in mini_batch if other.group == experience.group]
         mean = sum(rewards) / len(rewards)
-        std = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
-        if config.advantages == "batch":
-            std = math.sqrt(spread / len(mini_batch))
-        advantage = 0.0 if max(rewards) == min(rewards) else (experience.reward or 0.0) - mean
-        if advantage and config.divide_by_std:
-            advantage /= std
-        ids = torch.tensor([experience.prompt + experience.tokens])
-        logprobs = (lm(input_ids=ids).logits[0].double() / config.temperature).log_softmax(-1)
-        if reference is not None:
-            with torch.no_grad():
-                reference_logprobs = (reference(input_ids=ids).logits[0].double() / config.temperature).log_softmax(-1)
-        is_observation = [segment.observation for segment in experience.segments for _ in segment.tokens]
-        for position, (token, old) in enumerate(zip(experience.tokens, experience.logprobs, strict=True)):
-            if is_observation[position]:
-                continue
-            at = len(experience.prompt) + position - 1
-            ratio = torch.exp(logprobs[at, token] - old)
-            if advantage >= 0:
-                objective = torch.minimum(ratio, torch.tensor(1 + config.clip_high)) * advantage
-            else:
-                objective = torch.maximum(ratio, torch.tensor(1 - config.clip_low)) * advantage
-            if reference is not None:
-                ref_log_ratio = reference_logprobs[at, token] - logprobs[at, token]
-                objective = objective - config.kl_coefficient * (torch.exp(ref_log_ratio) - ref_log_ratio - 1)
-            share = tokens if config.normalisation == "token" else len(mini_batch) * lengths[experience.trajectory]
-            total = total - objective / share
-    return total
+        centred = 0.0 if max(rewards) == min(rewards) else (experience.reward or 0.0) - mean
+        if kind == "leave-one-out" and centred:
+            others = sum(rewards) - (experience.reward or 0.0)
+            centred = (experience.reward or 0.0) - others / (len(rewards) - 1)
+        if kind == "group" and centred:
+            centred /= math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
+        found[experience.trajectory] = centred
+    if kind == "batch":
+        std = math.sqrt(sum(value**2 for value in found.values()) / len(found))
+        found = {name: value / std for name, value in found.items()}
+    return found
+
+
+def reference_objective(
+    loss: Any, advantage: float, number: int, new: Sequence[Any], old: Sequence[float], before: Sequence[float]
+) -> Any:
+    """The objective of one token of a response, as its paper has it, written out for each built-in loss by name of its class.
+
+    Args:
+        loss: the loss, whose options are read.
+        advantage: of the response.
+        number: which token of the response.
+        new: log-probabilities of the response's tokens, scalar tensors.
+        old: those of the behaviour policy.
+        before: those of the proximal policy.
+    """
+    import torch
+
+    def clipped(ratio: Any) -> Any:
+        """``min(ratio A, clip(ratio) A)`` without a minimum: what bounds it is the sign of A."""
+        if advantage >= 0:
+            return min(ratio, torch.full_like(ratio, 1 + loss.clip_high)) * advantage
+        return max(ratio, torch.full_like(ratio, 1 - loss.clip_low)) * advantage
+
+    value = new[number].item()
+    match type(loss).__name__:
+        case "Gspo":
+            mean = sum(each.item() - was for each, was in zip(new, old, strict=True)) / len(new)
+            return clipped(math.exp(mean) * torch.exp(new[number] - value))
+        case "Cispo":
+            weight = min(max(math.exp(value - old[number]), 1 - loss.clip_low), 1 + loss.clip_high)
+            return weight * advantage * new[number]
+        case "DecoupledPpo" | "Tis" | "IcePop" as name:
+            weight = math.exp(before[number] - old[number])
+            if name == "Tis":
+                weight = min(weight, loss.cap)
+            elif name == "IcePop":
+                weight = weight if loss.low <= weight <= loss.high else 0.0
+            elif loss.weight_cap is not None:
+                weight = min(weight, loss.weight_cap)
+            return weight * clipped(torch.exp(new[number] - before[number]))
+        case _:
+            return clipped(torch.exp(new[number] - old[number]))

@@ -35,6 +35,7 @@ from tailrace.trainer.demonstrations import TokenExample
 from tailrace.trainer.errors import BatchError, DeviceError, ProcessGroupError, TrainerConfigError
 from tailrace.trainer.forward_backward import Gradients
 from tailrace.trainer.fsdp2 import Fsdp2Model
+from tailrace.trainer.layout import TrainingSample
 from tailrace.trainer.lr_schedule import learning_rate
 from tailrace.trainer.metrics import merge_metrics
 from tailrace.trainer.partial_batch import PartialBatch
@@ -165,6 +166,7 @@ class TrainerWorker:
         self.on_phase: Callable[[str], None] = lambda _: None
         """Called as "forward" and "backward" of a micro-batch, and the "optimizer" step, begin. It may be set to another."""
         self._gradients = Gradients(self._model, reference, shared_prompt_tokens, lambda phase: self.on_phase(phase))
+        self._needs_proximal = config.open_loss().needs_proximal
         self._parts = PartialBatch(self._gradients, self._model, self._vocabulary)
         self._model_path = Path(model_path)
         self._checkpoints = CheckpointWriter(self._model_path, self._model, rank, world_size, config.timeout_s)
@@ -180,21 +182,35 @@ class TrainerWorker:
         return self._gradients.planned * self._mini_batches
 
     @property
+    def weights_version(self) -> int | None:
+        """The version of the weights, from which metrics count staleness. It may be set; None: they do not."""
+        return self._gradients.version
+
+    @weights_version.setter
+    def weights_version(self, version: int | None) -> None:
+        self._gradients.version = version
+
+    @property
     def steps(self) -> int:
         """Optimizer steps since the start or since `reset_optimizer`."""
         return self._model.steps
 
     def step(self, mini_batches: Sequence[Sequence[Experience]]) -> dict[str, float]:
-        """Do one optimizer step of GRPO for each mini-batch. Collective.
+        """Do one optimizer step for each mini-batch. Collective.
 
         Returns:
             Metrics, the same on every rank. Response tokens are those that the model generated, without what environments
-            answered. Means over response tokens: ``clip_fraction``, ``approx_kl`` (nats, against the
+            answered. Means over response tokens: ``clip_fraction``, ``clip_fraction_low`` and ``clip_fraction_high`` (whose
+            gradient the loss's clip took away), ``approx_kl`` (nats, against the
             behaviour policy), ``ratio_mean``, ``entropy`` (nats, if asked for), ``reference_kl`` (nats, with
             ``kl_coefficient``). Means over mini-batches: ``loss``, ``grad_norm`` (before clipping). Over the batch:
             ``reward_mean``, ``tokens`` (response tokens), ``response_tokens_mean``, ``response_tokens_max``,
-            ``trajectories``, ``lr`` (of the last step). Seconds of this rank:
-            ``step_s``, ``forward_s``, ``backward_s``, ``optimizer_s`` (on CUDA the time to launch, not to finish).
+            ``trajectories``, ``lr`` (of the last step), ``effective_sample_size`` (of the importance ratios, as a share of the
+            tokens). With `weights_version`: ``mismatch_kl`` (nats, of engine and trainer with equal weights: over tokens of
+            staleness 0, before the first optimizer step), and ``tokens_staleness_K``, ``ratio_staleness_K``,
+            ``kl_staleness_K``, ``effective_sample_size_staleness_K`` for each staleness K of tokens, of which 7 is 7 and more.
+            Seconds of this rank: ``step_s``, ``forward_s``, ``backward_s``, ``optimizer_s``, ``proximal_s`` of passes for it
+            (on CUDA the time to launch, not to finish).
 
         Raises:
             BatchError: the batch cannot be trained on, or `accumulate` began another. Nothing was changed.
@@ -208,13 +224,14 @@ class TrainerWorker:
             if not samples:
                 raise BatchError(f"found no response token in mini-batch {number}, expected at least one")
         steps, self._mini_batches = [], len(mini_batches)
-        for experiences, samples in zip(mini_batches, batches, strict=True):
+        seconds, proximal = self._proximal(batches)
+        for experiences, samples, before in zip(mini_batches, batches, proximal, strict=True):
             self._model.drop_gradients()
-            tally = self._gradients.add(samples, alone=False)
+            tally = self._gradients.add(samples, alone=False, proximal=before)
             if self._model.counts_all(alone=False):
-                tally.count(experiences, self.config.normalisation)
+                tally.count(experiences, self.config)
             steps.append(self._finish(tally, tally.over(self._model.group), self._scheduled_lr()))
-        return merge_metrics(steps) | {"step_s": time.perf_counter() - started}
+        return merge_metrics(steps) | seconds | {"step_s": time.perf_counter() - started}
 
     def accumulate(self, experiences: Sequence[Experience]) -> dict[str, float]:
         """Add the gradients of complete groups of a batch to this cell's, without an optimizer step. Collective in the cell.
@@ -365,6 +382,15 @@ class TrainerWorker:
     def _scheduled_lr(self) -> float:
         return learning_rate(self.config, self._model.steps)
 
+    def _proximal(self, batches: Sequence[Sequence[TrainingSample]]) -> tuple[dict[str, float], list[Sequence[Tensor]]]:
+        """Seconds, and the log-probabilities of each mini-batch under the weights as they are, if its gradient lacks them."""
+        if not self._needs_proximal or len(batches) == 1:
+            return {}, [()] * len(batches)
+        begun = time.perf_counter()
+        # no optimizer step comes before the first mini-batch: its own pass computes them
+        found = [(), *(self._gradients.logprobs(samples) for samples in batches[1:])]
+        return {"proximal_s": time.perf_counter() - begun}, found
+
     def _require_no_part(self, what: str) -> None:
         if self._parts.begun:
             raise BatchError(
@@ -375,7 +401,7 @@ class TrainerWorker:
         """Sum the gradients over cells, scale them once, and do an optimizer step. Returns the metrics of its batch."""
         begun = time.perf_counter()
         self.on_phase("optimizer")
-        self._model.total_gradients(total["units"])
+        self._model.total_gradients(max(1.0, total["units"]))
         grad_norm = self._model.apply_gradients(lr)
         return self._reported(means(total)) | {
             "grad_norm": grad_norm,

@@ -17,7 +17,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.modes import with_mode
 from tailrace.pipeline.errors import ConfigError, config_error
 
-_NAMED = {*AXES, "detection", "sampler", "eviction"}
+_NAMED = {*AXES, "detection", "sampler", "eviction", "loss", "advantages"}
 _ONE_OR_SEVERAL = {"rollout"}  # of a fleet: replicas that are alike, or pools of them
 _OF_RAY = {"ray_address", "machines", "replica_gpus", "trainer_gpus", "scorer_gpus"}  # mean nothing to another host
 _TASKS = {"name", "mix", "train", "sources"}  # keys that each say what is trained on

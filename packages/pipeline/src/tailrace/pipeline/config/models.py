@@ -57,6 +57,12 @@ class Choice(BaseModel):
 
 
 Policy = Annotated[Choice, BeforeValidator(_as_choice)]
+DEFAULT_LOSS = "dapo"
+
+
+def _as_loss(value: Any) -> Any:
+    """A loss; options without a name are the default's."""
+    return {"name": DEFAULT_LOSS, **value} if isinstance(value, dict) else _as_choice(value)
 
 
 class SmallModelConfig(_Strict):
@@ -217,8 +223,14 @@ class TrainerConfigModel(_Strict):
     """whether the cells stand on the replicas' devices, or those of `hybrid` pools; a cell then computes alone only on devices
     that are lent to it"""
     adapter: AdapterTable = AdapterTable()
+    loss: Annotated[Choice, BeforeValidator(_as_loss)] = Choice(name=DEFAULT_LOSS)
+    """the policy's loss, a plugin of tailrace.loss: grpo, dapo, dr-grpo, rloo, reinforce++, gspo, cispo, decoupled-ppo, tis or
+    icepop"""
+    advantages: Policy | None = None
+    """how rewards become advantages, a plugin of tailrace.advantages: group, batch, leave-one-out, centred; none: as the loss's
+    paper has it"""
     options: dict[str, Any] = {}
-    """options of the loss and the optimizer, see `tailrace.trainer.TrainerConfig`"""
+    """options of the gradients and the optimizer, see `tailrace.trainer.TrainerConfig`"""
 
 
 class EvaluationConfig(_Strict):

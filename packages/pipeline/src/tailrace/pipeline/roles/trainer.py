@@ -314,6 +314,7 @@ class TrainerRole:
         """
         started = time.monotonic()
         self.stops.at("fetch")
+        self._backend.weights_version = version - 1
         names = [name for batch in mini_batches for name in batch]
         found = self._data.experiences(names) if names else []
         experiences = {experience.trajectory: experience for experience in found}

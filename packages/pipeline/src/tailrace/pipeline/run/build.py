@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import MissingExtraError, PluginError
+from tailrace.contracts import MissingExtraError, PluginError, plugins
 from tailrace.controller.errors import PolicyError
 from tailrace.controller.rounds import check_rounds
 from tailrace.controller.spec import AXES, EvaluationPlan, PipelineSpec
@@ -78,6 +78,18 @@ from tailrace.trainer import TrainerError
 from tailrace.trainer.adapters import check_adapter
 from tailrace.trainer.backend import check_backend
 
+_ELSEWHERE = {
+    "adapter": "the table trainer.adapter",
+    "cells": "trainer.cells",
+    "loss": "trainer.loss.name",
+    "loss_options": "options in trainer.loss",
+    "clip_low": "trainer.loss.clip_low",
+    "clip_high": "trainer.loss.clip_high",
+    "advantages": "trainer.advantages",
+    "advantages_options": "options in trainer.advantages",
+    "divide_by_std": "trainer.advantages: 'group' divides, 'centred' does not",
+}
+"""Options of the trainer that have a key of their own."""
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
@@ -403,27 +415,54 @@ def trainer_config(config: RunConfig) -> Any:
     from tailrace.trainer import AdapterConfig, TrainerConfig
 
     table = config.trainer
-    if "adapter" in table.options:
-        raise ConfigError("key 'trainer.options': found adapter, expected it as the table trainer.adapter")
-    if "cells" in table.options:
-        raise ConfigError(
-            f"key 'trainer.options': found cells = {table.options['cells']}, expected it as trainer.cells"
+    gathered = Gathered()
+    for name in table.options.keys() & _ELSEWHERE.keys():
+        gathered.add(
+            f"key 'trainer.options': found {name} = {table.options[name]!r}, expected it as {_ELSEWHERE[name]}"
         )
+    gathered.done()
     if table.processes % table.cells:
         raise ConfigError(
             f"keys 'trainer.processes' and 'trainer.cells': found {table.processes} and {table.cells}, expected a multiple of "
             "the cells: each has as many processes"
         )
     options = {"device": config.executor.device, "seed": config.seed, "cells": table.cells, **table.options}
+    options = {"max_response_tokens": config.rollout.max_tokens, **options, **_loss(config)}
     adapter = read_options(AdapterConfig, table.adapter.model_dump(), "key 'trainer.adapter'")
     read = dataclasses.replace(read_options(TrainerConfig, options, "key 'trainer.options'"), adapter=adapter)
     training = config.pipeline.training
-    if read.advantages != "group" and build_policy("training", training).early_gradients() is not None:
+    if (refused := read.early_gradients_refused()) and build_policy("training", training).early_gradients() is not None:
         raise ConfigError(
-            f"keys 'trainer.options.advantages' and 'pipeline.training': found {read.advantages!r} and {training.name!r}, "
-            "expected 'group' with it: advantages over the batch are not known before the batch is complete"
+            f"keys 'trainer.loss', 'trainer.advantages' and 'pipeline.training': with {training.name!r}, {refused}"
         )
     return read
+
+
+def _loss(config: RunConfig) -> dict[str, Any]:
+    """The loss and its advantages as options of the trainer, each checked against the types of its own options."""
+    from tailrace.trainer.losses import Loss
+
+    loss, advantages = config.trainer.loss, config.trainer.advantages
+    gathered = Gathered()
+    found: dict[str, Any] = {}
+    for key, choice in (("loss", loss), ("advantages", advantages)):
+        if choice is not None:
+            with gathered.check():
+                registered(f"trainer.{key}.name", f"tailrace.{key}", choice.name)
+                try:
+                    kind = plugins.load(f"tailrace.{key}", choice.name)
+                except PluginError as error:
+                    raise ConfigError(f"key 'trainer.{key}': {error}") from error
+                opened = read_options(kind, choice.options, f"key 'trainer.{key}': {choice.name!r}")
+                if isinstance(opened, Loss) and opened.needs_values and advantages is None:
+                    raise ConfigError(
+                        f"keys 'trainer.loss' and 'trainer.advantages': found {choice.name!r}, whose advantages are those of a "
+                        "critic without a head for values; expected a loss without a critic, such as 'dapo', or advantages "
+                        "without one, such as 'group'"
+                    )
+                found |= {key: choice.name, f"{key}_options": choice.options}
+    gathered.done()
+    return found
 
 
 def check_machine_checks(config: RunConfig) -> None:

@@ -21,6 +21,8 @@ MAY_CHANGE = (
     "rollout.nice",
     "rollout.options",
     "trainer.options",
+    "trainer.loss",
+    "trainer.advantages",
     "task.verifier",
     "reward",
     "deadlines",
