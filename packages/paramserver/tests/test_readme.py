@@ -3,11 +3,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+
+def examples():
+    """Those that run by themselves; the others are parts."""
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    return [block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "__main__" in block]
+
 
 def test_the_example_runs(tmp_path):
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    (example,) = (block for block in blocks if "__main__" in block)  # the others are parts
+    example, _ = examples()
     script = tmp_path / "example.py"
     script.write_text(
         example.replace('"first"', f'"first-{tmp_path.name}"').replace('"second"', f'"second-{tmp_path.name}"')
@@ -17,3 +23,12 @@ def test_the_example_runs(tmp_path):
     )
     assert found.stdout.startswith("RawTensor(dtype='float32', shape=(2,)")
     assert found.stderr == ""
+
+
+def test_the_example_of_torchrl_runs(tmp_path):
+    pytest.importorskip("torchrl", reason="needs the extra torchrl")
+    _, example = examples()
+    script = tmp_path / "example.py"
+    script.write_text(example.replace('"torchrl"', f'"torchrl-{tmp_path.name}"'))
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240)
+    assert found.stdout == "1 True\n", found.stderr
