@@ -8,6 +8,7 @@ import pytest
 
 from tailrace.cli.errors import NotHereError
 from tailrace.cli.runs import room
+from tailrace.pipeline.config.models import AdapterTable
 from tailrace.pipeline.config.target import configuration
 
 PARAMETERS = 1_000_000_000
@@ -51,6 +52,19 @@ def test_disk(config, monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=need - 1))
     with pytest.raises(NotHereError, match=rf"checkpoint\.keep' = 3.* 60\.0 GB, 12\.0 GB each.* at {tmp_path};"):
         room.check_disk(config, tmp_path / "not" / "yet")
+
+
+def test_an_adapter_is_small_beside_its_base(config, monkeypatch, tmp_path):
+    adapted = config.model_copy(update={"trainer": config.trainer.model_copy(update={"adapter": AdapterTable(rank=8)})})
+    need = 3 * 2e9 + 7 * 0.1e9  # two replicas and the trainer's base, in 16 bits at least
+    monkeypatch.setattr(room, "_free_memory", lambda: need)
+    room.check_memory(adapted)
+    monkeypatch.setattr(room, "_free_memory", lambda: need - 1)
+    with pytest.raises(NotHereError, match=r"at least 6\.7 GB"):
+        room.check_memory(adapted)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=0))
+    room.check_shared_memory(adapted)
+    room.check_disk(adapted, tmp_path)
 
 
 def test_what_is_free_here_is_known():

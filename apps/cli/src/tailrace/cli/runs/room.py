@@ -53,7 +53,7 @@ def check_shared_memory(config: RunConfig) -> None:
     if not _SHARED.is_dir():
         return
     relays, versions = relay_count(config), min(relay_slots(config), config.pipeline.steps)
-    need = relays * versions * _SERVED_BYTES * _parameters(config)
+    need = relays * versions * _SERVED_BYTES * _trained(config)
     free = shutil.disk_usage(_SHARED).free
     if need > free:
         raise NotHereError(
@@ -68,7 +68,7 @@ def check_disk(config: RunConfig, root: Path) -> None:
     Raises:
         NotHereError: they take more than is free.
     """
-    each = _SAVED_BYTES * _parameters(config)
+    each = _SAVED_BYTES * _trained(config)
     need = (min(config.checkpoint.keep, config.pipeline.steps) + _BEING_WRITTEN) * each
     place = next(path for path in (root, *root.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(place).free
@@ -83,9 +83,16 @@ def _needed_memory(config: RunConfig) -> float:
     replicas, relays = config.rollout.replicas, relay_count(config)
     processes = _FEWEST_MEMBERS + replicas + relays + config.trainer.processes
     need = _PROCESS_BYTES * (processes if config.executor.name == "ray" else 1)
+    need += relays * _SERVED_BYTES * _trained(config)
     if _GPU.exists():  # the model may be in the memory of devices
-        return need + relays * _SERVED_BYTES * _parameters(config)
-    return need + (_TRAINER_BYTES + (replicas + relays) * _SERVED_BYTES) * _parameters(config)
+        return need
+    copies = replicas + (1 if config.trainer.adapter.rank else 0)  # a trainer's base, at least in 16 bits
+    return need + _TRAINER_BYTES * _trained(config) + copies * _SERVED_BYTES * _parameters(config)
+
+
+def _trained(config: RunConfig) -> int:
+    """Parameters that are trained, saved and published; 0 of an adapter, which is thousands of times smaller than the model."""
+    return 0 if config.trainer.adapter.rank else _parameters(config)
 
 
 def _parameters(config: RunConfig) -> int:
