@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from tailrace.trainer import BatchError, TrainerConfig
+from tailrace.trainer.backends import deepspeed, fsdp2
 from tailrace.trainer.testing import make_experiences
 from tailrace.trainer.worker import TrainerWorker
 
@@ -36,16 +37,31 @@ def run_all(target, world_size, *arguments):
             rank.kill()
 
 
+def build(model, config, rank, world_size, rendezvous):
+    """A rank of FSDP2; with a stage of ZeRO, of DeepSpeed."""
+    build_backend = deepspeed if config.zero_stage else fsdp2
+    return build_backend(model, config, rank=rank, world_size=world_size, rendezvous=rendezvous)
+
+
+def gradient(parameter):
+    """A whole gradient before it is clipped. Collective."""
+    if hasattr(parameter.grad, "full_tensor"):
+        return parameter.grad.full_tensor().clone()
+    from deepspeed.utils import safe_get_full_grad
+
+    return safe_get_full_grad(parameter).clone()
+
+
 def train(rank, world_size, model, rendezvous, out: Path, config=CONFIG):
     """Three steps, a checkpoint, a fourth; what rank 0 saw goes to a file."""
-    worker = TrainerWorker(model, config, rank=rank, world_size=world_size, rendezvous=rendezvous)
+    worker = build(model, config, rank, world_size, rendezvous)
     seen = {}
     apply = worker._model.apply_gradients
 
     def spy(lr):
         if not seen:
             for name, parameter in worker._model.parameters.items():
-                seen[name] = parameter.grad.full_tensor().clone()
+                seen[name] = gradient(parameter)
         return apply(lr)
 
     worker._model.apply_gradients = spy
@@ -74,7 +90,7 @@ def stream(rank, world_size, cells, shares, model, rendezvous, out: Path, config
     Without shares, both batches are plain steps.
     """
     config = dataclasses.replace(config, cells=cells, kl_coefficient=0.1)
-    worker = TrainerWorker(model, config, rank=rank, world_size=world_size, rendezvous=rendezvous)
+    worker = build(model, config, rank, world_size, rendezvous)
     seen, metrics = {}, {}
     apply = worker._model.apply_gradients
     cell = rank // (world_size // cells)
@@ -82,7 +98,7 @@ def stream(rank, world_size, cells, shares, model, rendezvous, out: Path, config
     def spy(lr):
         number = len(metrics)
         for name, parameter in worker._model.parameters.items():
-            seen[f"gradient/{number} {name}"] = parameter.grad.full_tensor().clone()
+            seen[f"gradient/{number} {name}"] = gradient(parameter)
         return apply(lr)
 
     worker._model.apply_gradients = spy
@@ -151,9 +167,9 @@ def resume_in_cells(rank, world_size, cells, directory, rendezvous, out: Path):
     worker.close()
 
 
-def resume(rank, world_size, directory, rendezvous, out: Path):
+def resume(rank, world_size, directory, rendezvous, out: Path, config=CONFIG):
     """Load a checkpoint and take the fourth step of `train`."""
-    worker = TrainerWorker(directory, CONFIG, rank=rank, world_size=world_size, rendezvous=rendezvous)
+    worker = build(directory, config, rank, world_size, rendezvous)
     assert worker.load(directory) == 7
     worker.step([batch(4)])
     weights = {f"weight/{name}": tensor.clone() for name, tensor in worker.weights()}

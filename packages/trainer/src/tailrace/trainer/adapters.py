@@ -8,7 +8,7 @@ Importing it needs neither torch nor PEFT.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,8 @@ from tailrace.trainer.weights_file import tensor_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from tailrace.trainer.microbatch import MicroBatch
 
 ADAPTER_CONFIG = "adapter_config.json"
 _NAME = "default"
@@ -120,6 +122,24 @@ def switch(layers: Iterable[Any], *, on: bool) -> None:
     """Let LoRA layers add their part or, for the base model's own outputs, not. Gradients and parameters stay as they are."""
     for layer in layers:
         layer._disable_adapters = not on  # PEFT's own method drops requires_grad, which sharded parameters need
+
+
+def base_logprobs(module: Any) -> Callable[[MicroBatch, float], Tensor]:
+    """Log-probabilities of (micro-batch, temperature) of a sharded policy's base model, without its adapter."""
+    import torch
+
+    layers = lora_layers(module)
+
+    def logprobs(batch: MicroBatch, temperature: float) -> Tensor:
+        switch(layers, on=False)
+        try:
+            with torch.no_grad():
+                found: Tensor = module(batch, temperature, False)[0]
+        finally:
+            switch(layers, on=True)
+        return found
+
+    return logprobs
 
 
 def published_name(parameter: str) -> str:

@@ -32,6 +32,55 @@ class Fsdp2(BackendPlugin):
         from tailrace.trainer import TrainerWorker  # noqa: F401 - with torch and transformers
 
 
+class DeepSpeed(BackendPlugin):
+    """DeepSpeed's ZeRO; see `tailrace.trainer.deepspeed`."""
+
+    adapters = True
+
+    def __call__(
+        self, model_path: str | Path, config: TrainerConfig, *, rank: int, world_size: int, rendezvous: str | None
+    ) -> TrainingBackend:
+        from tailrace.trainer import TrainerWorker
+        from tailrace.trainer.deepspeed import DeepSpeedModel
+
+        check_deepspeed(config)
+        return TrainerWorker(
+            model_path, config, rank=rank, world_size=world_size, rendezvous=rendezvous, model=DeepSpeedModel
+        )
+
+    def check(self, config: TrainerConfig, processes: int) -> None:
+        del processes
+        need_extra("tailrace-trainer", "deepspeed", "deepspeed")
+        check_deepspeed(config)
+
+    def import_ahead(self) -> None:
+        from tailrace.trainer import TrainerWorker  # noqa: F401 - with torch and transformers
+        from tailrace.trainer.deepspeed import import_deepspeed
+
+        import_deepspeed()
+
+
+def check_deepspeed(config: TrainerConfig) -> None:
+    """Check what DeepSpeed's ZeRO can do.
+
+    Raises:
+        TrainerConfigError: it cannot do what the settings say.
+    """
+    check_owners(config, "deepspeed")
+    if config.cells > 1:
+        raise TrainerConfigError(
+            f"found cells = {config.cells} with backend deepspeed, expected 1, or backend fsdp2: ZeRO's ranks compute together"
+        )
+    if config.dtype == "float64":
+        raise TrainerConfigError(
+            "found dtype = 'float64' with backend deepspeed, expected 'float32' or 'bfloat16', or backend fsdp2"
+        )
+    if config.dtype == "bfloat16" and config.zero_stage == 1:
+        raise TrainerConfigError(
+            "found zero_stage = 1 with dtype = 'bfloat16', expected 2 or 3: with stage 1 DeepSpeed takes another optimizer"
+        )
+
+
 class Megatron(BackendPlugin):
     """Megatron-core's GPTModel, tensor-parallel; see `tailrace.trainer.megatron`."""
 
@@ -110,4 +159,5 @@ def _check_qwen(model: Mapping[str, Any]) -> None:
 
 
 fsdp2 = Fsdp2()
+deepspeed = DeepSpeed()
 megatron = Megatron()

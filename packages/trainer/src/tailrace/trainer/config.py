@@ -97,6 +97,8 @@ class TrainerConfig:
             replicated over cells. The number of ranks is a multiple of it.
         tensor_parallel: ranks that follow each other and split every layer between them, with the backend megatron; it divides
             the model's heads, and the ranks of a cell.
+        zero_stage: what DeepSpeed's ZeRO leaves each rank a part of, of backend `deepspeed`: 1 optimizer state, 2 gradients
+            too, 3 parameters too; None: 2.
         seed: seed of torch's generators (dropout).
         timeout_s: deadline of every collective operation and of a checkpoint.
 
@@ -134,6 +136,7 @@ class TrainerConfig:
     adapter: AdapterConfig = AdapterConfig()
     cells: int = 1
     tensor_parallel: int = 1
+    zero_stage: Literal[1, 2, 3] | None = None
     seed: int = 0
     timeout_s: float = 600.0
 
@@ -173,6 +176,8 @@ class TrainerConfig:
         ):
             if getattr(self, name) not in known:
                 raise TrainerConfigError(f"found {name} = {getattr(self, name)!r}, expected one of {', '.join(known)}")
+        if self.zero_stage not in (None, 1, 2, 3):
+            raise TrainerConfigError(f"found zero_stage = {self.zero_stage!r}, expected 1, 2, 3 or none")
         self._check_loss()
         self._check_schedule()
 
@@ -261,7 +266,7 @@ def check_owners(config: TrainerConfig, backend: str) -> None:
     Raises:
         TrainerConfigError: one is set.
     """
-    for name, owner, unset in (("tensor_parallel", "megatron", 1),):
+    for name, owner, unset in (("tensor_parallel", "megatron", 1), ("zero_stage", "deepspeed", None)):
         if owner != backend and getattr(config, name) != unset:
             raise TrainerConfigError(
                 f"found {name} = {getattr(config, name)!r} with backend {backend}, expected {unset!r}, or backend {owner}"

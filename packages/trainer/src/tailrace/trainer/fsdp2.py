@@ -20,7 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tailrace.paramserver.layout import Layout, from_fsdp2
-from tailrace.trainer.adapters import add_adapter, lora_layers, published_name, switch
+from tailrace.trainer.adapters import add_adapter, base_logprobs, published_name
 from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig, check_owners
 from tailrace.trainer.errors import TrainerConfigError
 from tailrace.trainer.microbatch import MicroBatch
@@ -170,7 +170,7 @@ class Fsdp2Model(ShardedModel):
     def reference(self, model_path: Path) -> Callable[[MicroBatch, float], Tensor]:
         """See `ShardedModel`. With an adapter it is the base, which is there already."""
         if self.config.adapter.rank:
-            return self._base()
+            return base_logprobs(self.module)
         model = load_policy(model_path, parameter_dtype(self.config))
         model.logits_budget = self.config.logits_budget
         model.requires_grad_(False).eval()
@@ -179,21 +179,6 @@ class Fsdp2Model(ShardedModel):
         def logprobs(batch: MicroBatch, temperature: float) -> Tensor:
             with torch.no_grad():
                 found: Tensor = module(batch, temperature, False)[0]
-            return found
-
-        return logprobs
-
-    def _base(self) -> Callable[[MicroBatch, float], Tensor]:
-        """Log-probabilities of the base model, without its adapter."""
-        layers = lora_layers(self.module)
-
-        def logprobs(batch: MicroBatch, temperature: float) -> Tensor:
-            switch(layers, on=False)
-            try:
-                with torch.no_grad():
-                    found: Tensor = self.module(batch, temperature, False)[0]
-            finally:
-                switch(layers, on=True)
             return found
 
         return logprobs

@@ -1,0 +1,315 @@
+"""The policy under DeepSpeed's ZeRO, which leaves each rank a part of what it holds.
+
+stage 1    AdamW's moments in parts; gradients are added up over ranks once, in `total_gradients`
+stage 2    gradients too: those of each micro-batch are added up over ranks, and each rank keeps its part
+stage 3    parameters too: each module's are gathered for its passes
+
+DeepSpeed's own step adds up, measures, clips and updates in one call. Here these are apart, as for any backend: what the sum
+is divided by is known only at the end of a batch, which may have had its micro-batches long before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tailrace.contracts import extra
+from tailrace.paramserver.layout import GlobalTensor, Layout, LocalBuffer, Piece, Shard
+from tailrace.trainer.adapters import add_adapter, base_logprobs, published_name
+from tailrace.trainer.config import TrainerConfig
+from tailrace.trainer.microbatch import MicroBatch
+from tailrace.trainer.optimizer import adamw, clip_gradients
+from tailrace.trainer.policy import PREFIX, load_policy
+from tailrace.trainer.sharded_model import MOMENTS, Rows, SavedState, ShardedModel, parameter_dtype
+
+BUCKET_ELEMENTS = 50_000_000
+"""Gradients that are added up over ranks at a time."""
+
+
+class DeepSpeedModel(ShardedModel):
+    """ZeRO over all ranks, with torch's AdamW on each rank's flat part of the parameters.
+
+    Args:
+        model_path: directory of a Hugging Face causal LM.
+        config, device, rank, world_size: see `ShardedModel`.
+
+    Raises:
+        MissingExtraError: DeepSpeed is not installed.
+    """
+
+    def __init__(
+        self, model_path: Path, config: TrainerConfig, device: torch.device, rank: int, world_size: int
+    ) -> None:
+        super().__init__(config, device, rank, world_size)
+        self._rank, self._ranks = rank, world_size
+        policy = load_policy(model_path, parameter_dtype(config))
+        policy.configure(config)
+        if config.adapter.rank:
+            policy.freeze(self.dtype)
+            add_adapter(policy.lm, config.adapter, config.seed)
+        policy.train()
+        self.vocabulary, self.shares_prompts = policy.vocabulary, policy.shares_prompts
+        self.parameters = self._trained(policy)
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
+        narrow = self.dtype is not parameter_dtype(config)
+        masters = {name: p.detach().clone() for name, p in self.parameters.items()} if narrow else {}
+        self.stage = config.zero_stage or 2
+        optimizer = adamw(self.parameters.values(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+        self._engine: Any = _initialized(policy, optimizer, self.stage, self.dtype, device)
+        self._zero: Any = self._engine.optimizer
+        self.parameters = self._trained(self._engine.module)
+        if masters:  # ZeRO's own are of the narrow weights
+            with torch.no_grad():
+                for name in masters:
+                    self._write(name, None, masters[name])
+            self._show_masters()
+        self.reset_optimizer()
+
+    def _trained(self, policy: Any) -> dict[str, Any]:
+        """The parameters that are trained, by their names outside: Hugging Face's, of an adapter PEFT's."""
+        trained = {name.removeprefix(PREFIX): p for name, p in policy.named_parameters() if p.requires_grad}
+        if not self.config.adapter.rank:
+            return trained
+        return {published_name(name): parameter for name, parameter in trained.items()}
+
+    # ---- gradients ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def micro_batch(self, *, last: bool) -> Iterator[Any]:
+        """See `ShardedModel`."""
+        del last  # a batch may end without one
+        yield self._engine
+
+    def backward(self, loss: Tensor) -> None:
+        """See `ShardedModel`. From stage 2 on, gradients are added up over the ranks too."""
+        self._engine.backward(loss)
+
+    def total_gradients(self, divisor: float) -> None:
+        """See `ShardedModel`."""
+        if self.stage == 1:
+            self._zero.set_gradient_accumulation_boundary(True)
+            self._zero.reduce_gradients()
+        else:
+            self._zero.finalize_gradient_accumulation_boundary()
+        # ZeRO averages over ranks, and a loss is a sum over tokens.
+        torch._foreach_mul_(self._gradients(), self._ranks / divisor)
+
+    def clip_gradients(self) -> float:
+        """See `ShardedModel`."""
+        return clip_gradients(self._gradients(), self.config.grad_clip_norm, copies=1)
+
+    def update(self, lr: float) -> None:
+        """See `ShardedModel`."""
+        self._zero.set_lr(lr)
+        self._zero.step()
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        """See `ShardedModel`."""
+        self._zero.zero_grad()
+        self._zero.averaged_gradients.clear()
+        if self.stage < 3:
+            self._zero.all_grad_tensors.clear()
+
+    def _gradients(self) -> list[Tensor]:
+        """This rank's part of the summed gradients."""
+        return [part for parts in self._zero.averaged_gradients.values() for part in parts]
+
+    def reset_optimizer(self) -> None:
+        """See `ShardedModel`."""
+        self._zero.optimizer.state.clear()
+        self._zero._hp_optimizer_states_linked = False
+        self.steps = 0
+
+    def reference(self, model_path: Path) -> Callable[[MicroBatch, float], Tensor]:
+        """See `ShardedModel`. Every rank keeps a whole copy; with an adapter it is the base, which is there already."""
+        if self.config.adapter.rank:
+            return base_logprobs(self._engine.module)
+        model = load_policy(model_path, self.dtype).to(self.device)
+        model.logits_budget = self.config.logits_budget
+        model.requires_grad_(False).eval()
+
+        def logprobs(batch: MicroBatch, temperature: float) -> Tensor:
+            with torch.no_grad():
+                found: Tensor = model(batch, temperature, False)[0]
+            return found
+
+        return logprobs
+
+    # ---- weights --------------------------------------------------------------------------------------------------
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """See `ShardedModel`."""
+        return self._shapes
+
+    def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """See `ShardedModel`."""
+        for name in self.parameters:
+            yield name, self._whole(name)
+
+    def layout(self) -> Layout:
+        """See `ShardedModel`. Rows as FSDP2 has them: ZeRO's own parts begin and end within rows."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        tensors = tuple(GlobalTensor(name, dtype, shape) for name, shape in self._shapes.items())
+        shards = {
+            f"rank{rank}": Shard(tuple(_rows(tensor, Rows(rank, self._ranks)) for tensor in tensors))
+            for rank in range(self._ranks)
+        }
+        return Layout(tensors, shards)
+
+    def shards(self) -> Iterator[tuple[str, Tensor]]:
+        """See `ShardedModel`."""
+        for name, parameter in self.parameters.items():
+            whole = parameter.detach() if self.stage < 3 else self._whole(name)
+            yield name, whole[self.rows.of(len(whole))].to(self.dtype)
+
+    def _whole(self, name: str, moment: str | None = None) -> Tensor:
+        """A whole parameter or moment in float32. Collective, but for parameters that every rank has."""
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        parameter = self.parameters[name]
+        if moment is None and self.stage < 3 and parameter.dtype is torch.float32:
+            return parameter.detach()
+        found: Tensor = (
+            safe_get_full_fp32_param(parameter) if moment is None else safe_get_full_optimizer_state(parameter, moment)
+        )
+        return found
+
+    # ---- checkpoints ----------------------------------------------------------------------------------------------
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """See `ShardedModel`."""
+        moments = MOMENTS if self._zero.optimizer.state else ()
+        for name, shape in self._shapes.items():
+            rows = self.rows.of(shape[0])
+            yield f"parameter/{name}", self._whole(name)[rows]
+            for moment in moments:
+                yield f"{moment}/{name}", self._whole(name, moment)[rows]
+
+    def restore(self, saved: SavedState) -> None:
+        """See `ShardedModel`."""
+        self.reset_optimizer()
+        self.drop_gradients()
+        if saved.has_moments:
+            self._make_moments(saved.steps)
+        with torch.no_grad():
+            for name, shape in self._shapes.items():
+                like = torch.empty(shape, dtype=parameter_dtype(self.config), device=self.device)
+                for kind in (None, *MOMENTS) if saved.has_moments else (None,):
+                    self._write(name, kind, saved.rows(kind or "parameter", name, slice(None), like))
+        self._show_masters()
+        self.steps = saved.steps
+
+    def _make_moments(self, steps: int) -> None:
+        """Give AdamW the state that its first step would make."""
+        flat = (
+            self._zero.fp32_partitioned_groups_flat if self.stage == 3 else self._zero.single_partition_of_fp32_groups
+        )
+        for part in flat:
+            step = torch.tensor(float(steps), dtype=torch.float32, device=part.device)
+            self._zero.optimizer.state[part] = {"step": step, **{kind: torch.zeros_like(part) for kind in MOMENTS}}
+        if self.stage < 3:
+            self._zero._lazy_init_hp_params_optimizer_state()
+
+    def _write(self, name: str, moment: str | None, whole: Tensor) -> None:
+        """Copy what this rank holds of a whole parameter or moment into ZeRO's float32 part."""
+        parameter = self.parameters[name]
+        if self.stage == 3:
+            part = self._zero.get_local_fp32_param(parameter, moment)
+            start = min(len(part) * self._rank, whole.numel())
+            mine = whole.flatten()[start : start + len(part)]
+            part[: len(mine)].copy_(mine)
+        elif (held := parameter._hp_mapping) is not None:
+            at = held.lp_fragment_address
+            held.get_hp_fragment(moment).copy_(whole.flatten()[at.start : at.start + at.numel])
+
+    def _show_masters(self) -> None:
+        """Have the forward pass see what was written into ZeRO's float32 parts. Collective."""
+        zero = self._zero
+        if self.stage < 3:
+            zero.update_lp_params()
+            return
+        zero._partition_all_parameters()
+        for group in range(len(zero.fp16_groups)):
+            zero._reassign_or_swap_out_partitioned_parameters(group)
+        zero._post_step(set())
+
+
+def _rows(tensor: GlobalTensor, rows: Rows) -> LocalBuffer:
+    """The buffer that has some rows of a tensor, perhaps none."""
+    held = rows.of(tensor.shape[0])
+    box = ((held.start, held.stop), *((0, size) for size in tensor.shape[1:]))
+    pieces = (Piece(tensor.name, box, (0,) * len(box)),) if held.start < held.stop else ()
+    return LocalBuffer(tensor.name, tensor.dtype, (held.stop - held.start, *tensor.shape[1:]), pieces)
+
+
+def import_deepspeed(device: str = "") -> Any:
+    """DeepSpeed, which compiles nothing and prints nothing on stdout.
+
+    Args:
+        device: type of the device; by default CUDA if available.
+    """
+    os.environ.setdefault("DS_ACCELERATOR", device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    # Its logger writes to what is stdout while it is imported.
+    with extra("tailrace-trainer", "deepspeed"), contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import deepspeed
+        import deepspeed.runtime.zero.muon.muon_optimizer  # at its first use otherwise: seconds
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)  # it calls those
+    # On CPUs it would compile an all-reduce over shared memory for a minute, whose segments two runs of one user share.
+    deepspeed.ops.__compatible_ops__ = {}
+    return deepspeed
+
+
+def _initialized(policy: Any, optimizer: Any, stage: int, dtype: torch.dtype, device: torch.device) -> Any:
+    """DeepSpeed's engine over all ranks of the process group that this process is in."""
+    deepspeed = import_deepspeed(device.type)
+    from deepspeed.accelerator import get_accelerator, set_accelerator
+    from deepspeed.comm import comm
+    from deepspeed.utils import groups
+
+    if get_accelerator().device_name() != device.type == "cpu":
+        from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+        set_accelerator(CPU_Accelerator())
+    os.environ["LOCAL_RANK"] = str(device.index or 0)  # which its launcher would set
+    comm.cdb = None  # of a process group that this process has left
+    groups._release_process_group_references(group=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = deepspeed.initialize(
+            model=policy, optimizer=optimizer, config=_settings(stage, dtype), dist_init_required=False
+        )
+    return found[0]
+
+
+def _settings(stage: int, dtype: torch.dtype) -> dict[str, Any]:
+    """DeepSpeed's configuration. What is left to `DeepSpeedModel` is off: clipping, norms, micro-batches, schedules."""
+    zero = {
+        "stage": stage,
+        "contiguous_gradients": False,
+        "overlap_comm": False,
+        "reduce_bucket_size": BUCKET_ELEMENTS,
+        "compute_grad_norm": stage == 3,  # which cannot do without
+    }
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": 0.0,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": dtype is torch.bfloat16},
+        "communication_data_type": "fp32",
+        "data_types": {"grad_accum_dtype": "fp32"},
+    }
