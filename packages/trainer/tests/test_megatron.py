@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 from tailrace.trainer import ModelError, TrainerConfig, TrainerConfigError
 from tailrace.trainer.backend import build_backend, check_backend
 from tailrace.trainer.backends import megatron
+from tailrace.trainer.config import AdapterConfig
 from tailrace.trainer.layout import PackedRow, TrainingSample
 from tailrace.trainer.microbatch import to_tensors
 from tailrace.trainer.testing import BackendContract
@@ -238,6 +239,19 @@ def test_a_model_without_some_of_its_tensors_is_refused(root, tmp_path):
         megatron(model, TrainerConfig(device="cpu"), rank=0, world_size=1, rendezvous=None)
     with pytest.raises(ModelError, match=r"found no config\.json"):
         megatron(tmp_path / "none", TrainerConfig(device="cpu"), rank=0, world_size=1, rendezvous=None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"adapter": AdapterConfig(rank=4)}, "adapter of rank 4 with the backend 'megatron', which trains none"),
+        ({"tensor_parallel": 2}, "tensor_parallel = 2 and 1 processes of a cell"),
+    ],
+)
+def test_a_rank_is_refused_before_it_joins_a_process_group(root, changes, says):
+    with pytest.raises(TrainerConfigError, match=says):
+        build_backend("megatron", root / "qwen3-True", TrainerConfig(**changes), rank=0, world_size=1, rendezvous=None)
+    assert not torch.distributed.is_initialized()
 
 
 def test_fsdp2_refuses_tensor_parallel_ranks(root):

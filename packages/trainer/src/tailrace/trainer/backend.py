@@ -195,7 +195,9 @@ def build_backend(
 
     Raises:
         PluginError: there is no such backend, or it lacks a part of `TrainingBackend`.
+        TrainerConfigError, MissingExtraError: it cannot do what the settings say; see `check_backend`.
     """
+    check_backend(name, config, world_size)
     build: BuildsBackend = plugins.load(GROUP, name)
     backend = build(model_path, config, rank=rank, world_size=world_size, rendezvous=rendezvous)
     asked = ["on_phase", *(part for part in vars(TrainingBackend) if not part.startswith("_"))]

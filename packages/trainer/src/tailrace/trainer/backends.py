@@ -105,7 +105,9 @@ class Megatron(BackendPlugin):
         check_megatron(config, processes, model)
 
     def import_ahead(self) -> None:
+        from tailrace.trainer.megatron import MegatronModel  # noqa: F401 - with torch
         from tailrace.trainer.megatron_gpt import import_megatron
+        from tailrace.trainer.worker import TrainerWorker  # noqa: F401
 
         import_megatron()
 
