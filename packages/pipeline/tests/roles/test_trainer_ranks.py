@@ -90,7 +90,7 @@ def test_two_ranks_publish_together_what_none_of_them_holds(tmp_path, model, tok
     for rank in range(2):
         config = TrainerConfig(lr=1e-2, device="cpu", threads=1)
         settings = TrainerSettings(model, "fsdp2", config, tmp_path / "checkpoints")
-        start = MemberStart(token=token, rank=rank, world_size=2, rendezvous=f"file://{tmp_path}/rendezvous")
+        start = MemberStart(token=token, rank=rank, world_size=2, rendezvous=tmp_path / "rendezvous")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
             [sys.executable, "-c", RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment

@@ -15,3 +15,7 @@ class ChildEndedError(ChildError, EOFError):
 
 class LineError(ChildError, ValueError):
     """A line is no object in JSON, or is too long."""
+
+
+class NamespaceError(ChildError, RuntimeError):
+    """This system does not make the namespaces that were asked for."""

@@ -14,7 +14,6 @@ batch is split over micro-batches, ranks, cells and time (RollPacker, section 4.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -35,8 +34,10 @@ from tailrace.trainer.demonstrations import TokenExample
 from tailrace.trainer.errors import BatchError, DeviceError, ProcessGroupError, TrainerConfigError
 from tailrace.trainer.forward_backward import Gradients
 from tailrace.trainer.fsdp2 import Fsdp2Model
+from tailrace.trainer.interfaces import LOOPBACK
 from tailrace.trainer.layout import TrainingSample
 from tailrace.trainer.lr_schedule import learning_rate
+from tailrace.trainer.meeting import SCHEME, Met, meet
 from tailrace.trainer.metrics import merge_metrics
 from tailrace.trainer.partial_batch import PartialBatch
 from tailrace.trainer.sharded_model import ShardedModel
@@ -64,7 +65,7 @@ def join(rank: int, world_size: int, rendezvous: str | None, device: torch.devic
     Args:
         rank: this rank, 0 to ``world_size - 1``.
         world_size: number of ranks.
-        rendezvous: ``file://`` or ``tcp://`` URL, the same for all ranks; None for a world of one.
+        rendezvous: ``meet://`` (see `meeting`), ``file://`` or ``tcp://`` URL, the same for all ranks; None for a world of one.
         device: this rank's device.
         timeout_s: deadline of the rendezvous and of every collective operation.
 
@@ -72,8 +73,8 @@ def join(rank: int, world_size: int, rendezvous: str | None, device: torch.devic
         Whether this call created the group, so that the caller must leave it.
 
     Raises:
-        TrainerConfigError: `rank`, `world_size` and `rendezvous` do not fit together.
-        ProcessGroupError: a group of another shape exists already.
+        TrainerConfigError: `rank`, `world_size` and `rendezvous` do not fit together, or an interface does not exist.
+        ProcessGroupError: a group of another shape exists already, or not all ranks came.
     """
     if not 0 <= rank < world_size:
         raise TrainerConfigError(f"found rank {rank} of {world_size}, expected 0 <= rank < world_size")
@@ -89,21 +90,55 @@ def join(rank: int, world_size: int, rendezvous: str | None, device: torch.devic
     timeout = timedelta(seconds=timeout_s)
     if rendezvous is None:
         if world_size != 1:
-            raise TrainerConfigError(f"found no rendezvous for {world_size} ranks, expected a file:// or tcp:// URL")
-        _stay_on_loopback()
+            raise TrainerConfigError(
+                f"found no rendezvous for {world_size} ranks, expected a meet://, file:// or tcp:// URL"
+            )
+        _speak_on(LOOPBACK, device)
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         return True
+    if rendezvous.startswith(SCHEME):
+        store = _store(meet(rendezvous, rank, world_size, timeout_s), rank, world_size, timeout, device)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+        return True
     if not rendezvous.startswith(("file://", "tcp://")):
-        raise TrainerConfigError(f"found the rendezvous {rendezvous!r}, expected a file:// or tcp:// URL")
+        raise TrainerConfigError(f"found the rendezvous {rendezvous!r}, expected a meet://, file:// or tcp:// URL")
     if rendezvous.startswith(("file://", "tcp://127.", "tcp://localhost", "tcp://[::1]")):
-        _stay_on_loopback()
+        _speak_on(LOOPBACK, device)
     dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world_size, timeout=timeout)
     return True
 
 
-def _stay_on_loopback() -> None:
-    # By default gloo binds to the address that the host name resolves to.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+def _store(met: Met, rank: int, world_size: int, timeout: timedelta, device: torch.device) -> dist.Store:
+    """The store of ranks that met: a file on one machine, else a server at the first rank's address, and at no other."""
+    _speak_on(met.interface, device, named=met.named)
+    if met.file is not None:
+        return dist.FileStore(str(met.file), world_size)
+    listener = -1 if met.listener is None else met.listener.detach()
+    try:
+        return dist.TCPStore(
+            met.host,
+            met.port,
+            world_size,
+            rank == 0,
+            timeout,
+            wait_for_workers=False,  # whoever is late is missed when the group is formed
+            **({} if rank else {"master_listen_fd": listener}),
+        )
+    except (RuntimeError, ValueError) as error:  # torch's DistError is a RuntimeError
+        raise ProcessGroupError(
+            f"rank {rank} does not reach the trainer's first rank at {met.host}:{met.port}: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _speak_on(interface: str, device: torch.device, *, named: bool = False) -> None:
+    """Have collectives bind to the addresses of one interface; if nobody named it, the environment may name another.
+
+    By default gloo takes the address that the host name resolves to, and NCCL the first interface but loopback.
+    """
+    chosen = {"GLOO_SOCKET_IFNAME": interface}
+    if device.type == "cuda":
+        chosen["NCCL_SOCKET_IFNAME"] = f"={interface}"
+    os.environ.update(chosen if named else {name: os.environ.get(name, value) for name, value in chosen.items()})
 
 
 class BuildsModel(Protocol):
@@ -127,7 +162,7 @@ class TrainerWorker:
         config: settings, the same on every rank.
         rank: this process, from 0.
         world_size: number of ranks.
-        rendezvous: ``file://`` or ``tcp://`` URL at which ranks meet; None for a world of one.
+        rendezvous: ``meet://``, ``file://`` or ``tcp://`` URL at which ranks meet; None for a world of one.
         model: the backend's part, which is all that backends differ in.
 
     Raises:

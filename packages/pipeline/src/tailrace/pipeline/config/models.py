@@ -217,6 +217,9 @@ class TrainerConfigModel(_Strict):
     """a plugin of tailrace.backend"""
     processes: Positive = 1
     """data-parallel ranks of the trainer"""
+    interface: str = ""
+    """network interface on which its ranks speak, such as eth0, or a network in which it has an address, such as 10.1.0.0/16;
+    none: loopback while all are on one machine, else the one that leads to the first rank's"""
     cells: Positive = 1
     """groups of ranks, of equal size, that can each add gradients without the others (training `streamed`, `dynamic-batch`)"""
     colocated: bool = False

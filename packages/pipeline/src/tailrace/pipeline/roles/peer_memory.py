@@ -38,6 +38,12 @@ def machine() -> str:
     return str(ray.get_runtime_context().get_node_id()) if ray is not None and ray.is_initialized() else ""
 
 
+def node_address() -> str:
+    """This machine's address in Ray's cluster; empty in a process that is no actor."""
+    ray = sys.modules.get("ray")
+    return str(ray.util.get_node_ip_address()) if ray is not None and ray.is_initialized() else ""
+
+
 class PeerMemory:
     """The memory of machines on which relays stand, as the trainer's first rank uses it.
 

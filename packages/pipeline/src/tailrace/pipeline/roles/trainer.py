@@ -39,7 +39,7 @@ from tailrace.faulttol.tensor_cores import open_tensor_cores, own_devices
 from tailrace.pipeline.roles.calls import DATA_DOOR, RankCalls
 from tailrace.pipeline.roles.checkpoint_retention import Saving, on_own_disk
 from tailrace.pipeline.roles.fault_points import Stops
-from tailrace.pipeline.roles.peer_memory import PeerMemory, machine
+from tailrace.pipeline.roles.peer_memory import PeerMemory, machine, node_address
 from tailrace.pipeline.roles.publishing import Publishing
 from tailrace.pipeline.roles.rank_publisher import Follower, Shards
 from tailrace.pipeline.roles.trainer_activity import TensorCoreWatch, TrainerActivity
@@ -49,6 +49,7 @@ from tailrace.runtime.executor.seam import MemberStart
 from tailrace.runtime.role_worker import RoleWorker
 from tailrace.trainer import TrainerConfig
 from tailrace.trainer.backend import TrainingBackend, build_backend
+from tailrace.trainer.meeting import meeting_url
 from tailrace.trainer.metrics import merge_metrics
 
 _CLOSE_S = 5.0
@@ -71,6 +72,7 @@ class TrainerSettings:
             never rolled back.
         save_timeout_s: deadline until a checkpoint is durable.
         data_timeout_s: how long the data role may be gone before a restarted one must answer.
+        interface: the network interface on which ranks speak, see `meeting_url`.
     """
 
     model: Path
@@ -81,13 +83,14 @@ class TrainerSettings:
     held: Path | None = None
     save_timeout_s: float = 600.0
     data_timeout_s: float = 180.0
+    interface: str = ""
 
 
 class TrainerRole:
     """One rank of the trainer."""
 
     def __init__(self, settings: TrainerSettings, start: MemberStart) -> None:
-        rank, world_size, transfer = start.rank, start.world_size, settings.transfer
+        rank, world_size, meets, transfer = start.rank, start.world_size, start.rendezvous, settings.transfer
         on_own_disk(settings.checkpoints)
         self._alone = _one_at_a_time.acquire(timeout=_PREDECESSOR_S)
         try:
@@ -97,7 +100,7 @@ class TrainerRole:
                 settings.config,
                 rank=rank,
                 world_size=world_size,
-                rendezvous=start.rendezvous,
+                rendezvous=None if meets is None else meeting_url(meets, settings.interface, node_address()),
             )
         except BaseException:
             self._let_others()

@@ -28,6 +28,7 @@ from tailrace.pipeline.roles.scorer import ScorerRole
 from tailrace.pipeline.roles.trainer import TrainerRole, TrainerSettings
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
+from tailrace.pipeline.run.device_shares import check_shares
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.environments import (
     check_environment,
@@ -40,6 +41,7 @@ from tailrace.pipeline.run.environments import (
 from tailrace.pipeline.run.facts import facts_of
 from tailrace.pipeline.run.machines import (
     check_domains,
+    check_interface,
     check_own_machines,
     check_standby,
     checkpoint_holders,
@@ -208,6 +210,8 @@ def check(config: RunConfig) -> None:
         check_ranker,
         check_machine_checks,
         check_own_machines,
+        check_interface,
+        check_shares,
         check_standby,
     )
     for part in parts:
@@ -253,6 +257,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         config=of_trainer,
         checkpoints=checkpoints,
         transfer=transfer,
+        interface=config.trainer.interface,
     )
     replicas = ReplicaSettings(
         engine=engine,

@@ -23,6 +23,7 @@ MAY_CHANGE = (
     "trainer.options",
     "trainer.loss",
     "trainer.advantages",
+    "trainer.interface",
     "task.verifier",
     "reward",
     "deadlines",

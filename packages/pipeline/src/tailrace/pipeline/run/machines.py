@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.pools import relay_count, replica_pools
+from tailrace.trainer.errors import TrainerConfigError
+from tailrace.trainer.interfaces import Interfaces, interfaces, told_interface
 
 DISK, PEER = "disk", "peer"
 _WHERE = "key 'checkpoint.domains'"
@@ -37,6 +41,34 @@ def check_own_machines(config: RunConfig) -> None:
         gathered.add(f"{found} with members that need GPUs, expected 1: those of one host are not divided")
     if config.relay.sites:
         gathered.add(f"{found} with 'relay.sites', expected one of the two: all of them are at one site")
+    gathered.done()
+
+
+def check_interface(config: RunConfig) -> None:
+    """Check that this machine has the interface on which the trainer's ranks are to speak, if no cluster is joined.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    if config.trainer.interface and config.executor.ray_address is None:
+        check_interfaces(config, {"": interfaces()})
+
+
+def check_interfaces(config: RunConfig, machines: Mapping[str, Interfaces]) -> None:
+    """Check that every machine has the interface on which the trainer's ranks are to speak.
+
+    Args:
+        machines: the interfaces of each machine, by its address; empty for this one.
+
+    Raises:
+        ConfigError: one has not; a line for each.
+    """
+    gathered = Gathered()
+    for machine, there in machines.items():
+        try:
+            told_interface(config.trainer.interface, there)
+        except TrainerConfigError as error:
+            gathered.add(f"{error} on the machine {machine}" if machine else str(error))
     gathered.done()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -164,11 +165,16 @@ class Deployment:
             start,
             rank=rank,
             world_size=self.trainer_ranks,
-            rendezvous=f"file://{self.rendezvous}/{start.incarnation}" if several else None,
+            rendezvous=self._meeting(start.incarnation) if several else None,
             cells=self.trainer_cells,
             holders=[host.caller(RELAY, relay) for relay in self.holders],
             followers=[host.caller(TRAINER, rank_id(start.id, other)) for other in others],
         )
+
+    def _meeting(self, incarnation: int) -> Path | None:
+        """Where the ranks of one start of the trainer meet: what an earlier cluster of the run left is not theirs."""
+        cluster = hashlib.sha256(self.token.encode()).hexdigest()[:8]
+        return None if self.rendezvous is None else self.rendezvous / f"meeting-{cluster}-{incarnation}"
 
 
 def rank_id(leader: str, rank: int) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -115,7 +116,8 @@ class MemberStart:
         name: a name that is unique on the machine.
         store: a caller of the data role; None for the data role itself and for relays.
         tp: devices that a replica's engine spans; None: as its settings say.
-        rank, world_size, rendezvous: the process group of the trainer.
+        rank, world_size: the process group of the trainer.
+        rendezvous: a directory in which its ranks meet; None if there is one.
         cells: cells that the trainer's ranks form, each of as many that follow each other.
         holders: callers of relays whose machines hold checkpoints too.
         followers: callers of the trainer's other ranks, for the first.
@@ -129,7 +131,7 @@ class MemberStart:
     tp: int | None = None
     rank: int = 0
     world_size: int = 1
-    rendezvous: str | None = None
+    rendezvous: Path | None = None
     cells: int = 1
     holders: Sequence[Caller] = ()
     followers: Sequence[Caller] = ()

@@ -222,6 +222,22 @@ class RayHost(OwnProcess):
         """Machines of the cluster that live."""
         return sum(bool(node["Alive"]) for node in self._ray.nodes())
 
+    def on_machines(self, function: Callable[[], Any], timeout_s: float = 120.0) -> dict[str, Any]:
+        """What a function returns on each living machine of the cluster, by the machine's address.
+
+        Raises:
+            DeadlineError: a machine did not answer in time.
+        """
+        task = self._ray.remote(num_cpus=0, max_retries=0)(function)
+        alive = {row["NodeManagerAddress"]: row["NodeID"] for row in self._ray.nodes() if row["Alive"]}
+        asked = {at: task.options(**_affinity(node, soft=False)).remote() for at, node in alive.items()}
+        try:
+            return dict(zip(asked, self._ray.get(list(asked.values()), timeout=timeout_s), strict=True))
+        except self._ray.exceptions.GetTimeoutError as error:
+            raise DeadlineError(
+                f"waited {timeout_s:.0f} s for the {len(alive)} machines of the cluster to answer"
+            ) from error
+
     def prepare(self, role: str, id_: str, spec: RoleSpec, place: Place, after: Any = None) -> Any:
         """Start the process of a member's first incarnation ahead of `spawn`, which takes it if it asks for the same.
 

@@ -36,7 +36,7 @@ from tailrace.pipeline.run.launching.free_devices import check_free_devices
 from tailrace.pipeline.run.launching.garbage import GarbageCollection
 from tailrace.pipeline.run.launching.going_on import check_resumed, to_go_on
 from tailrace.pipeline.run.launching.imports import keep_bytecode
-from tailrace.pipeline.run.machines import check_machines
+from tailrace.pipeline.run.machines import check_interfaces, check_machines
 from tailrace.pipeline.run.pools import check_labels, relay_count
 from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare
 from tailrace.pipeline.run.prompts.stop_tokens import stops_in_words
@@ -51,6 +51,7 @@ from tailrace.runtime.hosts.ray import RayHost
 from tailrace.runtime.hosts.ray_cluster import Claim, RayCluster
 from tailrace.runtime.hosts.real_time import RealTime
 from tailrace.trainer import checkpoints
+from tailrace.trainer.interfaces import interfaces
 from tailrace.trainer.weights_file import weights_sha256
 
 Listener = Callable[[RunStatus], None]
@@ -187,6 +188,8 @@ class _Launch:
                 if config.executor.ray_address is not None:  # one machine may stand for several sites, a cluster not
                     check_labels(config, host.sites())
                 check_machines(config, host.machines)
+                if config.trainer.interface and config.executor.ray_address is not None:
+                    check_interfaces(config, host.on_machines(interfaces))
                 check_free_devices(config, host.gpus)
                 start_ahead(host, config)
             prepared = prepare(config, directory, self._preparing)

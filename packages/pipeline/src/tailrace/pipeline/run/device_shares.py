@@ -1,0 +1,58 @@
+"""Whether the GPUs and shares of GPUs that members ask for can be given to them: Ray gives whole GPUs, or a share of one."""
+
+from __future__ import annotations
+
+from tailrace.pipeline.config.gathered import Gathered
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.run.pools import replica_pools, tensor_parallel
+
+_ROUNDING = 1e-6
+
+
+def check_shares(config: RunConfig) -> None:
+    """Check that no member asks for a share that leaves a rest on each GPU, or for parts of several GPUs.
+
+    Shares are right if all that take one fit on a single GPU, or if each is a GPU divided by a whole number, or if one of each
+    kind fill a GPU together, such as 0.6 for a rank of the trainer and 0.4 for the replica beside it.
+
+    Raises:
+        ConfigError: one does; a line for each.
+    """
+    executor, gathered = config.executor, Gathered()
+    asked = {
+        "executor.trainer_gpus": (executor.trainer_gpus, config.trainer.processes),
+        "executor.replica_gpus": (executor.replica_gpus, config.rollout.replicas),
+        "executor.scorer_gpus": (executor.scorer_gpus, 1),
+    }
+    shares = {key: (each, count) for key, (each, count) in asked.items() if 0 < each < 1}
+    alone = sum(each * count for each, count in shares.values()) <= 1 + _ROUNDING
+    for key, (each, _) in asked.items():
+        if each > 1 and not _whole(each):
+            gathered.add(f"key '{key}': found {each:g}, expected a whole number of GPUs, or a share of one")
+    total = sum(each for each, _ in shares.values())
+    for key, (each, count) in shares.items():
+        if not (alone or _whole(1 / each) or _whole(total)):
+            others = " and ".join(f"{other} = {share:g}" for other, (share, _) in shares.items() if other != key)
+            gathered.add(
+                f"key '{key}': found {each:g} for each of {count}{', beside ' + others if others else ''}, which leaves a rest "
+                f"on each GPU; expected 1, one divided by a whole number, or shares that make 1 together"
+            )
+    ranks = config.trainer.processes
+    if ranks > 1 and 0 < executor.trainer_gpus <= 0.5 and not config.trainer.colocated:
+        gathered.add(
+            f"keys 'executor.trainer_gpus' and 'trainer.processes': found {executor.trainer_gpus:g} and {ranks}, expected more "
+            "than 0.5: two ranks would share a GPU, which NCCL refuses"
+        )
+    own_tp = tensor_parallel(config.rollout.options)
+    for tp in sorted({own_tp, *(pool.tp for pool in replica_pools(config))}):
+        each = executor.replica_gpus * tp / own_tp
+        if tp > 1 and each and (each < tp or not _whole(each / tp)):
+            gathered.add(
+                f"keys 'executor.replica_gpus' and 'tensor_parallel_size': found {each:g} GPUs for a replica that spans {tp}, "
+                f"expected {tp}: an engine has each of its GPUs for itself"
+            )
+    gathered.done()
+
+
+def _whole(number: float) -> bool:
+    return abs(number - round(number)) < _ROUNDING
