@@ -61,7 +61,7 @@ def why_not() -> str:
 
 @contextmanager
 def machines(count: int) -> Iterator[tuple[Machine, ...]]:
-    """So many machines, each of which reaches the others. What runs there is its starter's to end.
+    """Make machines, each of which reaches the others. What runs there is its starter's to end.
 
     Raises:
         NamespaceError: they cannot be made here.
