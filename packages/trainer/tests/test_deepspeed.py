@@ -1,6 +1,7 @@
 """The DeepSpeed backend: its contract at each stage of ZeRO, and two real processes that compute what one of FSDP2 does."""
 
 import dataclasses
+import subprocess
 import sys
 from pathlib import Path
 
@@ -187,6 +188,18 @@ def test_two_ranks_train_an_adapter_as_one_of_fsdp2_does(stage, tmp_path):
     close(*(load_file(tmp_path / out / "result.safetensors") for out in ("zero", "fsdp2")))
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_passes_without_gradient_before_the_first_of_two_optimizer_steps(stage, tmp_path):
+    model = build_model(tmp_path / "model", vocab_size=31, hidden=15, layers=1, heads=2, head_dim=6, mlp=17)
+    config = dataclasses.replace(trainer_processes.CONFIG, loss="decoupled-ppo")
+    for out in ("fsdp2", "zero"):
+        (tmp_path / out).mkdir()
+    trainer_processes.train(0, 1, model, None, tmp_path / "fsdp2", config)
+    arguments = (2, model, f"file://{tmp_path}/meet", tmp_path / "zero", zero(stage, config))
+    trainer_processes.run_all(trainer_processes.train, *arguments)
+    close(*(load_file(tmp_path / out / "result.safetensors") for out in ("zero", "fsdp2")))
+
+
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
@@ -198,6 +211,21 @@ def test_two_ranks_train_an_adapter_as_one_of_fsdp2_does(stage, tmp_path):
 def test_what_it_cannot_do_is_refused_before_a_run_starts(settings, line):
     with pytest.raises(TrainerConfigError, match=line):
         check_backend("deepspeed", TrainerConfig(**settings), 2)
+
+
+def test_it_prints_nothing_and_a_process_without_it_does_not_import_it():
+    code = (
+        "import sys, importlib\n"
+        "from transformers import Qwen3ForCausalLM\n"
+        "if importlib.util.find_spec('peft'): import peft\n"
+        "assert 'deepspeed' not in sys.modules\n"
+        "from tailrace.trainer.backend import import_backend\n"
+        "import_backend('deepspeed')\n"
+        "assert 'deepspeed' in sys.modules\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
+    assert told.stdout == ""
+    assert "Setting accelerator" not in told.stderr
 
 
 def test_a_stage_of_zero_is_refused_by_fsdp2():
