@@ -106,6 +106,11 @@ def add_adapter(lm: Any, config: AdapterConfig, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(lora, lm, adapter_name=_NAME)
+        for layer in lora_layers(lm):
+            if layer.lora_A[_NAME].weight.is_meta:  # as the base's, which are read later
+                layer.lora_A[_NAME].to_empty(device="cpu")
+                layer.lora_B[_NAME].to_empty(device="cpu")
+                layer.reset_lora_parameters(_NAME, init_lora_weights=True)
     for parameter in lm.parameters():
         if parameter.requires_grad:  # master weights, whatever the base has
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -26,7 +27,11 @@ from tailrace.trainer.errors import TrainerConfigError
 from tailrace.trainer.microbatch import MicroBatch
 from tailrace.trainer.optimizer import MuonWithAdamW, adamw, clip_gradients
 from tailrace.trainer.policy import PREFIX, Policy, load_policy
+from tailrace.trainer.sharded_load import ModelFiles, assign, empty_lm, sources
 from tailrace.trainer.sharded_model import MOMENTS, SavedState, ShardedModel, parameter_dtype
+from tailrace.trainer.weights_file import has_weights_file
+
+logger = logging.getLogger(__name__)
 
 
 class Fsdp2Model(ShardedModel):
@@ -45,12 +50,6 @@ class Fsdp2Model(ShardedModel):
     ) -> None:
         check_owners(config, "fsdp2")
         super().__init__(config, device, rank, world_size)
-        policy = load_policy(model_path, parameter_dtype(config))
-        policy.configure(config)
-        if config.adapter.rank:
-            policy.freeze(self.dtype)
-            add_adapter(policy.lm, config.adapter, config.seed)
-        self.vocabulary, self.shares_prompts = policy.vocabulary, policy.shares_prompts
         if config.cells == 1:
             self._mesh: Any = dist.device_mesh.init_device_mesh(device.type, (world_size,))
             self._replicas: Any = None
@@ -59,8 +58,8 @@ class Fsdp2Model(ShardedModel):
             mesh = dist.device_mesh.init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
             self._mesh, self._replicas = mesh["shard"], mesh.get_group("replicate")
         self.cell_group = self._mesh.get_group()
-        self._whole = sum(parameter.numel() for parameter in policy.parameters()) <= SMALL_MODEL_PARAMETERS
-        self.module: Any = self._shard(policy)
+        self.module: Any = self._open(model_path)
+        self.vocabulary, self.shares_prompts = self.module.vocabulary, self.module.shares_prompts
         for module in self.module.modules():
             if hasattr(module, "set_gradient_divide_factor"):
                 # Gradients are sums over tokens, scaled once at the end: ranks' are added, not averaged.
@@ -83,25 +82,91 @@ class Fsdp2Model(ShardedModel):
         name = parameter.removeprefix(PREFIX)
         return published_name(name) if self.config.adapter.rank else name
 
-    def _shard(self, policy: Policy, *, frees: bool | None = None) -> Any:
+    def _open(self, path: Path, *, frozen: bool = False) -> Any:
+        """The model in a directory, sharded; with its adapter, if it is not frozen. Collective.
+
+        Of a large one each rank reads its own rows alone.
+        """
+        wide = parameter_dtype(self.config)
+        files = ModelFiles(path) if has_weights_file(path) else None
+        if files is not None and files.elements > SMALL_MODEL_PARAMETERS:
+            self._whole = False
+            if (of := sources(empty_lm(path, wide), files)) is not None:
+                return self._open_by_rows(path, files, of, frozen=frozen)
+            logger.warning(
+                "each rank loads all of %s: its files have other tensors than the model has parameters", path
+            )
+        policy = load_policy(path, wide)
+        self._whole = sum(parameter.numel() for parameter in policy.parameters()) <= SMALL_MODEL_PARAMETERS
+        return self._shard(self._prepared(policy, frozen=frozen), frozen=frozen)
+
+    def _prepared(self, policy: Policy, *, frozen: bool) -> Policy:
+        """The policy with the configuration's settings and its adapter."""
+        policy.configure(self.config)
+        if frozen:
+            policy.requires_grad_(False).eval()
+        elif self.config.adapter.rank:
+            policy.freeze(self.dtype)
+            add_adapter(policy.lm, self.config.adapter, self.config.seed)
+        return policy
+
+    def _open_by_rows(self, path: Path, files: ModelFiles, of: Mapping[str, str], *, frozen: bool) -> Any:
+        """The same without the model ever being whole: it is sharded before it has memory, and then given its rows.
+
+        Shortcuts are looked for in the whole precision, so on a model of its own that has the same rows.
+        """
+        wide = parameter_dtype(self.config)
+        policy = Policy(empty_lm(path, wide)).requires_grad_(False).eval()
+        probed = self._shard(policy, frozen=True, precision=MixedPrecisionPolicy())
+        tensors: dict[str, Tensor] = {}
+        held = dict(probed.named_parameters()) | dict(probed.named_buffers())
+        for name, source in of.items():
+            like = held[PREFIX + name]
+            if isinstance(like, DTensor):
+                rows = self.rows.of(like.shape[0])
+                local = torch.empty((rows.stop - rows.start, *like.shape[1:]), dtype=like.dtype, device=self.device)
+                files.read(source, rows, local)
+                whole: Any = {"shape": like.shape, "stride": like.stride(), "run_check": False}
+                sharded = DTensor.from_local(local, like.device_mesh, like.placements, **whole)
+                tensors[PREFIX + name] = nn.Parameter(sharded, requires_grad=False)
+            else:
+                tensors[PREFIX + name] = torch.empty_like(like, device=self.device)
+                files.read(source, slice(None), tensors[PREFIX + name])
+        policy = Policy(empty_lm(path, wide))
+        if frozen:  # the same architecture as the model's
+            policy.direct_head, policy.shares_prompts = self.module.direct_head, self.module.shares_prompts
+        else:
+            assign(probed, tensors)
+            probed.probe()
+            probed.reshard()
+            found = torch.tensor([probed.direct_head, probed.shares_prompts], dtype=torch.int32, device=self.device)
+            dist.all_reduce(found, dist.ReduceOp.MIN)
+            policy.direct_head, policy.shares_prompts = map(bool, found.tolist())
+        module = self._shard(self._prepared(policy, frozen=frozen), frozen=frozen)
+        assign(module, tensors)
+        return module
+
+    def _shard(self, policy: Policy, *, frozen: bool = False, precision: MixedPrecisionPolicy | None = None) -> Any:
         """Shard a model over the ranks of each cell: layer by layer, a small one as a whole.
 
         Args:
             policy: the model.
-            frees: whether each part is given back after its forward pass; None: all but the outermost.
+            frozen: whether it is not trained; then each part is given back after its forward pass, the outermost too.
+            precision: dtypes; None: those of the configuration.
         """
         dtype, wide = self.dtype, parameter_dtype(self.config)
-        precision = (
-            MixedPrecisionPolicy()
-            if dtype is wide
-            else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=wide, cast_forward_inputs=False)
-        )
+        if precision is None:
+            precision = (
+                MixedPrecisionPolicy()
+                if dtype is wide
+                else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=wide, cast_forward_inputs=False)
+            )
         if not self._whole:
             blocks = set(getattr(policy.lm, "_no_split_modules", None) or ())
             for module in policy.lm.modules():
                 if type(module).__name__ in blocks:
                     fully_shard(module, mesh=self._mesh, mp_policy=precision)
-        return fully_shard(policy, mesh=self._mesh, mp_policy=precision, reshard_after_forward=frees)
+        return fully_shard(policy, mesh=self._mesh, mp_policy=precision, reshard_after_forward=frozen or None)
 
     # ---- gradients ------------------------------------------------------------------------------------------------
 
@@ -171,10 +236,7 @@ class Fsdp2Model(ShardedModel):
         """See `ShardedModel`. With an adapter it is the base, which is there already."""
         if self.config.adapter.rank:
             return base_logprobs(self.module)
-        model = load_policy(model_path, parameter_dtype(self.config))
-        model.logits_budget = self.config.logits_budget
-        model.requires_grad_(False).eval()
-        module = self._shard(model, frees=True)
+        module = self._open(model_path, frozen=True)
 
         def logprobs(batch: MicroBatch, temperature: float) -> Tensor:
             with torch.no_grad():

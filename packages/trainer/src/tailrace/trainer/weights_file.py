@@ -13,6 +13,8 @@ from tailrace.trainer.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor
 
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
 
 def load_weights_file(directory: str | Path) -> Iterator[tuple[str, Tensor]]:
     """Tensors of a Hugging Face model directory or a checkpoint, under Hugging Face names, on the CPU.
@@ -35,20 +37,39 @@ def load_weights_file(directory: str | Path) -> Iterator[tuple[str, Tensor]]:
             raise CheckpointError(f"{path} is damaged or missing: {error}") from error
 
 
+def has_weights_file(directory: str | Path) -> bool:
+    """Whether a directory has ``model.safetensors`` or its index."""
+    return any((Path(directory) / name).is_file() for name in (_INDEX, _SINGLE))
+
+
+def tensors_of_files(directory: str | Path) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """The file of each tensor of a model directory, and its dtype, shape and place (``data_offsets`` in the file).
+
+    Raises:
+        CheckpointError: there is no file of weights, or one is damaged.
+    """
+    found: dict[str, tuple[Path, dict[str, Any]]] = {}
+    for path in model_files(Path(directory)):
+        try:
+            with path.open("rb") as file:
+                found |= {name: (path, about) for name, about in read_header(file)[1]}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} is damaged or missing: {error}") from error
+    return found
+
+
 def model_files(root: Path) -> list[Path]:
     """The files of a whole model's weights.
 
     Raises:
         CheckpointError: there are none.
     """
-    index = root / "model.safetensors.index.json"
-    if index.is_file():
-        return [
-            root / name for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        ]
-    if (root / "model.safetensors").is_file():
-        return [root / "model.safetensors"]
-    raise CheckpointError(f"found neither model.safetensors nor its index in {root}, expected a model directory")
+    if (root / _INDEX).is_file():
+        named = json.loads((root / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+        return [root / name for name in sorted(set(named))]
+    if (root / _SINGLE).is_file():
+        return [root / _SINGLE]
+    raise CheckpointError(f"found neither {_SINGLE} nor its index in {root}, expected a model directory")
 
 
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -83,14 +104,7 @@ def tensor_shapes(directory: str | Path) -> dict[str, tuple[int, ...]]:
     Raises:
         CheckpointError: there is no file of weights, or one is damaged.
     """
-    found: dict[str, tuple[int, ...]] = {}
-    for path in model_files(Path(directory)):
-        try:
-            with path.open("rb") as file:
-                found |= {name: tuple(about["shape"]) for name, about in read_header(file)[1]}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{path} is damaged: {error}") from error
-    return found
+    return {name: tuple(about["shape"]) for name, (_, about) in tensors_of_files(directory).items()}
 
 
 def read_header(file: BinaryIO) -> tuple[int, list[tuple[str, dict[str, Any]]]]:
