@@ -17,6 +17,7 @@ import trainer_processes
 CASES = {
     "1": (1, 1, None),
     "2 even": (2, 2, (2, 2)),
+    "2 packed": (2, 2, (2, 2)),
     "2 idle": (2, 2, (6, 0)),
     "2 plain": (2, 2, None),
     "4": (4, 2, (1, 4)),
@@ -38,7 +39,17 @@ def runs(root):
         out = root / name
         out.mkdir()
         meet = f"file://{out}/meet" if ranks > 1 else None
-        trainer_processes.run_all(trainer_processes.stream, ranks, cells, shares, root / "model", meet, out)
+        trainer_processes.run_all(
+            trainer_processes.stream,
+            ranks,
+            cells,
+            shares,
+            root / "model",
+            meet,
+            out,
+            trainer_processes.CONFIG,
+            "packed" in name,
+        )
         found[name] = load_file(out / "result.safetensors")
     return found
 
@@ -52,6 +63,11 @@ def test_they_train_what_one_process_does(runs, name):
     for key in one:
         absolute = 1e-6 if key.startswith("gradient/0") else 1e-4
         torch.testing.assert_close(cells[key], one[key], atol=absolute, rtol=1e-4, msg=key)
+
+
+def test_cells_that_fetch_their_own_rows_alone_compute_the_same_bits(runs):
+    for key, value in runs["2 even"].items():
+        assert torch.equal(runs["2 packed"][key], value), key
 
 
 @pytest.mark.parametrize(("ranks", "cells", "saved_by"), [(1, 1, "4"), (2, 2, "4"), (2, 1, "2 even"), (4, 2, "2 idle")])

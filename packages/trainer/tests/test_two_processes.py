@@ -1,5 +1,6 @@
 """Two real processes over gloo compute what one does."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -22,10 +23,13 @@ def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("ranks")
     # Sizes that do not divide evenly between two ranks.
     model = build_model(root / "model", vocab_size=31, hidden=15, layers=1, heads=2, head_dim=6, mlp=17)
-    for world_size in (1, 2):
-        (root / str(world_size)).mkdir()
+    for name in ("1", "2", "packed"):
+        (root / name).mkdir()
     trainer_processes.train(0, 1, model, None, root / "1")
     trainer_processes.run_all(trainer_processes.train, 2, model, f"file://{root}/meet", root / "2")
+    trainer_processes.run_all(
+        trainer_processes.train, 2, model, f"file://{root}/meet-packed", root / "packed", trainer_processes.CONFIG, True
+    )
     return root
 
 
@@ -38,6 +42,18 @@ def test_gradients_metrics_and_weights_are_those_of_one_process(runs):
     for key in one:
         absolute = 1e-6 if key.startswith("gradient/") else 1e-4
         torch.testing.assert_close(two[key], one[key], atol=absolute, rtol=1e-4, msg=key)
+
+
+def test_ranks_that_fetch_their_own_rows_alone_compute_the_same_bits(runs):
+    whole, packed = (load_file(runs / name / "result.safetensors") for name in ("2", "packed"))
+    assert whole.keys() == packed.keys()
+    for key in whole:
+        assert torch.equal(whole[key], packed[key]), key
+    first, second = (json.loads((runs / "packed" / f"fetched-{rank}.json").read_text()) for rank in (0, 1))
+    for number, names in enumerate(zip(first, second, strict=True)):
+        both = [name for part in names for name in part]
+        assert len(set(both)) == len(both) == (24, 1, 12)[number]  # each by one rank, once
+        assert all(names) == (number != 1)
 
 
 def test_the_checkpoint_of_two_ranks_is_complete_and_loads_in_one(runs):

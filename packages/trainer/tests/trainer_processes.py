@@ -1,6 +1,7 @@
 """What the tests run in processes of their own. A fork server that has imported torch once makes starting them quick."""
 
 import dataclasses
+import json
 import multiprocessing
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from safetensors.torch import save_file
 
 from tailrace.trainer import BatchError, TrainerConfig
 from tailrace.trainer.backends import deepspeed, fsdp2
-from tailrace.trainer.testing import make_experiences
+from tailrace.trainer.packed import PackedBatch
+from tailrace.trainer.testing import PackedData, make_experiences
 from tailrace.trainer.worker import TrainerWorker
 
 VOCAB = 31
@@ -52,8 +54,35 @@ def gradient(parameter):
     return safe_get_full_grad(parameter).clone()
 
 
-def train(rank, world_size, model, rendezvous, out: Path, config=CONFIG):
+class Packing:
+    """Batches as they are, or packed: their tokens are fetched, 50 bytes at a time. `fetched` has the ids of each batch."""
+
+    def __init__(self, packed):
+        self._packed = packed
+        self.fetched = []
+
+    def __call__(self, *parts):
+        if not self._packed:
+            return list(parts)
+        data = PackedData(e for part in parts for e in part)
+        self.fetched.append(data.fetched)
+        batch = PackedBatch(data.outlines(data.made), data.packed, slice_bytes=50)
+        experiences = {e.trajectory: e for e in batch.experiences}
+        return [[experiences[e.trajectory] for e in part] for part in parts]
+
+    def write(self, path):
+        if self._packed:
+            path.write_text(json.dumps([[name for call in batch for name in call] for batch in self.fetched]))
+
+
+def renumbered(experiences, by):
+    """The same as other groups."""
+    return [dataclasses.replace(e, group=e.group + by, trajectory=f"{by}+{e.trajectory}") for e in experiences]
+
+
+def train(rank, world_size, model, rendezvous, out: Path, config=CONFIG, packed=False):
     """Three steps, a checkpoint, a fourth; what rank 0 saw goes to a file."""
+    given = Packing(packed)
     worker = build(model, config, rank, world_size, rendezvous)
     seen = {}
     apply = worker._model.apply_gradients
@@ -65,12 +94,12 @@ def train(rank, world_size, model, rendezvous, out: Path, config=CONFIG):
         return apply(lr)
 
     worker._model.apply_gradients = spy
-    first = worker.step([batch(1), [dataclasses.replace(e, group=e.group + 3) for e in batch(2)]])
+    first = worker.step(given(batch(1), renumbered(batch(2), 3)))
     # A single trajectory: the other rank has nothing of its own to compute, and must not hang or add anything.
-    single = worker.step([batch(3)[:1]])
+    single = worker.step(given(batch(3)[:1]))
     supervised = worker.sft_step([((1, 2), (3, 4), (False, True)), ((5,), (6,)), ((7,), (8, 9))], lr=0.01)
     worker.save(out / "checkpoint", 7).result(60)
-    fourth = worker.step([batch(4)])
+    fourth = worker.step(given(batch(4)))
     weights = {f"weight/{name}": tensor.clone() for name, tensor in worker.weights()}
     if rank == 0:
         metrics = {
@@ -81,17 +110,18 @@ def train(rank, world_size, model, rendezvous, out: Path, config=CONFIG):
         }
         gradients = {f"gradient/{name}": value for name, value in seen.items()}
         save_file(metrics | gradients | weights, str(out / "result.safetensors"))
+    given.write(out / f"fetched-{rank}.json")
     worker.close()
 
 
-def stream(rank, world_size, cells, shares, model, rendezvous, out: Path, config=CONFIG):
+def stream(rank, world_size, cells, shares, model, rendezvous, out: Path, config=CONFIG, packed=False):
     """Two batches by cells, each with its share of the groups, then a checkpoint and a plain step. Rank 0 writes what it saw.
 
     Without shares, both batches are plain steps.
     """
     config = dataclasses.replace(config, cells=cells, kl_coefficient=0.1)
     worker = build(model, config, rank, world_size, rendezvous)
-    seen, metrics = {}, {}
+    seen, metrics, given = {}, {}, Packing(packed)
     apply = worker._model.apply_gradients
     cell = rank // (world_size // cells)
 
@@ -105,11 +135,11 @@ def stream(rank, world_size, cells, shares, model, rendezvous, out: Path, config
     for number in range(3):
         groups = [[e for e in long_batch(number) if e.group == group] for group in range(6)]
         if shares is None or number == 2:
-            metrics[number] = worker.step([[experience for group in groups for experience in group]])
+            metrics[number] = worker.step(given([experience for group in groups for experience in group]))
             continue
         for group in groups[sum(shares[:cell]) : sum(shares[: cell + 1])]:
-            worker.accumulate(group)
-        metrics[number] = worker.apply([experience for group in groups[sum(shares) :] for experience in group])
+            worker.accumulate(*given(group))
+        metrics[number] = worker.apply(*given([experience for group in groups[sum(shares) :] for experience in group]))
         worker.save(out / f"v{number}", number).result(60)
     weights = {f"weight/{name}": tensor.clone() for name, tensor in worker.weights()}
     layout = worker.layout()

@@ -162,7 +162,7 @@ def test_a_store_of_the_format_before_turns_goes_on(path):
     raw = sqlite3.connect(path)
     raw.executescript(
         "DROP TABLE session; DROP TABLE turn; ALTER TABLE delta DROP COLUMN observation; "
-        "ALTER TABLE trajectory DROP COLUMN generated; PRAGMA user_version = 3;"
+        "ALTER TABLE trajectory DROP COLUMN generated; ALTER TABLE trajectory DROP COLUMN outline; PRAGMA user_version = 3;"
     )
     raw.close()
     with TrajectoryStore(path) as store:

@@ -136,9 +136,10 @@ class Batches:
     """The data role as the trainer sees it: any number of made-up batches of one group."""
 
     def __init__(self):
-        from tailrace.trainer.testing import make_experiences
+        from tailrace.trainer.testing import PackedData, make_experiences
 
-        self.made = {e.trajectory: e for e in make_experiences(40, 4, vocab_size=64, seed=3)}
+        self._packed = PackedData(make_experiences(40, 4, vocab_size=64, seed=3))
+        self.made, self.packed = self._packed.made, self._packed.packed
         self.consumed, self.rolled_back, self.trimmed = [], [], []
         self.failing = False
         self.go, self.reached = threading.Event(), threading.Event()
@@ -147,12 +148,12 @@ class Batches:
     def batch(self, number):
         return tuple(f"{number}.{sample}" for sample in range(4))
 
-    def experiences(self, names):
+    def outlines(self, names):
         self.reached.set()
         assert self.go.wait(30)
         if self.failing:
             raise ZeroDivisionError("in the store")
-        return [self.made[name] for name in names]
+        return self._packed.outlines(names)
 
     def consume(self, names, version):
         self.consumed.append((version, list(names)))

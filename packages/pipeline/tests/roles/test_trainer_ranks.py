@@ -17,13 +17,13 @@ from dataclasses import replace
 from tailrace.contracts import Reveal
 from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.trainer import TrainerConfig
-from tailrace.trainer.testing import make_experiences
+from tailrace.trainer.testing import PackedData, make_experiences
 
 class Data:
     def __init__(self):
-        self.made = {e.trajectory: e for e in make_experiences(8, 4, vocab_size=64, seed=3)}
+        self.made = PackedData(make_experiences(8, 4, vocab_size=64, seed=3))
     def call(self, method, *arguments, timeout_s=60.0):
-        return [self.made[name] for name in arguments[0]] if method == "experiences" else None
+        return getattr(self.made, method)(*arguments) if hasattr(self.made, method) else None
 
 class Second:  # what the first rank tells it goes through a file
     def __init__(self, path):

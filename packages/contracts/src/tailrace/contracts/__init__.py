@@ -89,6 +89,7 @@ from tailrace.contracts.events import (
     Up,
 )
 from tailrace.contracts.facts import Facts, StageCosts, StepCosts
+from tailrace.contracts.packed import ExperienceOutline, PackedTokens
 from tailrace.contracts.policies import (
     AdmissionGate,
     AdmissionPolicy,
@@ -199,6 +200,7 @@ __all__ = [
     "EarlyGradients",
     "Eviction",
     "Experience",
+    "ExperienceOutline",
     "Fail",
     "Facts",
     "Failure",
@@ -224,6 +226,7 @@ __all__ = [
     "MemberView",
     "MissingExtraError",
     "Move",
+    "PackedTokens",
     "PartialDelta",
     "Place",
     "Placement",

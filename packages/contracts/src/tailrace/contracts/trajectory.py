@@ -181,19 +181,24 @@ class Experience:
         return tuple(value for segment in self.segments for value in segment.logprobs)
 
     @property
+    def spans(self) -> tuple[tuple[int, int, bool], ...]:
+        """The version of each segment, its number of tokens, and whether it is an observation."""
+        return tuple([(segment.version, len(segment.tokens), segment.observation) for segment in self.segments])
+
+    @property
     def generated(self) -> tuple[bool, ...]:
         """Whether the model generated each response token; otherwise an environment answered it."""
-        return tuple(not segment.observation for segment in self.segments for _ in segment.tokens)
+        return tuple(not observation for _, count, observation in self.spans for _ in range(count))
 
     @property
     def generated_tokens(self) -> int:
         """Number of response tokens that the model generated: those that are trained on."""
-        return sum(len(segment.tokens) for segment in self.segments if not segment.observation)
+        return sum(count for _, count, observation in self.spans if not observation)
 
     @property
     def turns(self) -> int:
         """Number of turns: runs of generated tokens, which observations separate."""
-        kinds = [segment.observation for segment in self.segments if segment.tokens]
+        kinds = [observation for _, count, observation in self.spans if count]
         return sum(not kind and (not index or kinds[index - 1]) for index, kind in enumerate(kinds))
 
     @property
@@ -209,12 +214,12 @@ class Experience:
     @property
     def oldest_version(self) -> int:
         """The oldest version that generated a token: staleness is counted from it."""
-        return min((segment.version for segment in self.segments if not segment.observation), default=0)
+        return min((version for version, _, observation in self.spans if not observation), default=0)
 
     @property
     def newest_version(self) -> int:
         """The newest version that generated a token."""
-        return max((segment.version for segment in self.segments if not segment.observation), default=0)
+        return max((version for version, _, observation in self.spans if not observation), default=0)
 
 
 _RELATIVE = 2.0**-21

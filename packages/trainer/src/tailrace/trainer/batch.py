@@ -7,12 +7,13 @@ from collections.abc import Hashable, Sequence
 from numbers import Integral
 from typing import Any
 
-from tailrace.contracts import Experience, FinishReason
+from tailrace.contracts import Experience, ExperienceOutline, FinishReason
 from tailrace.trainer.advantages import overlong_penalty, token_weights
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.demonstrations import TokenExample
 from tailrace.trainer.errors import BatchError
 from tailrace.trainer.layout import TrainingSample
+from tailrace.trainer.packed import PackedExperience
 
 
 def grpo_samples(
@@ -60,6 +61,8 @@ def weighted_lengths(experiences: Sequence[Experience], config: TrainerConfig) -
 
 
 def _sample(experience: Experience, weight: float, advantage: float) -> TrainingSample:
+    if isinstance(experience, PackedExperience):
+        return experience.sample(weight, advantage)
     tokens, logprobs, generated = experience.tokens, experience.logprobs, experience.generated
     versions = tuple(segment.version for segment in experience.segments for _ in segment.tokens)
     if all(generated):
@@ -146,6 +149,9 @@ def _checked(number: int, experience: Any, vocabulary: int | None) -> float:
         raise BatchError(f"found the reward {reward!r:.40} {on}, expected a number: score it first")
     if not isinstance(experience.group, Hashable):
         raise BatchError(f"found {_kind(experience.group)} as the group {on}, expected its number")
+    if isinstance(experience, PackedExperience):
+        _check_outline(experience.outline, on, vocabulary)
+        return float(reward)
     _check_tokens("prompt", experience.prompt, on, vocabulary)
     if not experience.prompt:
         raise BatchError(f"found an empty prompt {on}, expected at least one token")
@@ -154,6 +160,18 @@ def _checked(number: int, experience: Any, vocabulary: int | None) -> float:
         if not all(map(_finite, segment.logprobs)):
             raise BatchError(f"found a log-probability that is not finite {on}, expected the engine's own")
     return float(reward)
+
+
+def _check_outline(outline: ExperienceOutline, on: str, vocabulary: int | None) -> None:
+    """What `_checked` says of tokens, by what the outline says of them: a rank has its own alone."""
+    if not outline.prompt_tokens:
+        raise BatchError(f"found an empty prompt {on}, expected at least one token")
+    if vocabulary is not None and outline.highest_token >= vocabulary:
+        raise BatchError(
+            f"found the token {outline.highest_token} {on}, expected one below {vocabulary}, the model's vocabulary"
+        )
+    if not outline.finite:
+        raise BatchError(f"found a log-probability that is not finite {on}, expected the engine's own")
 
 
 def _check_tokens(what: str, tokens: Any, on: str, vocabulary: int | None) -> None:

@@ -1,6 +1,6 @@
 """Forward and backward passes over samples: gradients and losses are added to those that are there.
 
-samples -> rows -> this rank's micro-batches -> forward, backward for each -> sums of gradients in the policy's parameters
+samples -> rows -> this rank's micro-batches, and their tokens -> forward, backward for each -> sums of gradients in parameters
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 from tailrace.trainer.layout import PackedRow, TrainingSample, plan
 from tailrace.trainer.losses import LossTokens
 from tailrace.trainer.microbatch import MicroBatch, to_tensors
+from tailrace.trainer.packed import load_tokens
 from tailrace.trainer.sharded_model import ShardedModel
 from tailrace.trainer.tally import Tally, sums_by_staleness
 
@@ -113,15 +114,17 @@ class Gradients:
         return found
 
     def _plan(self, samples: Sequence[TrainingSample], *, alone: bool) -> list[list[PackedRow]]:
-        """This rank's micro-batches."""
+        """This rank's micro-batches, with their tokens."""
         model, cells = self._model, 1 if alone else self._model.cells
-        return plan(
+        mine = plan(
             samples,
             ranks=cells * model.shares,
             cells=cells,
             token_budget=self._config.micro_batch_tokens,
             shared_prompt_tokens=self._shared_prompt_tokens,
         )[model.place if alone else model.cell * model.shares + model.place]
+        load_tokens(sample for rows in mine for row in rows for sample in row.samples)
+        return mine
 
     def _policy_loss(
         self, forward: Callable[..., tuple[Tensor, Tensor]], batch: MicroBatch, proximal: Tensor | None

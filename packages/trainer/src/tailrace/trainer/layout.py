@@ -16,8 +16,8 @@ class TrainingSample:
     """A response to train on.
 
     Args:
-        prompt: prompt token ids.
-        response: response token ids, at least one.
+        prompt: prompt token ids; a tuple, or what is hashable and has their number, and is an array when they are needed.
+        response: response token ids, at least one; values for each token may come later too (`tailrace.trainer.packed`).
         weight: weight of each trained token in the sum over the batch (see `advantages.token_weights`).
         behaviour: log-probability of each response token when it was drawn; empty for supervised samples.
         advantage: the response's advantage.
@@ -26,13 +26,13 @@ class TrainingSample:
         versions: the weight version that drew each response token; empty if that is not known.
     """
 
-    prompt: tuple[int, ...]
-    response: tuple[int, ...]
+    prompt: Sequence[int]
+    response: Sequence[int]
     weight: float
-    behaviour: tuple[float, ...] = ()
+    behaviour: Sequence[float] = ()
     advantage: float = 0.0
-    generated: tuple[bool, ...] = ()
-    versions: tuple[int, ...] = ()
+    generated: Sequence[bool] = ()
+    versions: Sequence[int] = ()
 
     @property
     def trained(self) -> Sequence[int]:
@@ -46,7 +46,7 @@ class TrainingSample:
 class PackedRow:
     """A prompt and the responses that share it."""
 
-    prompt: tuple[int, ...]
+    prompt: Sequence[int]
     samples: tuple[TrainingSample, ...]
 
     @property
@@ -64,7 +64,7 @@ OVERHEAD_TOKENS = 128
 
 def make_rows(samples: Iterable[TrainingSample], shared_prompt_tokens: int) -> list[PackedRow]:
     """Rows of at most `shared_prompt_tokens` tokens. A response that does not fit with others has its own row."""
-    by_prompt: dict[tuple[int, ...], list[TrainingSample]] = {}
+    by_prompt: dict[Sequence[int], list[TrainingSample]] = {}
     for sample in samples:
         by_prompt.setdefault(sample.prompt, []).append(sample)
     rows: list[PackedRow] = []

@@ -64,7 +64,7 @@ class Tally:
     def count(self, experiences: Sequence[Experience], config: TrainerConfig) -> None:
         """Count trajectories that are trained on. Of all ranks that have them, one does so."""
         lengths = [experience.generated_tokens for experience in experiences]
-        versions = [experience.oldest_version for experience in experiences if experience.segments]
+        versions = [experience.oldest_version for experience in experiences if experience.spans]
         rewards = sum(experience.reward or 0.0 for experience in experiences)
         weighted = units(weighted_lengths(experiences, config), config.normaliser)
         found = (weighted, sum(lengths), len(lengths), rewards, sum(versions), len(versions))

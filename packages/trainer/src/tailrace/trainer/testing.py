@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import Experience, Segment
+from tailrace.contracts import Experience, ExperienceOutline, PackedTokens, Segment
 from tailrace.trainer.advantages import Advantages
 from tailrace.trainer.backend import TrainingBackend
 from tailrace.trainer.config import TrainerConfig
@@ -253,6 +254,52 @@ def make_experiences(
             reward = float(draw.random() < 0.5)
             made.append(Experience(f"{group}.{sample}", group, prompt, tuple(segments), reward=reward))
     return made
+
+
+class PackedData:
+    """Answers as a data role does what `PackedBatch` asks of it.
+
+    Args:
+        experiences: what there is.
+
+    Attributes:
+        fetched: the ids of each call of `packed`.
+    """
+
+    def __init__(self, experiences: Iterable[Experience]) -> None:
+        self.made = {experience.trajectory: experience for experience in experiences}
+        self.fetched: list[list[str]] = []
+
+    def outlines(self, names: Sequence[str]) -> list[ExperienceOutline]:
+        """Outlines in order."""
+        return [self._outline(self.made[name]) for name in names]
+
+    def packed(self, wanted: Sequence[tuple[str, bool]]) -> list[PackedTokens]:
+        """Tokens in order."""
+        self.fetched.append([name for name, _ in wanted])
+        found = []
+        for name, with_prompt in wanted:
+            one = self.made[name]
+            prompt = struct.pack(f"<{len(one.prompt)}I", *one.prompt) if with_prompt else None
+            tokens = struct.pack(f"<{len(one.tokens)}I", *one.tokens)
+            found.append(PackedTokens(prompt, tokens, struct.pack(f"<{len(one.tokens)}d", *one.logprobs)))
+        return found
+
+    @staticmethod
+    def _outline(one: Experience) -> ExperienceOutline:
+        return ExperienceOutline(
+            one.trajectory,
+            one.group,
+            repr(one.prompt).encode(),
+            len(one.prompt),
+            one.spans,
+            max((*one.prompt, *one.tokens), default=-1),
+            all(map(math.isfinite, one.logprobs)),
+            one.finish,
+            one.reward,
+            one.completed_version,
+            one.metadata,
+        )
 
 
 def _observation(draw: random.Random, version: int, vocab_size: int) -> Segment:

@@ -22,9 +22,10 @@ from tailrace.trajstore.turns import SCHEMA as TURNS_SCHEMA
 Synchronous = Literal["off", "normal", "full"]
 
 _APPLICATION_ID = 0x54524C53  # "TRLS"
-_FORMAT = 4
+_FORMAT = 5
 _WAIT_S = 10.0
 _HELD: set[tuple[int, int]] = set()  # the lock files that this process holds
+_READERS = 8  # connections that wait for the next to read
 _CHUNK = 500  # ids in one query; SQLite's lowest limit on parameters is 999
 
 _SCHEMA = (
@@ -45,10 +46,12 @@ CREATE TABLE trajectory (
     tokens INTEGER,
     generated INTEGER,
     oldest_version INTEGER,
-    completed_version INTEGER
+    completed_version INTEGER,
+    outline TEXT
 );
 CREATE INDEX trajectory_by_status ON trajectory (status);
--- Response tokens as they arrived, one row for each delta; an observation is what an environment answered.
+-- Response tokens as they arrived, one row for each delta; an observation is what an environment answered. Once `outline` of
+-- their trajectory is set, one row for each segment.
 CREATE TABLE delta (
     num INTEGER NOT NULL REFERENCES trajectory,
     start INTEGER NOT NULL,
@@ -73,6 +76,7 @@ CREATE TABLE setting (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROW
     + TURNS_SCHEMA
 )
 
+_FROM_4 = "ALTER TABLE trajectory ADD COLUMN outline TEXT;"
 # From the format before turns: all of its tokens were generated.
 _FROM_3 = (
     """
@@ -81,11 +85,13 @@ UPDATE trajectory SET generated = tokens;
 ALTER TABLE delta ADD COLUMN observation INTEGER NOT NULL DEFAULT 0;
 """
     + TURNS_SCHEMA
+    + _FROM_4
 )
+_SCHEMA_FROM = {3: _FROM_3, 4: _FROM_4}
 
 
 class Database:
-    """A connection that threads share under one lock, and the lock file that keeps other processes out.
+    """A connection that threads share under one lock, others that read beside it, and the lock file that keeps processes out.
 
     Args:
         path: the database file; None keeps everything in memory.
@@ -105,6 +111,8 @@ class Database:
         self.path = path
         self._lock = threading.RLock()
         self._held = None if path is None else _take(path, open_timeout_s)
+        self._sharing = threading.Lock()  # of `_readers`; never held while anything is read
+        self._readers: list[sqlite3.Connection] = []
         self._open = True
         try:
             self._connection = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None)
@@ -123,7 +131,7 @@ class Database:
             raise StoreFormatError(
                 f"{self.path}: found no SQLite database ({error}), expected a trajectory store"
             ) from error
-        if tables and (kind != _APPLICATION_ID or version not in (_FORMAT, 3)):
+        if tables and (kind != _APPLICATION_ID or version not in (_FORMAT, *_SCHEMA_FROM)):
             raise StoreFormatError(
                 f"{self.path}: found a database of kind {kind:#x}, format {version}, "
                 f"expected a trajectory store of format {_FORMAT}; move it away or name another file"
@@ -135,7 +143,7 @@ class Database:
             # One transaction, so that a kill leaves an empty file, or one of the old format, and not half a schema.
             self._connection.executescript(
                 f"BEGIN IMMEDIATE; PRAGMA application_id = {_APPLICATION_ID}; "
-                f"PRAGMA user_version = {_FORMAT}; {_FROM_3 if tables else _SCHEMA} COMMIT;"
+                f"PRAGMA user_version = {_FORMAT}; {_SCHEMA_FROM[version] if tables else _SCHEMA} COMMIT;"
             )
 
     @contextlib.contextmanager
@@ -158,6 +166,31 @@ class Database:
         with self._lock:
             yield self._ready()
 
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """What is committed now, to read beside writes and other readers. A store in memory keeps other threads out."""
+        if self.path is None:
+            with self.locked() as connection:
+                yield connection
+            return
+        with self._sharing:
+            self._ready()
+            reader = self._readers.pop() if self._readers else None
+        if reader is None:
+            reader = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
+            reader.execute("PRAGMA query_only = ON")
+        try:
+            reader.execute("BEGIN")
+            yield reader
+        finally:
+            reader.rollback()
+            with self._sharing:
+                kept = self._open and len(self._readers) < _READERS
+                if kept:
+                    self._readers.append(reader)
+            if not kept:
+                reader.close()
+
     def _ready(self) -> sqlite3.Connection:
         if not self._open:
             raise StoreClosedError(f"the trajectory store {self.path or 'in memory'} is closed; open it again")
@@ -165,8 +198,10 @@ class Database:
 
     def close(self) -> None:
         """Close the file, so that another process may open it. A second close does nothing."""
-        with self._lock:
+        with self._lock, self._sharing:
             self._open = False
+            while self._readers:
+                self._readers.pop().close()
             if hasattr(self, "_connection"):
                 self._connection.close()
             if self._held is not None:

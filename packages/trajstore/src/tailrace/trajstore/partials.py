@@ -21,7 +21,14 @@ from dataclasses import dataclass, replace
 from tailrace.contracts import FinishReason, PartialDelta, Resume
 from tailrace.trajstore.database import Database, select_ids
 from tailrace.trajstore.errors import TrajectoryDataError, TrajectoryStateError
-from tailrace.trajstore.packing import Precision, pack_logprobs, pack_tokens, unpack_logprobs, unpack_tokens
+from tailrace.trajstore.packing import (
+    Precision,
+    pack_logprobs,
+    pack_tokens,
+    same_logprobs,
+    unpack_logprobs,
+    unpack_tokens,
+)
 from tailrace.trajstore.records import Assignment, PartialResponse, Status, Turn
 from tailrace.trajstore.turns import OPEN_TURNS, end_turn, ends_a_turn, forget_turns, turns_of
 
@@ -143,8 +150,8 @@ class PartialResponsePool:
             forget_turns(connection, found.num)
         connection.execute(
             "UPDATE trajectory SET status = 'partial', owner = ?, begun_version = ?, purpose = ?, metadata = ?, finish = NULL, "
-            "reward = NULL, reason = NULL, tokens = NULL, generated = NULL, oldest_version = NULL, completed_version = NULL "
-            "WHERE num = ?",
+            "reward = NULL, reason = NULL, tokens = NULL, generated = NULL, oldest_version = NULL, completed_version = NULL, "
+            "outline = NULL WHERE num = ?",
             (owner, version, str(item.purpose), _json(item), found.num),
         )
         counts.append(("dropped_tokens", dropped))
@@ -214,30 +221,35 @@ class PartialResponsePool:
 
     def _is_stored(self, connection: sqlite3.Connection, owner: str, delta: PartialDelta) -> bool:
         """Whether the same owner's delta is stored already: a repeated call whose first answer was lost."""
+        count = len(delta.tokens)
         row = connection.execute(
-            "SELECT t.num, t.owner, t.status, t.finish, t.tokens, d.version, d.tokens, d.logprobs FROM trajectory t "
-            "LEFT JOIN delta d ON d.num = t.num AND d.start = ? AND NOT d.observation WHERE t.id = ?",
-            (delta.offset, delta.trajectory),
+            "SELECT t.num, t.owner, t.status, t.finish, t.tokens, t.outline IS NOT NULL, d.start, d.count, d.version, "
+            "d.tokens, d.logprobs FROM trajectory t LEFT JOIN delta d ON d.num = t.num AND NOT d.observation "
+            "AND d.start <= ? AND d.start + d.count > ? WHERE t.id = ?",
+            (delta.offset, delta.offset, delta.trajectory),
         ).fetchone()
         if row is None:
             return False
-        num, stored_owner, status, finish, length, version, tokens, logprobs = row
+        num, stored_owner, status, finish, length, joined, start, size, version, tokens, logprobs = row
         if stored_owner != owner or status == Status.DISCARDED:
             return False
-        if delta.finish is not None and (finish != delta.finish or length != delta.offset + len(delta.tokens)):
+        if delta.finish is not None and (finish != delta.finish or length != delta.offset + count):
             return False
-        end = delta.offset + len(delta.tokens)
-        if delta.turn_ends and not ends_a_turn(connection, num, end):
+        if delta.turn_ends and not ends_a_turn(connection, num, delta.offset + count):
             return False
         if not delta.tokens and delta.turn_ends:
             return True
         if not delta.tokens:
             entry = self._entries.get(delta.trajectory)
             return delta.offset == (length if entry is None else entry.length)
+        if start is None or version != delta.version or not (joined or (start, size) == (delta.offset, count)):
+            return False
+        at, width = delta.offset - start, len(logprobs) // size
+        kept = logprobs[at * width : (at + count) * width]
         return bool(
-            version == delta.version
-            and tokens == pack_tokens(delta.tokens)
-            and logprobs == pack_logprobs(delta.logprobs, self._precision)
+            tokens[at * 4 : (at + count) * 4] == pack_tokens(delta.tokens)
+            and len(kept) == count * width
+            and same_logprobs(kept, delta.logprobs, self._precision)
         )
 
     def observe(

@@ -6,14 +6,17 @@ trainer has lost the versions that it was consumed for, makes it available again
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sqlite3
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
-from tailrace.contracts import Experience, FinishReason, Purpose, Segment
+from tailrace.contracts import Experience, ExperienceOutline, FinishReason, PackedTokens, Purpose, Segment
 from tailrace.trajstore.database import Database, select_ids
 from tailrace.trajstore.errors import (
     AlreadyConsumedError,
@@ -21,7 +24,7 @@ from tailrace.trajstore.errors import (
     TrajectoryStateError,
     UnknownTrajectoryError,
 )
-from tailrace.trajstore.packing import unpack_logprobs, unpack_tokens
+from tailrace.trajstore.packing import all_finite, highest_token, join_logprobs, unpack_logprobs, unpack_tokens
 from tailrace.trajstore.records import Assignment, ConsumedTrajectory, Conversation, Recovery, Status, Trainable
 from tailrace.trajstore.turns import TABLES, environment_of, turns_of
 
@@ -37,10 +40,7 @@ def experience_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> Exper
         TrajectoryStateError: the trajectory is not finished, or was discarded.
     """
     name, num, group, prompt, finish, reward, completed_version, metadata, purpose, status = row
-    if finish is None or status == Status.DISCARDED:
-        raise TrajectoryStateError(
-            f"trajectory {name}: found {status}, expected complete or consumed, to read an experience"
-        )
+    _require_finished(name, finish, status)
     return Experience(
         trajectory=str(name),
         group=group,
@@ -51,6 +51,84 @@ def experience_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> Exper
         completed_version=completed_version,
         metadata={**json.loads(metadata), "purpose": purpose, **environment_of(connection, num)},
     )
+
+
+def _require_finished(name: str, finish: str | None, status: str) -> None:
+    if finish is None or status == Status.DISCARDED:
+        raise TrajectoryStateError(
+            f"trajectory {name}: found {status}, expected complete or consumed, to read an experience"
+        )
+
+
+def outline_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> ExperienceOutline:
+    """The outline of a row of `EXPERIENCE_COLUMNS` and `outline`."""
+    name, num, group, prompt, finish, reward, completed_version, metadata, purpose, status, outline = row
+    _require_finished(name, finish, status)
+    about = json.loads(outline) if outline is not None else about_tokens(segment_rows(connection, num))
+    return ExperienceOutline(
+        trajectory=str(name),
+        group=group,
+        prompt=hashlib.blake2b(prompt, digest_size=16).digest(),
+        prompt_tokens=len(prompt) // 4,
+        spans=tuple([(version, count, bool(observed)) for version, count, observed in about["spans"]]),
+        highest_token=max(highest_token(prompt), about["highest"]),
+        finite=about["finite"],
+        finish=FinishReason(finish),
+        reward=reward,
+        completed_version=completed_version,
+        metadata={**json.loads(metadata), "purpose": purpose, **environment_of(connection, num)},
+    )
+
+
+def packed_of(connection: sqlite3.Connection, num: int, prompt: bytes | None) -> PackedTokens:
+    """The tokens of a finished trajectory."""
+    rows = connection.execute(
+        "SELECT tokens, logprobs, count FROM delta WHERE num = ? ORDER BY start", (num,)
+    ).fetchall()
+    if len(rows) == 1:
+        return PackedTokens(prompt, rows[0][0], rows[0][1])
+    tokens = b"".join(data for data, _, _ in rows)
+    return PackedTokens(prompt, tokens, join_logprobs([(data, count) for _, data, count in rows]))
+
+
+_SegmentRow = tuple[int, int, int, int, bytes, bytes]  # start, version, observation, count, tokens, log-probabilities
+
+
+def segment_rows(connection: sqlite3.Connection, num: int) -> list[_SegmentRow]:
+    """The rows of a trajectory, with those of each segment joined."""
+    rows = connection.execute(
+        "SELECT start, version, observation, count, tokens, logprobs FROM delta WHERE num = ? ORDER BY start", (num,)
+    )
+    joined = []
+    for (version, observation), run in groupby(rows, key=itemgetter(1, 2)):
+        parts = list(run)
+        tokens = b"".join(part[4] for part in parts)
+        logprobs = join_logprobs([(part[5], part[3]) for part in parts])
+        joined.append((parts[0][0], version, observation, sum(part[3] for part in parts), tokens, logprobs))
+    return joined
+
+
+def about_tokens(rows: Sequence[_SegmentRow]) -> dict[str, Any]:
+    """What `outline_of` says of a trajectory's tokens, as JSON values."""
+    return {
+        "spans": [(version, count, observation) for _, version, observation, count, _, _ in rows],
+        "highest": max((highest_token(row[4]) for row in rows), default=-1),
+        "finite": all(all_finite(row[5], row[3]) for row in rows),
+    }
+
+
+def join_deltas(connection: sqlite3.Connection, num: int) -> None:
+    """Store the tokens of a finished trajectory in one row for each segment, so that they are read as they are sent."""
+    rows = segment_rows(connection, num)
+    connection.execute("DELETE FROM delta WHERE num = ?", (num,))
+    connection.executemany(
+        "INSERT INTO delta VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [
+            (num, start, version, count, tokens, logprobs, seen)
+            for start, version, seen, count, tokens, logprobs in rows
+        ],
+    )
+    connection.execute("UPDATE trajectory SET outline = ? WHERE num = ?", (json.dumps(about_tokens(rows)), num))
 
 
 def segments_of(connection: sqlite3.Connection, num: int) -> Iterator[Segment]:
@@ -130,18 +208,18 @@ class Settlements:
 
     def statuses(self, ids: Sequence[str]) -> dict[str, Status]:
         """The status of each trajectory that is known, in the order of `ids`."""
-        with self._database.locked() as connection:
+        with self._database.reading() as connection:
             found = {name: Status(status) for name, status in _select(connection, "id, status", ids)}
         return {name: found[name] for name in ids if name in found}
 
     def experiences(self, ids: Sequence[str]) -> list[Experience]:
-        with self._database.locked() as connection:
+        with self._database.reading() as connection:
             rows = {row[0]: row for row in _select(connection, EXPERIENCE_COLUMNS, ids)}
             _require_known(ids, rows)
             return [experience_of(connection, rows[name]) for name in ids]
 
     def trainable(self) -> list[Trainable]:
-        with self._database.locked() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(
                 "SELECT id, grp, oldest_version, completed_version, reward, tokens FROM trajectory "
                 "WHERE status = 'complete' AND purpose = ? AND reward IS NOT NULL ORDER BY num",
@@ -149,8 +227,31 @@ class Settlements:
             ).fetchall()
         return [Trainable(*row) for row in rows]
 
+    def finished(self, ids: Sequence[str]) -> list[Experience]:
+        with self._database.reading() as connection:
+            rows = {row[0]: row for row in _select(connection, EXPERIENCE_COLUMNS, ids) if row[-1] == Status.COMPLETE}
+            return [experience_of(connection, rows[name]) for name in ids if name in rows]
+
+    def outlines(self, ids: Sequence[str]) -> list[ExperienceOutline]:
+        with self._database.reading() as connection:
+            rows = {row[0]: row for row in _select(connection, f"{EXPERIENCE_COLUMNS}, outline", ids)}
+            _require_known(ids, rows)
+            return [outline_of(connection, rows[name]) for name in ids]
+
+    def packed(self, wanted: Sequence[tuple[str, bool]]) -> list[PackedTokens]:
+        ids = [name for name, _ in wanted]
+        with self._database.reading() as connection:
+            rows = {row[0]: row for row in _select(connection, "id, num, prompt, finish, status", ids)}
+            _require_known(ids, rows)
+            found = []
+            for name, with_prompt in wanted:
+                _, num, prompt, finish, status = rows[name]
+                _require_finished(name, finish, status)
+                found.append(packed_of(connection, num, prompt if with_prompt else None))
+            return found
+
     def assignments(self, ids: Sequence[str]) -> list[Assignment]:
-        with self._database.locked() as connection:
+        with self._database.reading() as connection:
             rows = {row[0]: row for row in _select(connection, "id, grp, prompt, purpose, metadata", ids)}
         _require_known(ids, rows)
         return [
@@ -159,7 +260,7 @@ class Settlements:
         ]
 
     def conversations(self, ids: Sequence[str]) -> list[Conversation]:
-        with self._database.locked() as connection:
+        with self._database.reading() as connection:
             rows = {row[0]: row for row in _select(connection, f"{CONVERSATION_COLUMNS}, status", ids)}
             kept = [rows[name][:-1] for name in ids if name in rows and rows[name][-1] != Status.DISCARDED]
             return [conversation_of(connection, row) for row in kept]
@@ -168,14 +269,16 @@ class Settlements:
         if not math.isfinite(reward):
             raise TrajectoryDataError(f"trajectory {trajectory}: found reward {reward!r}, expected a finite number")
         with self._database.transaction() as connection:
-            status = _status(connection, trajectory)
+            status, num, joined = _standing(connection, trajectory)
             if status is Status.DISCARDED:
                 return False
             if status is not Status.COMPLETE:
                 raise TrajectoryStateError(
                     f"trajectory {trajectory}: found {status}, expected complete, to set a reward"
                 )
-            connection.execute("UPDATE trajectory SET reward = ? WHERE id = ?", (reward, trajectory))
+            connection.execute("UPDATE trajectory SET reward = ? WHERE num = ?", (reward, num))
+            if not joined:
+                join_deltas(connection, num)
         return True
 
     def discard(self, ids: Sequence[str], reason: str) -> list[str]:
@@ -269,7 +372,7 @@ class Settlements:
 
     def consumed_tokens(self) -> list[int]:
         """Number of generated tokens of each trajectory that was trained on, trimmed or not."""
-        with self._database.locked() as connection:
+        with self._database.reading() as connection:
             here = connection.execute("SELECT generated FROM trajectory WHERE status = 'consumed'").fetchall()
             gone = connection.execute("SELECT tokens, count FROM trimmed WHERE status = 'consumed'").fetchall()
         return [*(tokens for tokens, count in gone for _ in range(count)), *(tokens for (tokens,) in here)]
@@ -286,7 +389,7 @@ class Settlements:
         return Recovery(dict(held), {name: (version, tokens) for name, version, tokens in partial})
 
     def audit(self) -> dict[str, object]:
-        with self._database.locked() as connection:
+        with self._database.reading() as connection:
             counts = Counter(dict(connection.execute("SELECT status, count(*) FROM trajectory GROUP BY status")))
             counts.update(dict(connection.execute("SELECT status, sum(count) FROM trimmed GROUP BY status")))
             twice = connection.execute(
@@ -313,7 +416,7 @@ class Settlements:
             "SELECT t.id, t.grp, t.oldest_version, t.completed_version, c.version, t.reward, t.tokens, t.generated "
             "FROM trajectory t JOIN consumption c USING (num)"
         )
-        with self._database.locked() as connection:
+        with self._database.reading() as connection:
             if ids is None:
                 last = 2**62 if up_to is None else up_to
                 rows = connection.execute(f"{query} WHERE c.version <= ? ORDER BY c.version, t.num", (last,))
@@ -323,7 +426,7 @@ class Settlements:
 
     def content(self, trajectory: str) -> dict[str, Any]:
         """One finished trajectory as JSON values, for `TrajectoryStore.export_jsonl`."""
-        with self._database.locked() as connection:
+        with self._database.reading() as connection:
             row = next(_select(connection, CONTENT_COLUMNS, [trajectory]))
             return content_of(connection, row)
 
@@ -355,11 +458,15 @@ def _require_known(ids: Iterable[str], known: Container[str]) -> None:
             raise UnknownTrajectoryError(f"found no trajectory {name} in the store; it was never begun")
 
 
-def _status(connection: sqlite3.Connection, trajectory: str) -> Status:
-    row = connection.execute("SELECT status FROM trajectory WHERE id = ?", (trajectory,)).fetchone()
+def _standing(connection: sqlite3.Connection, trajectory: str) -> tuple[Status, int, bool]:
+    """A trajectory's status and number, and whether its tokens need not be joined: they were, or it is not trained on."""
+    row = connection.execute(
+        "SELECT status, num, outline IS NOT NULL OR purpose <> ? FROM trajectory WHERE id = ?",
+        (Purpose.TRAIN, trajectory),
+    ).fetchone()
     if row is None:
         raise UnknownTrajectoryError(f"found no trajectory {trajectory} in the store; it was never begun")
-    return Status(row[0])
+    return Status(row[0]), row[1], bool(row[2])
 
 
 def _setting(connection: sqlite3.Connection, name: str) -> int | None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tailrace.contracts import Experience, FinishReason, PartialDelta, Resume
+from tailrace.contracts import Experience, ExperienceOutline, FinishReason, PackedTokens, PartialDelta, Resume
 from tailrace.trajstore.database import Database, Synchronous
 from tailrace.trajstore.packing import Precision
 from tailrace.trajstore.partials import PartialResponsePool
@@ -51,7 +51,8 @@ class TrajectoryStore:
             has one version (Laminar sections 2.4 and 9), and tokens of another are dropped when it is begun again.
         synchronous: ``"normal"`` survives the death of the process, ``"full"`` also that of the machine; ``"off"`` leaves
             flushing to the system.
-        logprobs: ``"float64"`` keeps log-probabilities exactly, ``"float32"`` takes half of the space.
+        logprobs: ``"float64"`` keeps log-probabilities exactly, in single precision where that is exact, as of all that
+            engines compute; ``"float32"`` always takes half of the space.
         initial_version: the trainer's version before the first batch was consumed.
         open_timeout_s: how long to wait until who has the file open closes it; None: 10 s for another process, and not at all
             for this one.
@@ -213,9 +214,26 @@ class TrajectoryStore:
 
     def finished(self, ids: Sequence[str]) -> list[Experience]:
         """The experiences of those trajectories that are complete and not consumed, in order; others are left out."""
-        with self._database.locked():
-            complete = [name for name, status in self._ledger.statuses(ids).items() if status is Status.COMPLETE]
-            return self._ledger.experiences(complete)
+        return self._ledger.finished(ids)
+
+    def outlines(self, ids: Sequence[str]) -> list[ExperienceOutline]:
+        """Finished trajectories without their tokens, in order: what ranks of a trainer plan a batch by.
+
+        Raises:
+            UnknownTrajectoryError, TrajectoryStateError: as `experiences`.
+        """
+        return self._ledger.outlines(ids)
+
+    def packed(self, wanted: Sequence[tuple[str, bool]]) -> list[PackedTokens]:
+        """The tokens of finished trajectories, in order, as they are stored: nothing is unpacked.
+
+        Args:
+            wanted: ids, each with whether its prompt is wanted too.
+
+        Raises:
+            UnknownTrajectoryError, TrajectoryStateError: as `experiences`.
+        """
+        return self._ledger.packed(wanted)
 
     def trainable(self) -> list[Trainable]:
         """The trajectories that `consume` takes now: complete, rewarded and for training; those begun first are first."""

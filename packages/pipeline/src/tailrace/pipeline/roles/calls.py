@@ -7,7 +7,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tailrace.contracts import Experience, FinishReason, PartialDelta, Resume, TrajectoryRef
+from tailrace.contracts import (
+    Experience,
+    ExperienceOutline,
+    FinishReason,
+    PackedTokens,
+    PartialDelta,
+    Resume,
+    TrajectoryRef,
+)
 from tailrace.pipeline.roles.finished_lengths import FinishedLength
 from tailrace.runtime.executor.deployment import DATA, RELAY, TRAINER
 from tailrace.runtime.executor.doors import Role, RoleDoor, StoreCalls, TrainerCalls
@@ -70,6 +78,10 @@ class DataCalls(StoreCalls, Protocol):
     def finished_lengths(self, after: int, /) -> list[FinishedLength]: ...
 
     def experiences(self, ids: Sequence[str], /) -> list[Experience]: ...
+
+    def outlines(self, ids: Sequence[str], /) -> list[ExperienceOutline]: ...
+
+    def packed(self, wanted: Sequence[tuple[str, bool]], /) -> list[PackedTokens]: ...
 
     def consume(self, ids: Sequence[str], version: int, /) -> None: ...
 

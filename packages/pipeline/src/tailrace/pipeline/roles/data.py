@@ -1,6 +1,6 @@
 """The data role: prompt pool, partial-response pool and experience buffer in one process (Laminar, section 3.1).
 
-replicas ──begin, append──►  partial-response pool ──finish──► experience buffer  ◄──experiences, consume── trainer
+replicas ──begin, append──►  partial-response pool ──finish──► experience buffer  ◄──outlines, packed, consume── trainer
                                ▲ conversations, observe               ▲ to_score, set_rewards
                           environments                              scorer
 
@@ -22,9 +22,11 @@ from tailrace.contracts import (
     Discarded,
     Event,
     Experience,
+    ExperienceOutline,
     FinishReason,
     Measure,
     Measured,
+    PackedTokens,
     PartialDelta,
     Purpose,
     Resume,
@@ -242,6 +244,14 @@ class DataRole:
     def experiences(self, ids: Sequence[str]) -> list[Experience]:
         """Finished trajectories with their tokens."""
         return self._store.experiences(ids)
+
+    def outlines(self, ids: Sequence[str]) -> list[ExperienceOutline]:
+        """Finished trajectories without their tokens."""
+        return self._store.outlines(ids)
+
+    def packed(self, wanted: Sequence[tuple[str, bool]]) -> list[PackedTokens]:
+        """The tokens of finished trajectories, each with its prompt if that is wanted."""
+        return self._store.packed(wanted)
 
     def consume(self, ids: Sequence[str], version: int) -> None:
         """Mark trajectories as trained on by the step that made `version`."""

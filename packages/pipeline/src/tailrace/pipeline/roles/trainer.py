@@ -51,6 +51,7 @@ from tailrace.trainer import TrainerConfig
 from tailrace.trainer.backend import TrainingBackend, build_backend
 from tailrace.trainer.meeting import meeting_url
 from tailrace.trainer.metrics import merge_metrics
+from tailrace.trainer.packed import PackedBatch
 
 _CLOSE_S = 5.0
 _PREDECESSOR_S = 30.0
@@ -308,7 +309,7 @@ class TrainerRole:
         mini_batches: Sequence[Sequence[str]],
         train: Callable[[Sequence[Sequence[Experience]]], dict[str, float]],
     ) -> dict[str, float]:
-        """Fetch trajectories and have them trained on.
+        """Have trajectories trained on; the backend fetches the tokens that this rank computes.
 
         Args:
             version: the version of their batch.
@@ -319,12 +320,12 @@ class TrainerRole:
         self.stops.at("fetch")
         self._backend.weights_version = version - 1
         names = [name for batch in mini_batches for name in batch]
-        found = self._data.experiences(names) if names else []
-        experiences = {experience.trajectory: experience for experience in found}
-        fetched = time.monotonic()
-        lags = [version - 1 - e.oldest_version for e in experiences.values() if e.segments]
+        packed = PackedBatch(self._data.outlines(names) if names else [], self._data.packed)
+        outlined_s = time.monotonic() - started
+        experiences = {experience.trajectory: experience for experience in packed.experiences}
+        lags = [version - 1 - e.oldest_version for e in packed.experiences if e.spans]
         metrics = train([[experiences[name] for name in batch] for batch in mini_batches])
-        metrics["fetch_s"] = fetched - started
+        metrics["fetch_s"] = outlined_s + packed.fetched_s
         metrics["staleness_max"], metrics["staleness_mean"] = max(lags, default=0), sum(lags) / max(1, len(lags))
         metrics["wall_s"] = time.monotonic() - started
         return metrics

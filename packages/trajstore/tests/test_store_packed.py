@@ -1,0 +1,162 @@
+"""Outlines and packed tokens say what experiences say, whatever deltas, turns and versions they were written in."""
+
+import math
+import random
+import sqlite3
+import struct
+import threading
+
+import pytest
+
+from tailrace.contracts import Experience, FinishReason, Segment
+from tailrace.trajstore import (
+    Assignment,
+    PartialDelta,
+    TrajectoryDataError,
+    TrajectoryStateError,
+    TrajectoryStore,
+    UnknownTrajectoryError,
+)
+
+STOP = FinishReason.STOP
+
+
+def single(value):
+    """The nearest number of single precision."""
+    return struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+def write(store, name, draw, *, prompt, exact=True, rewarded=True):
+    """A trajectory in deltas of random sizes and versions, with turns here and there. Returns its last delta."""
+    version, offset, turn = 0, 0, 0
+    owner = f"r{draw.randrange(3)}"
+    store.begin(owner, version, [Assignment(name, 5, prompt, metadata={"mode": "sampled"})])
+    for last in [False] * draw.randrange(6) + [True]:
+        if draw.random() < 0.4:
+            version += 1
+            store.begin(owner, version, [Assignment(name, 5, prompt, metadata={"mode": "sampled"})])
+        tokens = tuple(draw.randrange(2**32) for _ in range(draw.randrange(1, 5)))
+        values = [single(-draw.random()) if exact else -draw.random() for _ in tokens]
+        turn_ends = not last and draw.random() < 0.3
+        delta = PartialDelta(name, offset, version, tokens, tuple(values), STOP if last else None, turn_ends)
+        assert store.append(owner, [delta]) == []
+        offset += len(tokens)
+        if turn_ends:
+            serial = store.conversations([name])[0].turns[-1].serial
+            store.observe(name, serial, (3, 4), reward=0.5)
+            offset, turn = offset + 2, turn + 1
+    if rewarded:
+        store.set_reward(name, draw.random())
+    return owner, delta
+
+
+def unpacked(outline, packed):
+    """The experience, unpacked as its docstrings say."""
+
+    def ids(data):
+        return struct.unpack(f"<{len(data) // 4}I", data)
+
+    tokens = ids(packed.tokens)
+    kind = "f" if len(packed.logprobs) == 4 * len(tokens) else "d"
+    values = struct.unpack(f"<{len(tokens)}{kind}", packed.logprobs)
+    segments, start = [], 0
+    for version, count, observed in outline.spans:
+        end = start + count
+        segments.append(Segment(version, tokens[start:end], values[start:end], observed))
+        start = end
+    assert start == len(tokens) == outline.tokens
+    return Experience(
+        outline.trajectory,
+        outline.group,
+        ids(packed.prompt),
+        tuple(segments),
+        outline.finish,
+        outline.reward,
+        outline.completed_version,
+        outline.metadata,
+    )
+
+
+@pytest.mark.parametrize("path", [None, "store"])
+@pytest.mark.parametrize("seed", range(8))
+def test_outlines_and_packed_tokens_are_those_of_experiences(tmp_path, path, seed):
+    draw, names = random.Random(seed), [f"{seed}.{number}" for number in range(10)]
+    prompts = [(1, 2, 3), (1, 2), (2**32 - 1,)]
+    with TrajectoryStore(path and tmp_path / path, mixed_versions=True) as store:
+        given = {}
+        for name in names:
+            given[name] = draw.choice(prompts)
+            write(store, name, draw, prompt=given[name], exact=draw.random() < 0.7, rewarded=draw.random() < 0.8)
+        draw.shuffle(names)
+        wholes, outlines = store.experiences(names), store.outlines(names)
+        for whole, outline, packed in zip(
+            wholes, outlines, store.packed([(name, True) for name in names]), strict=True
+        ):
+            found = unpacked(outline, packed)
+            assert (found, found.metadata) == (whole, whole.metadata), f"seed {seed}"
+            assert (outline.highest_token, outline.finite) == (max(whole.prompt + whole.tokens), True)
+            assert outline.prompt_tokens == len(whole.prompt)
+            for other in outlines:
+                assert (other.prompt == outline.prompt) == (given[other.trajectory] == given[outline.trajectory])
+        assert [one.prompt for one in store.packed([(names[0], False)])] == [None]
+
+
+def test_log_probabilities_of_engines_take_half_of_the_space_and_others_stay_exact(tmp_path):
+    with TrajectoryStore(tmp_path / "store") as store:
+        for name, values in (("narrow", (single(-0.1), -0.5)), ("wide", (-0.1, -0.5)), ("not", (math.nan, -1e300))):
+            store.begin("r", 0, [Assignment(name, 0, (1,))])
+            store.append("r", [PartialDelta(name, 0, 0, (1, 2), values, STOP)])
+            store.set_reward(name, 1.0)
+        packed = store.packed([("narrow", False), ("wide", False)])
+        assert [len(one.logprobs) for one in packed] == [8, 16]
+        assert [one.logprobs for one in store.experiences(["narrow", "wide"])] == [(single(-0.1), -0.5), (-0.1, -0.5)]
+        assert [one.finite for one in store.outlines(["narrow", "wide", "not"])] == [True, True, False]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_delta_that_is_sent_again_after_the_reward_is_known(tmp_path, seed):
+    """Its trajectory's tokens stand in another form by then."""
+    draw = random.Random(seed)
+    with TrajectoryStore(tmp_path / "store", mixed_versions=True) as store:
+        for name in "abcd":
+            owner, last = write(store, name, draw, prompt=(1,), exact=draw.random() < 0.5)
+            assert store.append(owner, [last]) == [], f"seed {seed}"
+            other = PartialDelta(name, last.offset, last.version, last.tokens, (-9.0,) * len(last.tokens), STOP)
+            assert store.append(owner, [other]) == [name]
+            assert store.append("nobody", [last]) == [name]
+
+
+def test_readers_do_not_wait_for_a_writer(tmp_path):
+    with TrajectoryStore(tmp_path / "store", mixed_versions=True) as store:
+        write(store, "a", random.Random(0), prompt=(1,))
+        read = threading.Thread(
+            target=lambda: (store.outlines(["a"]), store.packed([("a", True)]), store.finished(["a"]))
+        )
+        with store._database.transaction():
+            read.start()
+            read.join(20)
+            assert not read.is_alive()
+
+
+def test_what_is_not_finished_has_no_outline():
+    with TrajectoryStore() as store:
+        store.begin("r", 0, [Assignment("a", 0, (1,))])
+        for ask in (lambda name: store.outlines([name]), lambda name: store.packed([(name, True)])):
+            with pytest.raises(TrajectoryStateError, match="found partial, expected complete or consumed"):
+                ask("a")
+            with pytest.raises(UnknownTrajectoryError):
+                ask("b")
+        with pytest.raises(TrajectoryDataError, match="not a number"):
+            store.append("r", [PartialDelta("a", 0, 0, (1,), ("x",))])
+
+
+def test_a_store_of_the_format_before_outlines_goes_on(tmp_path):
+    path = tmp_path / "store"
+    with TrajectoryStore(path, mixed_versions=True) as store:
+        write(store, "a", random.Random(1), prompt=(1, 2))
+        before = store.outlines(["a"]), store.packed([("a", True)])
+    raw = sqlite3.connect(path)
+    raw.executescript("ALTER TABLE trajectory DROP COLUMN outline; PRAGMA user_version = 4;")
+    raw.close()
+    with TrajectoryStore(path) as store:
+        assert (store.outlines(["a"]), store.packed([("a", True)])) == before
