@@ -169,7 +169,8 @@ def check_backend(name: str, config: TrainerConfig, processes: int, model: Mappi
     found = plugins.load(GROUP, name)
     if config.adapter.rank and not getattr(found, "adapters", False):
         raise TrainerConfigError(
-            f"found an adapter of rank {config.adapter.rank} with the backend {name!r}, which trains none; expected 'fsdp2'"
+            f"found an adapter of rank {config.adapter.rank} with the backend {name!r}, which trains none; expected "
+            "'fsdp2' or 'deepspeed'"
         )
     if isinstance(found, BackendPlugin):
         found.check(config, processes)
