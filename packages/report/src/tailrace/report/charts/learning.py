@@ -125,11 +125,13 @@ def reward_chart(record: Record) -> Chart | None:
 
 
 def trainer_charts(record: Record) -> list[Chart]:
-    """Loss, clip fraction, KL divergence, entropy and gradient norm by step."""
+    """Loss, clip fraction, KL divergences, effective sample size, entropy and gradient norm by step."""
     wanted = (
         ("loss", "Loss", "loss", "$training"),
         ("clip_fraction", "Clip fraction", "share of tokens", "$control-2"),
         ("approx_kl", "KL to the behaviour policy", "nats (approximate)", "$control-3"),
+        ("mismatch_kl", "KL of engine and trainer", "nats, equal weights", "$control-3"),
+        ("effective_sample_size", "Effective sample size", "share of tokens", "$control-2"),
         ("entropy", "Entropy", "nats per token", "$reward"),
         ("grad_norm", "Gradient norm", "before clipping", "$control-4"),
     )
