@@ -232,10 +232,10 @@ def test_a_model_without_some_of_its_tensors_is_refused(root, tmp_path):
     (model / "config.json").write_text(
         json.dumps(config | {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3})
     )
-    with pytest.raises(ModelError, match=r"found no tensor 'model\.layers\.2\."):
+    with pytest.raises(ModelError, match=r"found no 'model\.layers\.2\."):
         megatron(model, TrainerConfig(device="cpu"), rank=0, world_size=1, rendezvous=None)
     (model / "config.json").write_text(json.dumps(config | {"vocab_size": 40}))
-    with pytest.raises(ModelError, match=r"'model\.embed_tokens\.weight' of shape \[31, 24\], expected \[40, 24\]"):
+    with pytest.raises(ModelError, match=r"found no 'model\.embed_tokens\.weight' of shape \[40, 24\]"):
         megatron(model, TrainerConfig(device="cpu"), rank=0, world_size=1, rendezvous=None)
     with pytest.raises(ModelError, match=r"found no config\.json"):
         megatron(tmp_path / "none", TrainerConfig(device="cpu"), rank=0, world_size=1, rendezvous=None)

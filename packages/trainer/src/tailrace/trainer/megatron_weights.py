@@ -21,7 +21,7 @@ from torch import Tensor
 from tailrace.paramserver.errors import LayoutInvalid
 from tailrace.paramserver.layout import Box, Layout, LocalBuffer, Piece, Rule, Shard, Whole, from_megatron, qwen_tensors
 from tailrace.trainer.errors import CheckpointError, ModelError
-from tailrace.trainer.weights_file import load_weights_file
+from tailrace.trainer.sharded_load import ModelFiles
 
 _LAYER = r"model\.layers\.(?P<layer>\d+)\."
 # Without Transformer Engine norms are modules of their own.
@@ -77,35 +77,35 @@ def put_rows(shard: Shard, name: str, local: Mapping[str, Tensor], read: Any) ->
         local: the rank's tensors by GPTModel's names.
         read: gives the rows of a slice of the tensor.
     """
-    for buffer, piece in shard.pieces[name]:
+    for buffer, piece in shard.pieces.get(name, ()):
         (start, stop), *rest = piece.box
         target = local[buffer.name]
         target[_at(piece)] = read(slice(start, stop))[(slice(None), *_of(tuple(rest)))].to(target)
 
 
 def load_shard(model_path: Path, layout: Layout, rank: str, local: Mapping[str, Tensor]) -> None:
-    """Fill a rank's tensors from a model directory, one tensor of it at a time.
+    """Fill a rank's tensors from a model directory, of which it reads the rows that the rank has a part of.
 
     Raises:
         ModelError: a tensor is missing, or of another shape than the directory's config says.
     """
-    expected, shard = dict(layout.tensor), layout.shards[rank]
-    with torch.no_grad():
-        try:
-            for name, tensor in load_weights_file(model_path):
-                if (told := expected.pop(name, None)) is None:
-                    continue  # a tied head that is stored all the same
-                if tuple(tensor.shape) != told.shape:
-                    raise ModelError(
-                        f"{model_path}: found {name!r} of shape {list(tensor.shape)}, expected {list(told.shape)}"
-                    )
-                put_rows(shard, name, local, tensor.__getitem__)
-        except CheckpointError as error:
-            raise ModelError(f"{model_path} does not load: {error}") from error
-    if expected:
-        raise ModelError(
-            f"{model_path}: found no tensor {next(iter(expected))!r}, expected all that config.json implies"
-        )
+    try:
+        files = ModelFiles(model_path)
+    except CheckpointError as error:
+        raise ModelError(f"{model_path} does not load: {error}") from error
+    for name, _, shape in layout.tensors:
+        if not files.has(name, torch.Size(shape)):
+            raise ModelError(
+                f"{model_path}: found no {name!r} of shape {list(shape)}, expected every tensor that config.json implies"
+            )
+
+        def read(rows: slice, name: str = name, shape: tuple[int, ...] = shape) -> Tensor:
+            found = torch.empty(rows.stop - rows.start, *shape[1:], dtype=next(iter(local.values())).dtype)
+            files.read(name, rows, found)
+            return found
+
+        with torch.no_grad():
+            put_rows(layout.shards[rank], name, local, read)
 
 
 class Gatherer:
