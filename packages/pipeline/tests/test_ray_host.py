@@ -9,6 +9,7 @@ import pytest
 
 from tailrace.contracts import Place
 from tailrace.faulttol import FaultKind
+from tailrace.pipeline.testing.busy_members import ask_behind_members
 from tailrace.pipeline.testing.executor_contract import ExecutorContract
 from tailrace.pipeline.testing.marked import deep
 from tailrace.pipeline.testing.shared_cluster import OnSharedCluster
@@ -106,6 +107,11 @@ class TestRay(OnSharedCluster, ExecutorContract):
         assert not ending.is_alive()
         with pytest.raises(MemberDeadError):
             found.call("get", "a").result(60)
+        host.close()
+
+    def test_a_controller_does_not_wait_behind_calls_of_members(self):
+        host = self.make_host(0.0)
+        ask_behind_members(host)
         host.close()
 
     def test_a_role_that_cannot_be_built_says_why_at_the_first_call(self):

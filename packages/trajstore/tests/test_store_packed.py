@@ -5,6 +5,7 @@ import random
 import sqlite3
 import struct
 import threading
+import time
 
 import pytest
 
@@ -160,3 +161,67 @@ def test_a_store_of_the_format_before_outlines_goes_on(tmp_path):
     raw.close()
     with TrajectoryStore(path) as store:
         assert (store.outlines(["a"]), store.packed([("a", True)])) == before
+
+
+def test_appends_that_wait_are_stored_together_each_with_its_answer(tmp_path):
+    """Eight threads, one of them without a right to its trajectories, while the store is held; then all in one transaction."""
+    with TrajectoryStore(tmp_path / "store", mixed_versions=True) as store:
+        for number in range(8):
+            store.begin(f"r{number}", 0, [Assignment(f"{number}.{sample}", number, (1,)) for sample in range(3)])
+        answers, transactions = {}, []
+        begin = store._database.transaction
+
+        def counted():
+            transactions.append(threading.get_ident())
+            return begin()
+
+        def append(number):
+            deltas = [PartialDelta(f"{number}.{sample}", 0, 0, (7, number), (-1.0, -2.0), STOP) for sample in range(3)]
+            answers[number] = store.append("nobody" if number == 5 else f"r{number}", deltas)
+
+        threads = [threading.Thread(target=append, args=(number,)) for number in range(8)]
+        with store._database.locked():
+            store._database.transaction = counted
+            for thread in threads:
+                thread.start()
+            while len(store._waiting) < 8:
+                time.sleep(0.01)
+        for thread in threads:
+            thread.join(30)
+        assert len(transactions) == 1
+        assert answers == {number: ["5.0", "5.1", "5.2"] if number == 5 else [] for number in range(8)}
+        assert (store.stats().finished, store.stats().refused, store.stats().tokens) == (21, 3, 42)
+        for number in (0, 7):
+            assert [one.tokens for one in store.finished([f"{number}.0"])] == [(7, number)]
+
+
+def test_a_transaction_that_fails_takes_none_of_the_others_along(tmp_path):
+    """Two appends wait; the one that does the work of both fails. The other one is stored."""
+    with TrajectoryStore(tmp_path / "store") as store:
+        store.begin("r0", 0, [Assignment("a", 0, (1,)), Assignment("b", 0, (1,))])
+        work, failures, ended = store._pool.append, [], {}
+
+        def fails_once(appends, version):
+            if not failures:
+                failures.append(len(appends))
+                raise OSError("no space left")
+            return work(appends, version)
+
+        def append(name):
+            try:
+                ended[name] = store.append("r0", [PartialDelta(name, 0, 0, (7,), (-1.0,), STOP)])
+            except OSError as error:
+                ended[name] = str(error)
+
+        store._pool.append = fails_once
+        threads = [threading.Thread(target=append, args=(name,)) for name in "ab"]
+        with store._database.locked():
+            for thread in threads:
+                thread.start()
+            while len(store._waiting) < 2:
+                time.sleep(0.01)
+        for thread in threads:
+            thread.join(30)
+        assert failures == [2]
+        assert sorted(map(str, ended.values())) == ["[]", "no space left"]
+        assert store.stats().finished == 1

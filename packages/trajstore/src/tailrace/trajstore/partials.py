@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -53,6 +54,21 @@ class _Known:
     group: int
     status: Status
     prompt: bytes
+
+
+@dataclass(slots=True, eq=False)
+class Append:
+    """A call of `TrajectoryStore.append` that waits for its turn, with its deltas packed.
+
+    Args:
+        answer: trajectories with a refused delta, once it was carried out.
+    """
+
+    owner: str
+    deltas: Sequence[PartialDelta]
+    packed: list[tuple[bytes, bytes]]
+    trainer_version: int | None
+    answer: list[str] | None = None
 
 
 _COMPLETE = (
@@ -163,51 +179,79 @@ class PartialResponsePool:
         resume = replace(_kept(connection, item, found.num), turn_ended=old.waits is not None)
         return replace(old, owner=owner, version=version, newest=max(old.newest, version)), resume
 
-    def append(self, owner: str, deltas: Sequence[PartialDelta], trainer_version: int) -> list[str]:
-        refused: dict[str, None] = {}
-        rows: list[tuple[int, int, int, int, bytes, bytes]] = []
-        finished: list[tuple[str, int, int, int, int, int]] = []
+    def pack(self, deltas: Sequence[PartialDelta]) -> list[tuple[bytes, bytes]]:
+        """Tokens and log-probabilities of each delta, packed.
+
+        Raises:
+            TrajectoryDataError: one cannot be packed.
+        """
+        return [(pack_tokens(delta.tokens), pack_logprobs(delta.logprobs, self._precision)) for delta in deltas]
+
+    def append(self, appends: Sequence[Append], trainer_version: int) -> None:
+        """Carry out appends in one transaction, in order; each gets its answer."""
         changed: dict[str, _Entry | None] = {}
-        written: dict[str, list[PartialDelta]] = {}
-        resent = refusals = 0
+        counts: Counter[str] = Counter()
         with self._database.transaction() as connection:
-            for delta in deltas:
-                name = delta.trajectory
-                entry = changed[name] if name in changed else self._entries.get(name)
-                if entry is not None and self._extends(owner, delta, entry):
-                    count = len(delta.tokens)
-                    oldest = entry.oldest
-                    if count:
-                        tokens, logprobs = pack_tokens(delta.tokens), pack_logprobs(delta.logprobs, self._precision)
-                        rows.append((entry.num, entry.length, delta.version, count, tokens, logprobs))
-                        oldest = delta.version if oldest is None else min(oldest, delta.version)
-                    newest = max(entry.newest, delta.version)
-                    entry = replace(entry, length=entry.length + count, oldest=oldest, newest=newest)
-                    if delta.turn_ends:
-                        entry = replace(entry, waits=end_turn(connection, entry.num, entry.length))
-                    changed[name] = entry
-                    written.setdefault(name, []).append(delta)
-                    if delta.finish is not None:
-                        finished.append(_end(entry, delta.finish, trainer_version))
-                        changed[name] = None
-                elif delta in written.get(name, ()) or self._is_stored(connection, owner, delta):
-                    resent += 1
-                else:
-                    refused[name] = None
-                    refusals += 1
-            connection.executemany("INSERT INTO delta VALUES (?, ?, ?, ?, ?, ?, 0)", rows)
-            connection.executemany(_COMPLETE, finished)
+            answers = [self._append(connection, one, trainer_version, changed, counts) for one in appends]
         for name, entry in changed.items():
             if entry is None:
                 self._entries.pop(name, None)
             else:
                 self._entries[name] = entry
-        self._count("deltas", len(rows))
-        self._count("tokens", sum(row[3] for row in rows))
-        self._count("resent", resent)
-        self._count("refused", refusals)
-        self._count("finished", len(finished))
+        for what, amount in counts.items():
+            self._count(what, amount)
+        for one, answer in zip(appends, answers, strict=True):
+            one.answer = answer
+
+    def _append(
+        self,
+        connection: sqlite3.Connection,
+        append: Append,
+        trainer_version: int,
+        before: dict[str, _Entry | None],
+        counts: Counter[str],
+    ) -> list[str]:
+        """Store deltas. Returns the trajectories with a refused one. Entries that change are noted in `before`."""
+        owner = append.owner
+        now = trainer_version if append.trainer_version is None else append.trainer_version
+        refused: dict[str, None] = {}
+        rows: list[tuple[int, int, int, int, bytes, bytes]] = []
+        finished: list[tuple[str, int, int, int, int, int]] = []
+        changed: dict[str, _Entry | None] = {}
+        written: dict[str, list[PartialDelta]] = {}
+        for delta, (tokens, logprobs) in zip(append.deltas, append.packed, strict=True):
+            name = delta.trajectory
+            entry = changed[name] if name in changed else self._entry(name, before)
+            if entry is not None and self._extends(owner, delta, entry):
+                count = len(delta.tokens)
+                oldest = entry.oldest
+                if count:
+                    rows.append((entry.num, entry.length, delta.version, count, tokens, logprobs))
+                    oldest = delta.version if oldest is None else min(oldest, delta.version)
+                newest = max(entry.newest, delta.version)
+                entry = replace(entry, length=entry.length + count, oldest=oldest, newest=newest)
+                if delta.turn_ends:
+                    entry = replace(entry, waits=end_turn(connection, entry.num, entry.length))
+                changed[name] = entry
+                written.setdefault(name, []).append(delta)
+                if delta.finish is not None:
+                    finished.append(_end(entry, delta.finish, now))
+                    changed[name] = None
+            elif delta in written.get(name, ()) or self._is_stored(connection, owner, delta, self._entry(name, before)):
+                counts["resent"] += 1
+            else:
+                refused[name] = None
+                counts["refused"] += 1
+        connection.executemany("INSERT INTO delta VALUES (?, ?, ?, ?, ?, ?, 0)", rows)
+        connection.executemany(_COMPLETE, finished)
+        before |= changed
+        counts["deltas"] += len(rows)
+        counts["tokens"] += sum(row[3] for row in rows)
+        counts["finished"] += len(finished)
         return list(refused)
+
+    def _entry(self, name: str, changed: dict[str, _Entry | None]) -> _Entry | None:
+        return changed[name] if name in changed else self._entries.get(name)
 
     def _extends(self, owner: str, delta: PartialDelta, entry: _Entry) -> bool:
         """Whether a delta continues at the trajectory's end, outside of environments, and has its owner and version."""
@@ -219,7 +263,7 @@ class PartialResponsePool:
             return entry.length + len(delta.tokens) > entry.turn_start
         return bool(delta.tokens) or delta.finish is not None
 
-    def _is_stored(self, connection: sqlite3.Connection, owner: str, delta: PartialDelta) -> bool:
+    def _is_stored(self, connection: sqlite3.Connection, owner: str, delta: PartialDelta, entry: _Entry | None) -> bool:
         """Whether the same owner's delta is stored already: a repeated call whose first answer was lost."""
         count = len(delta.tokens)
         row = connection.execute(
@@ -240,7 +284,6 @@ class PartialResponsePool:
         if not delta.tokens and delta.turn_ends:
             return True
         if not delta.tokens:
-            entry = self._entries.get(delta.trajectory)
             return delta.offset == (length if entry is None else entry.length)
         if start is None or version != delta.version or not (joined or (start, size) == (delta.offset, count)):
             return False

@@ -18,7 +18,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,7 @@ from typing import Self
 from tailrace.contracts import Experience, ExperienceOutline, FinishReason, PackedTokens, PartialDelta, Resume
 from tailrace.trajstore.database import Database, Synchronous
 from tailrace.trajstore.packing import Precision
-from tailrace.trajstore.partials import PartialResponsePool
+from tailrace.trajstore.partials import Append, PartialResponsePool
 from tailrace.trajstore.records import (
     Assignment,
     ConsumedTrajectory,
@@ -76,6 +76,7 @@ class TrajectoryStore:
             None if path is None else Path(path), synchronous=synchronous, open_timeout_s=open_timeout_s
         )
         self._counts: Counter[str] = Counter()
+        self._waiting: deque[Append] = deque()
         try:
             self._pool = PartialResponsePool(
                 self._database, mixed_versions=mixed_versions, precision=logprobs, count=self._count
@@ -113,7 +114,7 @@ class TrajectoryStore:
             return self._pool.begin(owner, version, items)
 
     def append(self, owner: str, deltas: Sequence[PartialDelta], *, trainer_version: int | None = None) -> list[str]:
-        """Store new tokens, in one transaction for the whole call.
+        """Store new tokens, in one transaction for the whole call and for those of other threads that wait meanwhile.
 
         A delta is refused if its trajectory is unknown, finished or another owner's, if it leaves a gap or overlaps, if its
         version is not the trajectory's, or if the last turn waits for its environment. A delta that is stored already is
@@ -131,9 +132,15 @@ class TrajectoryStore:
         Raises:
             TrajectoryDataError: a token or log-probability cannot be stored. No delta of the call is then stored.
         """
+        mine = Append(owner, deltas, self._pool.pack(deltas), trainer_version)
+        self._waiting.append(mine)
         with self._database.locked():
-            now = self._ledger.trainer_version if trainer_version is None else trainer_version
-            return self._pool.append(owner, deltas, now)
+            if mine.answer is None:  # otherwise another call, which waited before this one, did it too
+                appends = [self._waiting.popleft() for _ in range(len(self._waiting))]
+                # one that failed with its transaction is not there any more, and fails alone
+                self._pool.append(appends if mine in appends else [mine], self._ledger.trainer_version)
+        assert mine.answer is not None
+        return mine.answer
 
     def assignments(self, ids: Iterable[str]) -> list[Assignment]:
         """The assignments with which trajectories were begun last, in order: `begin` takes them after a crash.

@@ -28,6 +28,8 @@ class LocalMember:
     def __init__(self, name: str, spec: RoleSpec, building: threading.Lock, epoch: int) -> None:
         self._name, self._epoch = name, epoch
         self._pool = ThreadPoolExecutor(_THREADS_PER_MEMBER, thread_name_prefix=name)
+        # heartbeats and commands do not wait for a thread behind what members ask
+        self._control = ThreadPoolExecutor(_THREADS_PER_MEMBER, thread_name_prefix=f"{name}-control")
         self._dead = threading.Event()
         self._hung = threading.Event()
         self._calls = InjectedCalls()
@@ -57,7 +59,8 @@ class LocalMember:
         if self._dead.is_set():
             return self._refused()
         try:
-            work = self._pool.submit(self._invoke, epoch, method, arguments)
+            pool = self._pool if epoch is None else self._control
+            work = pool.submit(self._invoke, epoch, method, arguments)
         except RuntimeError:  # the pool was shut down after the check
             return self._refused()
         answer: Future[Any] = Future()
@@ -80,7 +83,8 @@ class LocalMember:
         self._dead.set()
         self._hung.clear()
         self._role.add_done_callback(self._abandon)  # once it is built
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._control):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def close(self, timeout_s: float) -> None:
         """Call the role's `close`, if it has one."""
@@ -88,11 +92,12 @@ class LocalMember:
             mailbox = self._role.result()
             if hasattr(mailbox.role, "close"):
                 try:
-                    self._pool.submit(mailbox.close).result(timeout_s)
+                    self._control.submit(mailbox.close).result(timeout_s)
                 except FutureTimeoutError as error:
                     raise DeadlineError(f"{self._name} did not close within {timeout_s:.0f} s") from error
         self._dead.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._control):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _answer(self, answer: Future[Any], done: Future[Any]) -> None:
         """Hand a call's result on. One that waited for a thread as the member was killed has the same error as the others."""

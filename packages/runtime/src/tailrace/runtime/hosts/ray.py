@@ -29,6 +29,7 @@ from tailrace.runtime.hosts.ray_sites import Needs, labelled_sites, labels_of, m
 from tailrace.runtime.hosts.real_time import OwnProcess, RealTime
 
 _THREADS_PER_MEMBER = 8
+_CONTROL, _THREADS_OF_CONTROL = "control", 4  # heartbeats and commands do not wait for a thread behind what members ask
 _FIRST = 1  # incarnation
 
 
@@ -85,8 +86,12 @@ class RayMember:
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method of the role. `ready` also finds out the member's process and machine."""
-        answer = _translated(self._actor.call.remote(method, arguments, self._epoch), self._dead)
+        answer = _translated(self._begin(method, arguments), self._dead)
         return _after(self._where, answer) if method == "ready" else answer
+
+    def _begin(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Begin a controller's call, in a thread that no other member's call takes. Returns Ray's reference of its result."""
+        return self._actor.call.options(concurrency_group=_CONTROL).remote(method, arguments, self._epoch)
 
     def strike(self, kind: FaultKind) -> None:
         """Inject a fault into the role's engine or own process, if the role handles it, else into the actor's process."""
@@ -123,7 +128,7 @@ class RayMember:
         if self._killed:
             return
         try:
-            ray.get(self._actor.call.remote("close", (), self._epoch), timeout=timeout_s)
+            ray.get(self._begin("close", ()), timeout=timeout_s)
         except ray.exceptions.GetTimeoutError as error:
             raise DeadlineError(f"{self._name} did not close within {timeout_s:.0f} s") from error
         except ray.exceptions.RayActorError:
@@ -302,7 +307,8 @@ class RayHost(OwnProcess):
         return options
 
     def _start(self, options: dict[str, Any], nice: int) -> Any:
-        return self._actors.start(RoleActor, options, nice, self._unclaimed_s)
+        actor = self._ray.remote(concurrency_groups={_CONTROL: _THREADS_OF_CONTROL})(RoleActor)
+        return self._actors.start(actor, options, nice, self._unclaimed_s)
 
     def _anywhere(self, spec: RoleSpec, place: Place) -> dict[str, Any]:
         selector = labels_of(place.site, spec.device, self.sites())
