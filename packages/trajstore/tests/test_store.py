@@ -321,6 +321,41 @@ def test_what_a_killed_process_had_archived_is_archived_once(tmp_path):
     assert [json.loads(line)["trajectory"] for line in archive.read_text().splitlines()] == ["a", "b", "c"]
 
 
+def test_a_trim_of_many_slices_is_one(tmp_path, monkeypatch):
+    """It dies in between, and the next one goes on; replicas append all the while."""
+    monkeypatch.setattr("tailrace.trajstore.store.TRIM_TOKENS", 600)  # two in a slice
+    archive, names = tmp_path / "trained.jsonl", [f"t{number}" for number in range(9)]
+    with TrajectoryStore(tmp_path / "store") as store:
+        finish(store, *names, "dropped", "running", tokens=range(100))
+        store.discard(["dropped"], "surplus")
+        store.consume(names[:5], 1)
+        store.consume(names[5:], 2)
+        line, written = TrajectoryStore._line, []
+
+        def dies(self, row):
+            written.append(row.trajectory)
+            if len(written) == 4:
+                raise OSError("no space left")
+            appended = threading.Thread(target=lambda: begun.append(store.begin("r9", 0, [item(f"new{len(written)}")])))
+            appended.start()
+            appended.join(20)
+            return line(self, row)
+
+        begun = []
+        monkeypatch.setattr(TrajectoryStore, "_line", dies)
+        with pytest.raises(OSError, match="no space left"):
+            store.trim(2, archive)
+        assert len(begun) == 3
+        with pytest.raises(TrajectoryStateError, match="expected 2 or later"):
+            store.rollback(1)
+        monkeypatch.setattr(TrajectoryStore, "_line", line)
+        left = len(store.consumed())
+        assert 0 < left < 9
+        assert store.trim(2, archive) == left
+        assert (store.audit()["consumed"], store.audit()["discarded"], store.audit()["inconsistent"]) == (9, 1, [])
+    assert [json.loads(text)["trajectory"] for text in archive.read_text().splitlines()] == names
+
+
 def test_an_export_has_what_is_trimmed_meanwhile(tmp_path, monkeypatch):
     archive, line, trims = tmp_path / "trained.jsonl", TrajectoryStore._line, []
     with TrajectoryStore(tmp_path / "store") as store:

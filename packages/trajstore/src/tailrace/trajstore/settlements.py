@@ -189,6 +189,11 @@ def _observations(segments: list[Segment]) -> Iterator[tuple[int, int]]:
         start = end
 
 
+_SELECT_TRIMMABLE = (
+    "SELECT {} FROM trajectory LEFT JOIN consumption c USING (num) "
+    "WHERE (status = 'discarded' OR (status = 'consumed' AND c.version <= ?) "
+    "OR (status = 'complete' AND purpose = 'eval' AND reward IS NOT NULL AND completed_version < ?))"
+)
 _TRAINER_VERSION, _TRIMMED, _ARCHIVED = "trainer_version", "trimmed_version", "archived_bytes"
 
 
@@ -338,20 +343,35 @@ class Settlements:
         self.trainer_version = durable_version
         return [name for name, _ in lost]
 
-    def trim(self, durable_version: int, archived_bytes: int | None) -> int:
-        """Forget trajectories; see `TrajectoryStore.trim`. Returns their number.
+    def fence(self, durable_version: int) -> None:
+        """Refuse a rollback to before this version from now on."""
+        with self._database.transaction() as connection:
+            _set(connection, _TRIMMED, max(durable_version, _setting(connection, _TRIMMED) or 0))
+
+    def trimmable(self, durable_version: int) -> list[tuple[int, str, bool, int]]:
+        """What `TrajectoryStore.trim` forgets: number, id, whether it was trained on, tokens; by version."""
+        with self._database.reading() as connection:
+            return connection.execute(
+                _SELECT_TRIMMABLE.format("num, id, status = 'consumed', coalesce(tokens, 0)")
+                + " ORDER BY c.version, num",
+                (durable_version, durable_version),
+            ).fetchall()
+
+    def forget(self, nums: Sequence[int], durable_version: int, archived_bytes: int | None) -> int:
+        """Forget those that still are trimmable. Returns their number.
 
         Args:
-            durable_version: the version.
+            nums: their numbers.
+            durable_version: the version of `trimmable`.
             archived_bytes: size of the archive in bytes; None without an archive.
         """
         with self._database.transaction() as connection:
-            over = connection.execute(
-                "SELECT num, status, coalesce(generated, 0) FROM trajectory LEFT JOIN consumption c USING (num) "
-                "WHERE status = 'discarded' OR (status = 'consumed' AND c.version <= ?) "
-                "OR (status = 'complete' AND purpose = 'eval' AND reward IS NOT NULL AND completed_version < ?)",
-                (durable_version, durable_version),
-            ).fetchall()
+            over: list[tuple[int, str, int]] = []
+            for num in nums:  # one that was dropped may have been begun anew
+                over += connection.execute(
+                    _SELECT_TRIMMABLE.format("num, status, coalesce(generated, 0)") + " AND num = ?",
+                    (durable_version, durable_version, num),
+                )
             counts = Counter((status, tokens if status == Status.CONSUMED else 0) for _, status, tokens in over)
             connection.executemany(
                 "INSERT INTO trimmed VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET count = count + excluded.count",
@@ -359,7 +379,6 @@ class Settlements:
             )
             for table in ("delta", "consumption", *TABLES, "trajectory"):
                 connection.executemany(f"DELETE FROM {table} WHERE num = ?", [(num,) for num, _, _ in over])  # noqa: S608
-            _set(connection, _TRIMMED, max(durable_version, _setting(connection, _TRIMMED) or 0))
             if archived_bytes is not None:
                 _set(connection, _ARCHIVED, archived_bytes)
         return len(over)
@@ -411,16 +430,14 @@ class Settlements:
             "inconsistent": sorted({name for (name,) in [*mismatched, *torn]}),
         }
 
-    def consumed(self, ids: Sequence[str] | None, *, up_to: int | None = None) -> list[ConsumedTrajectory]:
+    def consumed(self, ids: Sequence[str] | None) -> list[ConsumedTrajectory]:
         query = (
             "SELECT t.id, t.grp, t.oldest_version, t.completed_version, c.version, t.reward, t.tokens, t.generated "
             "FROM trajectory t JOIN consumption c USING (num)"
         )
         with self._database.reading() as connection:
             if ids is None:
-                last = 2**62 if up_to is None else up_to
-                rows = connection.execute(f"{query} WHERE c.version <= ? ORDER BY c.version, t.num", (last,))
-                return [ConsumedTrajectory(*row) for row in rows]
+                return [ConsumedTrajectory(*row) for row in connection.execute(f"{query} ORDER BY c.version, t.num")]
             known = {row[0]: row for row in select_ids(connection, query + " WHERE t.id IN ({ids})", ids)}
         return [ConsumedTrajectory(*known[name]) for name in ids if name in known]
 

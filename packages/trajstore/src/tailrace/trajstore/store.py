@@ -18,8 +18,9 @@ import dataclasses
 import json
 import os
 import shutil
+import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -40,6 +41,21 @@ from tailrace.trajstore.records import (
     Turn,
 )
 from tailrace.trajstore.settlements import Settlements
+
+TRIM_TOKENS = 2**19
+"""About how many tokens `trim` deletes in one transaction."""
+
+
+def _slices(rows: Iterable[tuple[int, str, bool, int]]) -> Iterator[list[tuple[int, str, bool, int]]]:
+    part, tokens = [], 0
+    for row in rows:
+        part.append(row)
+        tokens += row[3] + 256  # a trajectory without tokens costs something too
+        if tokens >= TRIM_TOKENS:
+            yield part
+            part, tokens = [], 0
+    if part:
+        yield part
 
 
 class TrajectoryStore:
@@ -77,6 +93,7 @@ class TrajectoryStore:
         )
         self._counts: Counter[str] = Counter()
         self._waiting: deque[Append] = deque()
+        self._trimming = threading.Lock()  # held beside the database's own, and taken before it
         try:
             self._pool = PartialResponsePool(
                 self._database, mixed_versions=mixed_versions, precision=logprobs, count=self._count
@@ -318,6 +335,8 @@ class TrajectoryStore:
     def trim(self, durable_version: int, archive: Path | str | None = None) -> int:
         """Forget trajectories that no `rollback` to this version or a later one needs, so that the store stays bounded.
 
+        It reads and writes files beside other calls, which wait only while a slice of `TRIM_TOKENS` is deleted.
+
         These are trajectories consumed for this version or an earlier one, discarded ones, and evaluations rewarded
         before it. Counts and lengths are kept. The store does not know trimmed ids any more, so give every attempt a new id.
 
@@ -329,18 +348,24 @@ class TrajectoryStore:
         Returns:
             Number of trajectories that were forgotten.
         """
-        with self._database.locked():
-            size = None
-            if archive is not None:
-                rows = self._ledger.consumed(None, up_to=durable_version)
-                with Path(archive).open("ab") as file:
-                    file.truncate(self._ledger.archived_bytes)  # drop lines of a process that died before it trimmed
-                    file.seek(0, os.SEEK_END)
-                    file.writelines(self._line(row) for row in rows)
-                    file.flush()
-                    os.fsync(file.fileno())
-                    size = file.tell()
-            return self._ledger.trim(durable_version, size)
+        with self._trimming:
+            self._ledger.fence(durable_version)
+            forgotten = 0
+            for part in _slices(self._ledger.trimmable(durable_version)):
+                trained = [name for _, name, was_trained, _ in part if was_trained]
+                size = None if archive is None or not trained else self._append_lines(Path(archive), trained)
+                forgotten += self._ledger.forget([num for num, *_ in part], durable_version, size)
+            return forgotten
+
+    def _append_lines(self, archive: Path, names: Sequence[str]) -> int:
+        """Archive trajectories. Returns the file's size."""
+        with archive.open("ab") as file:
+            file.truncate(self._ledger.archived_bytes)  # drop lines of a process that died before it trimmed
+            file.seek(0, os.SEEK_END)
+            file.writelines(self._line(row) for row in self._ledger.consumed(names))
+            file.flush()
+            os.fsync(file.fileno())
+            return file.tell()
 
     def recover(self, *, keep_owners: bool = False) -> Recovery:
         """The trajectories in the store after a crash. Unfinished ones lose their owners.
@@ -391,7 +416,7 @@ class TrajectoryStore:
         """
         target = Path(path)
         unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
-        with self._database.locked():  # all the while: a `trim` would forget rows that are yet to be written
+        with self._trimming:  # all the while: a `trim` would forget rows that are yet to be written
             archived, rows = self._ledger.archived_bytes, self.consumed()
             try:
                 if archived and target.exists():
