@@ -63,6 +63,10 @@ requires-python = ">=3.11"
 license = "Apache-2.0"
 dependencies = {needs}
 
+[project.optional-dependencies]
+some = []
+more = ["tailrace-{name}[some]"]
+
 [build-system]
 requires = ["uv_build>=0.9,<0.14"]
 build-backend = "uv_build"
@@ -140,7 +144,10 @@ def test_a_wheel_says_what_its_package_and_the_workspace_say(release, tmp_path):
     out = tmp_path / "out"
     members = built(release, out)
     about = release.metadata(release.wheel_of(out, members[1]))
-    assert about.get_all("Requires-Dist") == ["tailrace-leaf>=0.1.0,<0.2"]
+    assert about.get_all("Requires-Dist") == [
+        "tailrace-leaf>=0.1.0,<0.2",
+        "tailrace-user[some]>=0.1.0,<0.2 ; extra == 'more'",
+    ]
     assert (
         f"[a page]({REPOSITORY}/blob/tailrace-user-v0.1.0/docs/page.md#part), [here](#a-package)" in about.get_payload()
     )

@@ -16,7 +16,12 @@ import torch
 from tensordict import TensorDict, lazy_stack
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers import SamplerWithoutReplacement
-from torchrl.data.replay_buffers.samplers import PromptGroupSampler, RandomSampler, StalenessAwareSampler
+from torchrl.data.replay_buffers.samplers import (
+    PrioritizedSampler,
+    PromptGroupSampler,
+    RandomSampler,
+    StalenessAwareSampler,
+)
 
 from tailrace.contracts import FinishReason
 from tailrace.trajstore import (
@@ -326,11 +331,62 @@ def test_what_does_not_fit_a_store_is_refused(store, tmp_path):
         lambda: replay.add(item),  # of an id that is there
         replay.empty,
         lambda: pickle.dumps(replay),
+        lambda: buffer(store, PrioritizedSampler.__new__(PrioritizedSampler)),  # its extension is not in every wheel
     ):
         with pytest.raises(TrajectoryStateError, match=r"found .*, expected ") as found:
             write()
         assert "\n" not in str(found.value)
     assert replay[0]["next", "reward"] == 1.0
+
+
+@pytest.mark.parametrize("masking", ["sft", "rlhf", "generic"])
+def test_torchrls_own_loss_trains_on_the_generated_tokens_of_a_batch(store, masking):
+    """GRPOLoss with a model of transformers, against the loss token by token; an environment's tokens are left out."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models
+    from torchrl.modules.llm import TransformersWrapper
+    from torchrl.objectives.llm import GRPOLoss
+
+    store.begin("a", 1, [Assignment("0.0", 0, (7, 8)), Assignment("0.1", 0, (7, 8))])
+    store.append("a", [PartialDelta("0.0", 0, 1, (20, 21), (-4.0, -4.5), turn_ends=True)])
+    (talk,) = store.conversations(["0.0"])
+    store.observe("0.0", talk.turns[-1].serial, (30, 31))
+    store.append("a", [PartialDelta("0.0", 4, 1, (22,), (-4.2,), FinishReason.STOP)])
+    store.append("a", [PartialDelta("0.1", 0, 1, (11, 12, 13, 14), (-4.1, -4.2, -3.9, -4.4), FinishReason.STOP)])
+    for number, reward in enumerate([1.0, 0.0]):
+        store.set_reward(f"0.{number}", reward)
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        head_dim=8,
+        num_key_value_heads=1,
+    )
+    model = transformers.Qwen3ForCausalLM(config).eval()
+    words = Tokenizer(models.WordLevel({"pad": 0}, unk_token="pad"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="pad")
+    actor = TransformersWrapper(model, tokenizer=tokenizer, input_mode="tokens", generate=False)
+    batch = buffer(store, GroupSampler(2), 2).sample()
+    batch["advantage"] = 2 * batch["next", "reward"].unsqueeze(-1) - 1
+    found = GRPOLoss(actor, entropy_bonus=False, masking_strategy=masking)(batch).loss_objective
+
+    losses = []
+    for experience, advantage in zip(store.experiences(["0.0", "0.1"]), (1.0, -1.0), strict=True):
+        tokens = [*experience.prompt, *experience.tokens]
+        logprobs = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        for place, token in enumerate(experience.tokens):
+            if experience.generated[place]:
+                ratio = (logprobs[len(experience.prompt) + place - 1, token] - experience.logprobs[place]).exp()
+                losses.append(-torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage))
+    assert len(losses) == 7
+    expected = torch.stack(losses).mean()
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(each, list(model.parameters()), retain_graph=True) for each in (found, expected)]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("way", ["state_dict", "dumps"])

@@ -38,7 +38,7 @@ from tailrace.trajstore.store import TrajectoryStore
 with extra("tailrace-trajstore", "torchrl"):
     import torch
     from tensordict import NonTensorData, TensorDict, TensorDictBase, lazy_stack
-    from torchrl.data.replay_buffers import Sampler, Storage
+    from torchrl.data.replay_buffers import PrioritizedSampler, Sampler, Storage
 
 _OWNER = "torchrl"
 _STATE = "tailrace.json"
@@ -62,6 +62,18 @@ class ExperienceStorage(Storage):
         self._held: set[str] = set()
         # A sampler asks for the length, and then for indices below it: both are of the same view, whatever other threads do.
         self._view = threading.local()
+
+    def attach(self, buffer: Any) -> None:
+        """Called by a replay buffer that is made over it.
+
+        Raises:
+            TrajectoryStateError: its sampler keeps priorities by place, and places move when trajectories are consumed.
+        """
+        if isinstance(getattr(buffer, "_init_sampler", None), PrioritizedSampler):
+            raise TrajectoryStateError(
+                "found a PrioritizedSampler, expected one that keeps nothing by place, such as GroupSampler with a policy"
+            )
+        super().attach(buffer)
 
     # -- what a sampler sees
 
@@ -243,7 +255,8 @@ class GroupSampler(Sampler):
         return torch.tensor(index), {"staleness": torch.tensor(staleness)}
 
     def can_sample(self, storage: ExperienceStorage, batch_size: int) -> bool:
-        return len(self._groups(storage.trainable())) * self._size >= batch_size
+        with storage._lock:
+            return len(self._groups(storage.trainable())) * self._size >= batch_size
 
     def _groups(self, items: Sequence[Trainable]) -> dict[int, list[int]]:
         """The places of each complete group's first `group_size` trajectories."""
