@@ -246,8 +246,11 @@ def test_what_cannot_be_is_named_before_a_run_starts(model, monkeypatch):
             TrainerConfigError, match="targets c_attn, which the model lacks; expected 'all-linear', or some"
         ):
             check_adapter(wrong, directory)
-    monkeypatch.setattr("tailrace.contracts.plugins.load", lambda *_: print)
-    with pytest.raises(TrainerConfigError, match="an adapter of rank 4 with the backend 'other', which trains none"):
-        check_backend("other", CONFIG, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr("tailrace.contracts.plugins.load", lambda *_: print)
+        with pytest.raises(
+            TrainerConfigError, match="an adapter of rank 4 with the backend 'other', which trains none"
+        ):
+            check_backend("other", CONFIG, 1)
     with pytest.raises(TrainerConfigError, match="targets c_attn"):
         TrainerWorker(model, dataclasses.replace(CONFIG, adapter=wrong))
