@@ -42,10 +42,9 @@ def batch(seed):
     return make_experiences(3, 4, vocab_size=VOCAB, seed=seed)
 
 
-def plain(model, seed=CONFIG.seed):
-    """PEFT's own model, whose matrices A begin with the same seed."""
+def plain(model):
+    """PEFT's own model."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    torch.manual_seed(seed)
     config = peft.LoraConfig(r=4, lora_alpha=8.0, target_modules=SEVEN, task_type="CAUSAL_LM")
     return peft.get_peft_model(base, config)
 
@@ -71,12 +70,14 @@ def test_losses_and_gradients_are_those_of_plain_peft(model, whole, monkeypatch)
     with TrainerWorker(model, CONFIG) as worker:
         mine = worker._model.parameters
         assert mine.keys() == expected.keys()
+        begun = dict(worker.weights())
         for name, tensor in expected.items():
-            assert torch.equal(mine[name].full_tensor(), tensor), name
             if "lora_B" in name:  # zero, so that A would have no gradient
-                value = torch.randn(tensor.shape, generator=draw) * 0.1
-                tensor.data.copy_(value)
-                worker._model.local[name].copy_(value)
+                assert not begun[name].any()
+                worker._model.local[name].copy_(torch.randn(tensor.shape, generator=draw) * 0.1)
+            else:  # uniform, as PEFT draws it
+                assert abs(float(begun[name].std() / tensor.detach().std()) - 1) < 0.3
+            tensor.data.copy_(mine[name].full_tensor())
         seen = {}
         update = worker._model.update
 
@@ -92,6 +93,17 @@ def test_losses_and_gradients_are_those_of_plain_peft(model, whole, monkeypatch)
         for name, tensor in expected.items():
             assert tensor.grad.abs().max() > 0
             torch.testing.assert_close(seen[name], tensor.grad, atol=2e-7, rtol=1e-4, msg=name)
+
+
+def test_the_same_seed_gives_the_same_adapter_however_the_base_is_loaded(model, monkeypatch):
+    found = []
+    for most in (fsdp2_module.SMALL_MODEL_PARAMETERS, 0):  # whole, and by rows into a model that had no memory
+        monkeypatch.setattr(fsdp2_module, "SMALL_MODEL_PARAMETERS", most)
+        with TrainerWorker(model, CONFIG) as worker:
+            found.append({name: tensor.clone() for name, tensor in worker.weights()})
+    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
+    with TrainerWorker(model, dataclasses.replace(CONFIG, seed=4)) as worker:
+        assert not any(torch.equal(tensor, found[0][name]) for name, tensor in worker.weights() if "lora_A" in name)
 
 
 def test_the_base_is_frozen_and_only_the_adapter_has_an_optimizer(model):
@@ -119,9 +131,8 @@ def test_the_kl_reference_is_the_base_without_a_copy_of_it(model, whole, monkeyp
         parameters = sum(value.numel() for value in worker._model.module.parameters())
         for name, tensor in saved(reference).items():
             if "lora_B" in name:
-                value = torch.randn(tensor.shape, generator=draw) * 0.1
-                tensor.data.copy_(value)
-                worker._model.local[name].copy_(value)
+                worker._model.local[name].copy_(torch.randn(tensor.shape, generator=draw) * 0.1)
+            tensor.data.copy_(worker._model.parameters[name].full_tensor())
         found = worker.step([batch(1)])
         base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         assert found["reference_kl"] > 1e-5

@@ -8,6 +8,7 @@ Importing it needs neither torch nor PEFT.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,13 +105,16 @@ def add_adapter(lm: Any, config: AdapterConfig, seed: int) -> None:
     targets = list(linear) if config.targets == ALL_LINEAR else list(config.targets)
     lora = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets, task_type="CAUSAL_LM")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
         inject_adapter_in_model(lora, lm, adapter_name=_NAME)
+        # A as PEFT draws it, but the same numbers however the base is loaded, and in any backend.
+        torch.manual_seed(seed)
         for layer in lora_layers(lm):
-            if layer.lora_A[_NAME].weight.is_meta:  # as the base's, which are read later
-                layer.lora_A[_NAME].to_empty(device="cpu")
-                layer.lora_B[_NAME].to_empty(device="cpu")
-                layer.reset_lora_parameters(_NAME, init_lora_weights=True)
+            a, b = layer.lora_A[_NAME], layer.lora_B[_NAME]
+            if a.weight.is_meta:  # as the base's, which are read later
+                a.to_empty(device="cpu")
+                b.to_empty(device="cpu")
+            torch.nn.init.kaiming_uniform_(a.weight, a=math.sqrt(5))
+            torch.nn.init.zeros_(b.weight)
     for parameter in lm.parameters():
         if parameter.requires_grad:  # master weights, whatever the base has
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
