@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import Experience, ExperienceOutline, PackedTokens, Segment
-from tailrace.trainer.advantages import Advantages
+from tailrace.contracts import Experience, ExperienceOutline, PackedTokens, Segment, plugins
+from tailrace.trainer.advantages import Advantages, open_advantages
 from tailrace.trainer.backend import TrainingBackend
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.errors import BatchError, CheckpointError
-from tailrace.trainer.losses import Loss, LossTokens
+from tailrace.trainer.losses import Loss, LossTokens, open_loss
 
 _VOCABULARY = 31
 _CONFIG = TrainerConfig(lr=0.01, device="cpu", threads=1, grad_clip_norm=0.0)
@@ -66,6 +66,47 @@ class BackendContract:
             backend.apply([each for each in batch if each.group != 0])
             assert _differ(expected, _weights(backend)) <= self.tolerance
             assert _differ(before, expected) > 0
+
+    def test_every_loss_is_that_of_the_reference_plain_and_streamed(self, tmp_path: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        model, batch = _model(tmp_path), _batch(7)
+        lm = AutoModelForCausalLM.from_pretrained(model)
+        for name in plugins.names("tailrace.loss"):
+            loss = open_loss(name)
+            if not type(loss).__module__.startswith("tailrace."):
+                continue  # the reference does not know it
+            whole = loss.needs_values or open_advantages(loss.advantages).needs_batch
+            config = replace(
+                _CONFIG, lr=0.0, loss=name, max_response_tokens=30, advantages="group" if whole else "auto"
+            )
+            expected = reference_loss(lm, batch, config).item()
+            with closing(self.build(model, config)) as backend:
+                plain = backend.step([batch])
+                backend.accumulate([each for each in batch if each.group == 0])
+                streamed = backend.apply([each for each in batch if each.group != 0])
+            for found in (plain, streamed):
+                assert abs(found["loss"] - expected) <= self.tolerance, f"{name}: {found['loss']} and {expected}"
+            assert abs(plain["grad_norm"] - streamed["grad_norm"]) <= self.tolerance * plain["grad_norm"], name
+
+    def test_the_proximal_policy_of_a_second_mini_batch_is_that_before_the_first(self, tmp_path: Path) -> None:
+        import pytest
+        from transformers import AutoModelForCausalLM
+
+        model, batch = _model(tmp_path), _batch(8)
+        halves = [batch[:8], batch[8:]]  # groups of 4
+        config = replace(_CONFIG, loss="decoupled-ppo")
+        before, after = (AutoModelForCausalLM.from_pretrained(model) for _ in range(2))
+        with closing(self.build(model, config)) as backend:
+            backend.step(halves[:1])
+            weights = _weights(backend)
+        if not weights.keys() <= dict(after.named_parameters()).keys():
+            pytest.skip("its weights are an adapter's")
+        after.load_state_dict(weights, strict=False)
+        losses = [reference_loss(before, halves[0], config), reference_loss(after, halves[1], config, proximal=before)]
+        with closing(self.build(model, config)) as backend:
+            found = backend.step(halves)
+        assert abs(found["loss"] - sum(loss.item() for loss in losses) / 2) <= self.tolerance
 
     def test_a_checkpoint_brings_back_weights_and_optimizer_bit_for_bit(self, tmp_path: Path) -> None:
         from tailrace.trainer import load_weights_file
