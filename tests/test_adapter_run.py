@@ -48,6 +48,26 @@ controls = false
 """
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            ('trainer.adapter.targets=["c_attn"]',),
+            "'trainer.adapter': found adapter targets c_attn, which the model lacks",
+        ),
+        (("trainer.backend=megatron",), "'trainer.backend': found an adapter of rank 8 with the backend 'megatron'"),
+        (("trainer.processes=2",), "expected one process or no controls"),
+        (("trainer.options.adapter={}",), "'trainer.options': found adapter"),
+    ],
+)
+def test_what_does_not_fit_is_one_line_before_anything_starts(tmp_path, capsys, settings, says):
+    command = ["run", "laminar", "--dry-run", "--run-dir", str(tmp_path / "run"), "--set", "trainer.adapter.rank=8"]
+    assert main([*command, *(word for one in settings for word in ("--set", one))]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert not (tmp_path / "run").exists()
+
+
 def test_only_the_adapter_is_trained_saved_and_published(tmp_path, capsys):
     rows = [{"prompt": f"{a} + {b} = ", "answer": str(a + b)} for a in range(10) for b in range(10)]
     write_jsonl(tmp_path / "train.jsonl", rows[8:])

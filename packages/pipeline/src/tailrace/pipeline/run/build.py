@@ -385,6 +385,13 @@ def _adapter(config: RunConfig) -> None:
         check_adapter(trainer_config(config).adapter, config.model.path)
     except (TrainerError, MissingExtraError) as error:
         raise ConfigError(f"key 'trainer.adapter': {error}") from error
+    table = config.trainer
+    if table.adapter.rank and table.processes > 1 and config.evaluation.controls and config.model.path is None:
+        raise ConfigError(
+            f"keys 'trainer.adapter', 'trainer.processes' and 'evaluation.controls': found an adapter, "
+            f"{table.processes} processes and controls, expected one process or no controls: the ranks of an adapter cannot "
+            "publish a control's whole weights"
+        )
 
 
 def _model_config(config: RunConfig) -> dict[str, Any] | None:
