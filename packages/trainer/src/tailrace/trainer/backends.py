@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,8 @@ class Megatron(BackendPlugin):
         from tailrace.trainer.megatron_weights import read_config
 
         check_megatron(config, world_size, read_config(Path(model_path)))
+        if config.tensor_parallel > 1:  # before CUDA starts: Megatron relies on one queue to overlap sums with products
+            os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         return TrainerWorker(
             model_path, config, rank=rank, world_size=world_size, rendezvous=rendezvous, model=MegatronModel
         )
