@@ -18,9 +18,8 @@ from tailrace.trainer.adapters import is_adapter
 from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig
 from tailrace.trainer.errors import ModelError, TrainerConfigError
 from tailrace.trainer.layout import PackedRow, TrainingSample
+from tailrace.trainer.memory import LOGITS_ON_CPU, LOGITS_ON_GPU
 from tailrace.trainer.microbatch import MicroBatch, to_tensors
-
-_LOGITS_ON_CPU, _LOGITS_ON_GPU = 1 << 24, 1 << 28
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -148,7 +147,7 @@ def token_logprobs(
         Log-probabilities ``[tokens]``, at least in float32, differentiable in `hidden` and `weight`; entropies ``[tokens]`` in
         nats, not differentiable, empty without `entropy`.
     """
-    budget = logits_budget or (_LOGITS_ON_CPU if hidden.device.type == "cpu" else _LOGITS_ON_GPU)
+    budget = logits_budget or (LOGITS_ON_CPU if hidden.device.type == "cpu" else LOGITS_ON_GPU)
     logprobs, spread = _TokenLogprobs.apply(hidden, weight, targets, temperature, entropy, group, first, budget)
     return logprobs, spread
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tailrace.cli.runs.trainer_memory import trainer_memory_in_words
 from tailrace.controller.spec import AXES
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.environments import has_own_rows, held_out_problems
@@ -27,6 +28,7 @@ def show_plan(
         counts: what became of the rows of each prompt file.
         console: where to print; None for stdout.
     """
+    memory = trainer_memory_in_words(config)
     console = console if console is not None else Console()
     table = Table.grid(padding=(0, 3, 0, 0))
     table.add_column(style="dim", no_wrap=True)
@@ -47,6 +49,7 @@ def show_plan(
         *(("", line) for line in ([] if config.model.path is None else stops_in_words(config, config.model.path))),
         ("replicas", f"{rollout.replicas:,} with {select_engine(rollout.engine)}{_pools(config)}"),
         ("trainer", f"{config.trainer.backend}, {config.trainer.processes:,} process(es)"),
+        *((("memory", memory),) if memory is not None else ()),
         ("relays", f"{_relays(config)}, transport {config.relay.transport}, codec {config.relay.codec}"),
         ("runs on", _host(config)),
         ("policies", ", ".join(f"{axis} {getattr(pipeline, axis).name}" for axis in AXES)),

@@ -1,0 +1,217 @@
+"""How much memory a rank of FSDP2 needs, by arithmetic on its settings and the model's shape. Importing it needs no torch.
+
+state         parameters, gradients, moments: 4 + 4 + 8 bytes per parameter, over the ranks of a cell
+computing     when a backward pass begins: what layers keep, logits, what is gathered from other ranks
+reducing      when a backward pass ends: the outermost unit's gradients, whole, and a copy in float32 that is summed over ranks
+
+The most of a step is the state and the larger one of the other two.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig
+from tailrace.trainer.errors import ModelError
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
+_DENSE = ("llama", "mistral", "qwen2", "qwen3")
+LOGITS_ON_CPU, LOGITS_ON_GPU = 1 << 24, 1 << 28
+"""Most logits that exist at one time, unless `TrainerConfig.logits_budget` says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseModel:
+    """The shape of a dense causal LM with gated layers: Llama, Mistral, Qwen2, Qwen3. Sizes are in elements.
+
+    Args:
+        hidden, layers, heads, kv_heads, head_dim, mlp, vocabulary: its sizes.
+        tied: whether the output layer is the embeddings.
+        head_norms: whether queries and keys are normed by head (Qwen3).
+        biases: whether queries, keys and values have biases (Qwen2).
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    vocabulary: int
+    tied: bool
+    head_norms: bool
+    biases: bool
+
+    @property
+    def queries(self) -> int:
+        """Elements of a token's queries."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Elements of a token's keys, or values."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one layer."""
+        matrices = self.hidden * (2 * self.queries + 2 * self.keys + 3 * self.mlp)
+        norms = 2 * self.hidden + (2 * self.head_dim if self.head_norms else 0)
+        return matrices + norms + (self.queries + 2 * self.keys if self.biases else 0)
+
+    @property
+    def outer_parameters(self) -> int:
+        """Parameters of embeddings, output layer and last norm."""
+        return self.hidden * (self.vocabulary * (1 if self.tied else 2) + 1)
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, tied ones once."""
+        return self.layers * self.layer_parameters + self.outer_parameters
+
+
+def read_shape(directory: str | Path) -> DenseModel | None:
+    """The shape that a model directory's ``config.json`` tells; None for an architecture that is not counted here.
+
+    Raises:
+        ModelError: the file is missing or damaged.
+    """
+    path = Path(directory) / "config.json"
+    try:
+        return shape_of(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{path} does not tell a model's shape: {error!r}") from error
+
+
+def shape_of(config: Mapping[str, Any]) -> DenseModel | None:
+    """See `read_shape`."""
+    kind = config["model_type"]
+    if kind not in _DENSE:
+        return None
+    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    return DenseModel(
+        hidden=hidden,
+        layers=int(config["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(config.get("head_dim") or hidden // heads),
+        mlp=int(config["intermediate_size"]),
+        vocabulary=int(config["vocab_size"]),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        head_norms=kind == "qwen3",
+        biases=kind == "qwen2",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerMemory:
+    """Bytes of one rank.
+
+    Args:
+        parameters, gradients, optimizer: its shards; with those of the reference model, if there is one.
+        activations: what layers keep for the backward pass of the largest micro-batch.
+        logits: logits, what is computed from them, and the gradient of the output layer.
+        gathered: parameters that are gathered while a layer computes.
+        reducing: gathered parameters and whole gradients when the outermost unit's are summed over ranks.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    gathered: int
+    reducing: int
+
+    @property
+    def state(self) -> int:
+        """What stays from step to step, gradients included."""
+        return self.parameters + self.gradients + self.optimizer
+
+    @property
+    def peak(self) -> int:
+        """The most that a step needs."""
+        return self.state + max(self.activations + self.logits + self.gathered, self.reducing)
+
+
+def trainer_memory(
+    shape: DenseModel, config: TrainerConfig, *, ranks: int, longest: int = 0, gpu: bool = False
+) -> TrainerMemory:
+    """Predict the memory of each rank.
+
+    Args:
+        shape: the model's shape.
+        config: the settings.
+        ranks: ranks of a cell, over which the model is sharded.
+        longest: tokens of the longest prompt with its response. Beyond `micro_batch_tokens` it is a micro-batch by itself.
+        gpu: whether it computes on a GPU.
+    """
+    size = _BYTES[config.dtype]
+    wide = max(4, size)
+    tokens = max(config.micro_batch_tokens, longest)
+    whole = shape.parameters <= SMALL_MODEL_PARAMETERS
+    again = config.activation_checkpointing == "on" or (config.activation_checkpointing == "auto" and not whole)
+    row = max(longest, config.shared_prompt_tokens) if config.shared_prompt_tokens else 0
+    of_layer = tokens * _bytes_of_layer(shape, size, expanded=bool(row))
+    inputs = tokens * shape.hidden * size
+    activations = (shape.layers * inputs + of_layer) if again else shape.layers * of_layer
+    activations += tokens * row * size + 6 * inputs  # the mask; embeddings, last norm, hidden states of responses
+    budget = config.logits_budget or (LOGITS_ON_GPU if gpu else LOGITS_ON_CPU)
+    chunk = min(tokens, max(1, budget // shape.vocabulary))
+    logits = chunk * shape.vocabulary * (3 * wide + (2 * size if size < wide else 0))
+    logits += shape.vocabulary * shape.hidden * (wide + size + (size if size < wide else 0))
+    outer = shape.parameters if whole else shape.outer_parameters
+    gathered = outer * size + (0 if whole else 4 * shape.layer_parameters * size)
+    share = -(-shape.parameters // ranks) * wide
+    if whole:  # gradients of earlier micro-batches are whole until the last one, and no shard is there yet
+        gathered += outer * wide - share
+    reducing = outer * (2 * size + wide) + (0 if whole else 2 * shape.layer_parameters * size)
+    copies = 2 if config.kl_coefficient else 1
+    return TrainerMemory(copies * share, share, 2 * share, activations, logits, gathered, reducing)
+
+
+def advice(shape: DenseModel, config: TrainerConfig, *, ranks: int, longest: int, limit: int) -> str:
+    """Which setting to change so that a GPU of `limit` bytes is enough, in the order in which one would try.
+
+    Args:
+        shape, config, ranks, longest: see `trainer_memory`.
+        limit: bytes.
+    """
+
+    def fits(changed: TrainerConfig, over: int = ranks) -> bool:
+        return trainer_memory(shape, changed, ranks=over, longest=longest, gpu=True).peak <= limit
+
+    again = replace(config, activation_checkpointing="on")
+    if fits(again) and not fits(config):
+        return 'trainer.options.activation_checkpointing = "on"'
+    tokens = config.micro_batch_tokens
+    while tokens > max(longest, 512):
+        tokens = max(longest, 512, tokens // 2)
+        if fits(fewer := replace(config, micro_batch_tokens=tokens)):
+            return f"trainer.options.micro_batch_tokens = {fewer.micro_batch_tokens}"
+    for times in (2, 4, 8, 16, 32):
+        if fits(again, ranks * times):
+            return f"trainer.processes = {ranks * times * config.cells}"
+    return "a smaller model, or an adapter (trainer.adapter.rank)"
+
+
+def _bytes_of_layer(shape: DenseModel, size: int, *, expanded: bool) -> int:
+    """Bytes that a layer keeps for each token, if it keeps all.
+
+    A norm keeps its input, which in bfloat16 is a float32 copy, the normed and the weighted values, and a float32 for each row.
+    With a mask, keys and values are repeated for each query head.
+    """
+    normed = 3 if size >= 4 else 4
+    elements = 2 * normed * shape.hidden + 4 * shape.mlp  # gate, its activation, up, their product
+    elements += 2 * shape.queries + 2 * (
+        shape.queries if expanded else shape.keys
+    )  # attention's inputs and what it gives
+    rows = 2 + shape.heads  # of norms and attention
+    if shape.head_norms:
+        elements += (normed - 1) * (shape.queries + shape.keys)
+        rows += shape.heads + shape.kv_heads
+    return elements * size + 4 * rows
