@@ -1,8 +1,10 @@
 """The DeepSpeed backend: its contract at each stage of ZeRO, and two real processes that compute what one of FSDP2 does."""
 
 import dataclasses
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -213,11 +215,25 @@ def test_what_it_cannot_do_is_refused_before_a_run_starts(settings, line):
         check_backend("deepspeed", TrainerConfig(**settings), 2)
 
 
-def test_it_prints_nothing_and_a_process_without_it_does_not_import_it():
+@pytest.mark.parametrize("stage", [1, 2])  # with stage 3, closures of DeepSpeed's own hold its parameters
+def test_a_closed_rank_leaves_no_model_behind(stage, tmp_path):
+    model = build_model(tmp_path / "model", vocab_size=31, hidden=16, layers=1, head_dim=8, mlp=32)
+    worker = trainer_processes.build(model, zero(stage), 0, 1, None)
+    worker.step([trainer_processes.batch(0)])
+    held = [weakref.ref(each) for each in (worker._model, *worker._model.parameters.values())]
+    worker.close()
+    del worker
+    gc.collect()
+    assert [each() is None for each in held] == [True] * len(held)
+
+
+def test_it_prints_nothing_and_a_process_without_it_does_not_import_it(tmp_path):
     code = (
         "import sys, importlib\n"
         "from transformers import Qwen3ForCausalLM\n"
         "if importlib.util.find_spec('peft'): import peft\n"
+        "from tailrace.trainer.small import build_model\n"
+        f"build_model({str(tmp_path)!r}, vocab_size=31, layers=1)\n"
         "assert 'deepspeed' not in sys.modules\n"
         "from tailrace.trainer.backend import import_backend\n"
         "import_backend('deepspeed')\n"

@@ -80,6 +80,10 @@ class DeepSpeedModel(ShardedModel):
             return trained
         return {published_name(name): parameter for name, parameter in trained.items()}
 
+    def close(self) -> None:
+        """See `ShardedModel`: hooks on parameters hold DeepSpeed's engine."""
+        self._engine.destroy()
+
     # ---- gradients ------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager

@@ -101,6 +101,9 @@ class ShardedModel(ABC):
         """Whether this rank counts what all ranks of its cell, or of all cells, are given alike: of each `group`, one does."""
         return self.place == 0 and (alone or self.cell == 0)
 
+    def close(self) -> None:  # noqa: B027 - most need nothing
+        """Let go of what would keep the model in memory. It is not used afterwards."""
+
     # ---- gradients ------------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -64,6 +64,7 @@ def build_model(
     """
     with extra("tailrace-trainer", "torch"):
         import torch
+        from safetensors.torch import save_file
         from transformers import Qwen3Config, Qwen3ForCausalLM
 
     root = Path(directory)
@@ -90,7 +91,12 @@ def build_model(
         model = Qwen3ForCausalLM(config)
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(embedding_std / config.initializer_range)
-    model.save_pretrained(root)
+    # As `model.save_pretrained` does, which imports every parallel framework that is installed.
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(root)
+    model.generation_config.save_pretrained(root)
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    save_file(parameters, str(root / "model.safetensors"), metadata={"format": "pt"})
     return root
 
 

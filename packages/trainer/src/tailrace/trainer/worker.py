@@ -404,6 +404,7 @@ class TrainerWorker:
     def close(self) -> None:
         """Wait for the checkpoint under way and leave the process group."""
         self._checkpoints.close()
+        self._model.close()
         if self._leaves_group and dist.is_initialized():
             dist.destroy_process_group()
             self._leaves_group = False
