@@ -15,6 +15,7 @@ import pytest
 
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.launching.attaching import SILENT_S
+from tailrace.trajstore import read_trained
 
 STEPS, PROMPTS, SAMPLES = 6, 4, 4
 CONFIG = """
@@ -168,7 +169,7 @@ def test_files_in_and_nothing_lost_whatever_is_killed(config, tmp_path):
     assert summary["consumed_twice"] == 0
     assert summary["replica_restarts"] >= 1
     assert summary["trained_trajectories"] == STEPS * PROMPTS * SAMPLES
-    trained = [json.loads(line) for line in (run / "trajectories" / "trained.jsonl").read_text().splitlines()]
+    trained = list(read_trained(RunDirectory(run).trained))
     assert Counter(row["group"] for row in trained) == dict.fromkeys(range(STEPS * PROMPTS), SAMPLES)
     assert (run / "report.html").stat().st_size > 10_000
     assert any(run.joinpath("tensorboard").iterdir())

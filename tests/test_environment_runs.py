@@ -14,7 +14,7 @@ import pytest
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.prepare import prepare
-from tailrace.trajstore import PromptPool
+from tailrace.trajstore import PromptPool, read_trained
 
 PAGE = (Path(__file__).parents[1] / "docs" / "environments.md").read_text(encoding="utf-8")
 CHATML = (
@@ -43,8 +43,8 @@ def run(folder, name, *settings, **variables):
     environment = {**os.environ, "TAILRACE_CACHE": str(folder / "cache"), **variables}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=3000)
     assert done.returncode == 0, done.stdout + done.stderr
-    trained = (folder / "run" / "trajectories" / "trained.jsonl").read_text().splitlines()
-    return json.loads((folder / "run" / "summary.json").read_text()), list(map(json.loads, trained))
+    trained = list(read_trained(RunDirectory(folder / "run").trained))
+    return json.loads((folder / "run" / "summary.json").read_text()), trained
 
 
 def test_your_own_environment_says_the_first_word(tmp_path, monkeypatch):

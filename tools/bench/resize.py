@@ -31,6 +31,7 @@ from tailrace.runtime.executor.deployment import DATA, REPLICA, Deadlines, Deplo
 from tailrace.runtime.executor.executor import Executor
 from tailrace.runtime.executor.seam import RoleSpec
 from tailrace.runtime.hosts.ray import RayHost
+from tailrace.trajstore import read_trained
 
 GROWN, BACK = 2, 4  # versions from which one replica spans two devices, and from which two span one each
 KV_TOKENS = 12 * 32  # of a device that holds all heads
@@ -163,7 +164,7 @@ def logprob_errors(root: Path, finished_at: dict[str, int]) -> tuple[dict[str, f
     from tailrace.trainer import load_weights_file
 
     model = AutoModelForCausalLM.from_pretrained(str(root / "model")).eval()
-    rows = [json.loads(line) for line in (root / TRAINED).read_text().splitlines()]
+    rows = list(read_trained(root / TRAINED))
     errors: dict[str, float] = {}
     for version in sorted({row["versions"][0] for row in rows}):
         model.load_state_dict(dict(load_weights_file(root / "checkpoints" / str(version))), strict=False)

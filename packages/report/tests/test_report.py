@@ -79,7 +79,7 @@ def finished(tmp_path_factory):
         "generated": 3,
         "reward": 0.5,
     }
-    directory.trained.write_text(json.dumps(row) + "\n" + json.dumps(talk) + "\n")
+    (directory.trajectories / "trained.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(talk) + "\n")
     html = write_report(directory).read_text()
     return directory, html, _Page(html)
 

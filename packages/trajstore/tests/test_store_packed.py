@@ -13,11 +13,14 @@ from tailrace.contracts import Experience, FinishReason, Segment
 from tailrace.trajstore import (
     Assignment,
     PartialDelta,
+    StoreFormatError,
     TrajectoryDataError,
     TrajectoryStateError,
     TrajectoryStore,
     UnknownTrajectoryError,
+    read_trained,
 )
+from tailrace.trajstore.archive import read_ends
 
 STOP = FinishReason.STOP
 
@@ -225,3 +228,50 @@ def test_a_transaction_that_fails_takes_none_of_the_others_along(tmp_path):
         assert failures == [2]
         assert sorted(map(str, ended.values())) == ["[]", "no space left"]
         assert store.stats().finished == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_packed_records_and_lines_are_the_same_rows(tmp_path, seed):
+    """Some trimmed into the archive, some still in the store, after a process died while it wrote."""
+    draw, names = random.Random(seed), [f"t{number}" for number in range(7)]
+    found = {}
+    for name in ("trained.jsonl", "trained.packed"):
+        draw.seed(seed)
+        archive = tmp_path / name
+        with TrajectoryStore(tmp_path / f"store-{name}", mixed_versions=True) as store:
+            for each in names:
+                write(store, each, draw, prompt=(1, 2), exact=draw.random() < 0.6)
+            store.consume(names[:3], 1)
+            store.trim(1, archive)
+            with archive.open("ab") as file:
+                file.write(b"what came before the")
+            store.consume(names[3:], 2)
+            assert store.export(archive) == 4
+        found[name] = list(read_trained(archive))
+        assert [row["trajectory"] for row in read_trained(archive, tokens=False)] == names
+        assert read_ends(archive, 2) == (found[name][:2], found[name][-2:])
+        assert read_ends(archive, 9) == (found[name], found[name])
+    assert found["trained.packed"] == found["trained.jsonl"], f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda data: b"{" + data[1:], "at the beginning, expected b'TRLTRAJ1'"),
+        (lambda data: data[:-1], "record 2: found the end of the file at byte"),
+        (lambda data: data + b"1234", "record 3: found the end of the file at byte"),
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "record 2: found other bytes than were written, expected CRC"),
+    ],
+)
+def test_a_damaged_archive_is_named_with_the_place(tmp_path, damage, said):
+    archive = tmp_path / "trained.packed"
+    with TrajectoryStore(mixed_versions=True) as store:
+        for name in "ab":
+            write(store, name, random.Random(0), prompt=(1,))
+        store.consume(["a", "b"], 1)
+        store.export(archive)
+    assert len(list(read_trained(archive))) == 2
+    archive.write_bytes(damage(archive.read_bytes()))
+    with pytest.raises(StoreFormatError, match=said) as found:
+        list(read_trained(archive))
+    assert str(archive) in str(found.value)

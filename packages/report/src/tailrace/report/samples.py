@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 from tailrace.contracts import same_rewards, shown
 from tailrace.pipeline.run.directory import RunDirectory, read_json
+from tailrace.trajstore.archive import read_ends
 
 ENDS = 400
 MOST_CHARACTERS = 4_000
@@ -44,30 +43,13 @@ def samples(directory: RunDirectory) -> list[ShownTrajectory]:
     """Samples from the beginning and the end of training; none where trajectories were not exported."""
     if not directory.trained.exists():
         return []
-    first, last = _ends(directory.trained)
+    first, last = read_ends(directory.trained, ENDS)
     decode = _Decoder(directory)
     chosen: dict[str, tuple[str, dict[str, Any]]] = {}
     for when, rows in (("early", first), ("late", last)):
         for what, row in _picks(rows):
             chosen.setdefault(str(row["trajectory"]), (f"{when} in training, {what}", row))
     return [_sample(why, row, decode) for why, row in chosen.values()]
-
-
-def _ends(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The first and the last lines; the file may be large, so what lies between is not parsed."""
-    first: list[str] = []
-    last: deque[str] = deque(maxlen=ENDS)
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if len(first) < ENDS:
-                first.append(line)
-            last.append(line)
-    return [_row(line) for line in first], [_row(line) for line in last]
-
-
-def _row(line: str) -> dict[str, Any]:
-    row: dict[str, Any] = json.loads(line)
-    return row
 
 
 def _picks(rows: Iterable[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:

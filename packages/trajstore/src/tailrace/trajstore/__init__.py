@@ -1,6 +1,7 @@
 """The data module of asynchronous RL: prompts, trajectories until they were trained on, samplers, eviction. No dependency."""
 
 from tailrace.contracts import PartialDelta, Resume
+from tailrace.trajstore.archive import read_trained
 from tailrace.trajstore.errors import (
     AlreadyConsumedError,
     DatasetsSupportError,
@@ -70,4 +71,5 @@ __all__ = [
     "Turn",
     "UnknownTrajectoryError",
     "read_prompts",
+    "read_trained",
 ]

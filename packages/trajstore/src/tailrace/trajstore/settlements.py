@@ -12,11 +12,13 @@ import math
 import sqlite3
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 from tailrace.contracts import Experience, ExperienceOutline, FinishReason, PackedTokens, Purpose, Segment
+from tailrace.trajstore.archive import record
 from tailrace.trajstore.database import Database, select_ids
 from tailrace.trajstore.errors import (
     AlreadyConsumedError,
@@ -446,6 +448,19 @@ class Settlements:
         with self._database.reading() as connection:
             row = next(_select(connection, CONTENT_COLUMNS, [trajectory]))
             return content_of(connection, row)
+
+    def record(self, row: ConsumedTrajectory) -> bytes:
+        """One trajectory that was trained on as a record of an archive."""
+        with self._database.reading() as connection:
+            columns = f"{CONTENT_COLUMNS}, outline"
+            num, prompt, finish, metadata, purpose, outline = next(_select(connection, columns, [row.trajectory]))
+            about = json.loads(outline) if outline is not None else about_tokens(segment_rows(connection, num))
+            header = asdict(row) | {
+                "finish": finish,
+                "metadata": {**json.loads(metadata), "purpose": purpose, **environment_of(connection, num)},
+                "spans": about["spans"],
+            }
+            return record(header, packed_of(connection, num, prompt))
 
 
 def _require_consumable(

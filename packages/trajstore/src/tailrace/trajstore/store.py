@@ -23,9 +23,10 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from tailrace.contracts import Experience, ExperienceOutline, FinishReason, PackedTokens, PartialDelta, Resume
+from tailrace.trajstore.archive import MAGIC, is_lines
 from tailrace.trajstore.database import Database, Synchronous
 from tailrace.trajstore.packing import Precision
 from tailrace.trajstore.partials import Append, PartialResponsePool
@@ -342,8 +343,8 @@ class TrajectoryStore:
 
         Args:
             durable_version: the version.
-            archive: a JSON Lines file to which trajectories that were trained on are appended first; see `export_jsonl`.
-                Each is in it once, even if this process dies in between.
+            archive: a file to which trajectories that were trained on are appended first, each once, even if this process dies
+                in between: packed records, which `read_trained` reads, or JSON lines if its name ends with ``.jsonl``.
 
         Returns:
             Number of trajectories that were forgotten.
@@ -353,19 +354,28 @@ class TrajectoryStore:
             forgotten = 0
             for part in _slices(self._ledger.trimmable(durable_version)):
                 trained = [name for _, name, was_trained, _ in part if was_trained]
-                size = None if archive is None or not trained else self._append_lines(Path(archive), trained)
+                size = None if archive is None or not trained else self._archive(Path(archive), trained)
                 forgotten += self._ledger.forget([num for num, *_ in part], durable_version, size)
             return forgotten
 
-    def _append_lines(self, archive: Path, names: Sequence[str]) -> int:
+    def _archive(self, archive: Path, names: Sequence[str]) -> int:
         """Archive trajectories. Returns the file's size."""
         with archive.open("ab") as file:
-            file.truncate(self._ledger.archived_bytes)  # drop lines of a process that died before it trimmed
-            file.seek(0, os.SEEK_END)
-            file.writelines(self._line(row) for row in self._ledger.consumed(names))
-            file.flush()
-            os.fsync(file.fileno())
-            return file.tell()
+            file.truncate(self._ledger.archived_bytes)  # drop what a process wrote that died before it trimmed
+            return self._write(file, archive, self._ledger.consumed(names))
+
+    def _write(self, file: BinaryIO, path: Path, rows: Iterable[ConsumedTrajectory]) -> int:
+        """Append trajectories to a file for `path`. Returns its size."""
+        file.seek(0, os.SEEK_END)
+        if is_lines(path):
+            file.writelines(self._line(row) for row in rows)
+        else:
+            if not file.tell():
+                file.write(MAGIC)
+            file.writelines(self._ledger.record(row) for row in rows)
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
 
     def recover(self, *, keep_owners: bool = False) -> Recovery:
         """The trajectories in the store after a crash. Unfinished ones lose their owners.
@@ -404,15 +414,20 @@ class TrajectoryStore:
             return dataclasses.replace(StoreStats(), **self._counts)
 
     def export_jsonl(self, path: Path | str) -> int:
-        """Write the trajectories that were trained on to a JSON Lines file, which appears complete or not at all.
+        """`export` to a file whose name ends with ``.jsonl``."""
+        return self.export(path)
 
-        Each line has trajectory, group, prompt, tokens, versions (one for each token), logprobs, observations (where each
+    def export(self, path: Path | str) -> int:
+        """Write the trajectories that were trained on to a file, which appears complete or not at all.
+
+        If its name ends with ``.jsonl``, it has JSON lines, otherwise packed records; `read_trained` reads both.
+        Each row has trajectory, group, prompt, tokens, versions (one for each token), logprobs, observations (where each
         begins and ends among the tokens), generated (number of the other tokens), reward, finish, oldest_version,
-        completed_version, consumed_version and metadata. If the file is the archive of `trim`, its lines are
+        completed_version, consumed_version and metadata. If the file is the archive of `trim`, its rows are
         kept at the beginning.
 
         Returns:
-            Number of lines written after those of the archive.
+            Number of rows written after those of the archive.
         """
         target = Path(path)
         unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
@@ -423,8 +438,7 @@ class TrajectoryStore:
                     shutil.copyfile(target, unfinished)
                 with unfinished.open("ab") as file:
                     file.truncate(archived if file.tell() else 0)
-                    file.seek(0, os.SEEK_END)
-                    file.writelines(self._line(row) for row in rows)
+                    self._write(file, target, rows)
                 unfinished.replace(target)
             finally:
                 unfinished.unlink(missing_ok=True)

@@ -63,7 +63,7 @@ class DataSettings:
         prompts: the prompts.
         verifier: the verifier of rows that name none.
         mixed_versions: whether a trajectory may continue under newer weights.
-        archive: JSON Lines file for trajectories that were trained on and leave the store; None: they are not kept.
+        archive: file for trajectories that were trained on and leave the store; None: they are not kept.
     """
 
     store: Path
@@ -276,8 +276,8 @@ class DataRole:
         return self._store.consumed_tokens()
 
     def export(self, path: Path) -> None:
-        """Write the trajectories that were trained on to a JSONL file."""
-        self._store.export_jsonl(path)
+        """Write the trajectories that were trained on to a file; see `TrajectoryStore.export`."""
+        self._store.export(path)
 
 
 def _ref(trajectory: str, group: int, about: Mapping[str, object]) -> TrajectoryRef:

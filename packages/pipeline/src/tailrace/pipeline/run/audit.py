@@ -8,7 +8,6 @@ nothing behind, and nothing is trained on twice. That needs one thread for each 
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import queue
@@ -29,6 +28,7 @@ from tailrace.pipeline.run.eventlog import Instant, read_log
 from tailrace.runtime.executor.deployment import TRAINER
 from tailrace.trainer.backend import TrainingBackend, build_backend
 from tailrace.trainer.weights_file import weights_sha256
+from tailrace.trajstore import StoreFormatError, read_trained
 
 Operation = c.Accumulate | c.Step
 _POLL_S = 0.5
@@ -217,7 +217,7 @@ def _update(backend: TrainingBackend, update: VersionUpdate, experiences: dict[s
 # The batches that a run's weights were made of: their order from the event log, their tokens from the trajectory archive.
 #
 # events.jsonl ──► what each version was made of, without what a fall-back undid
-# trajectories/trained.jsonl ──► the trajectories by name
+# trajectories/trained.packed ──► the trajectories by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,23 +285,19 @@ def trained_once(made: Sequence[VersionUpdate], rows: Iterable[Mapping[str, Any]
 
 
 def read_archive(path: Path) -> list[dict[str, Any]]:
-    """The rows of ``trained.jsonl``; see `TrajectoryStore.export_jsonl`.
+    """The rows of the trajectories that were trained on; see `TrajectoryStore.export`.
 
     Raises:
-        RunDirectoryError: there is none, or it is damaged.
+        RunDirectoryError: there are none, or they are damaged.
     """
     if not path.is_file():
         raise RunDirectoryError(
             f"{path}: found no archive of trained trajectories, expected that of a run that has finished"
         )
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            row = json.loads(line)
-            rows.append({**row, "trajectory": row["trajectory"], "consumed_version": row["consumed_version"]})
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunDirectoryError(f"{path}, line {number}: found no trained trajectory ({error!r})") from error
-    return rows
+    try:
+        return list(read_trained(path))
+    except StoreFormatError as error:
+        raise RunDirectoryError(str(error)) from error
 
 
 def experience(row: Mapping[str, Any]) -> c.Experience:

@@ -8,7 +8,7 @@ controller.log     what the controller's processes print
 summary.json       the results
 report.html        the results to look at
 checkpoints/N/     the trainer at version N, a Hugging Face model directory as well
-trajectories/      the trajectory store, and the trajectories that were trained on as JSONL
+trajectories/      the trajectory store, and the trajectories that were trained on (`tailrace.trajstore.read_trained`)
 task/, model/      the prompts as they are used, and the model that training started from
 tensorboard/       the metrics for TensorBoard
 """
@@ -53,7 +53,6 @@ class RunDirectory:
         self.checkpoints = root / "checkpoints"
         self.trajectories = root / "trajectories"
         self.store = self.trajectories / "store.sqlite"
-        self.trained = self.trajectories / "trained.jsonl"
         self.task = root / "task"
         self.prepared = self.task / "prepared.json"
         self.model = root / "model"
@@ -173,6 +172,12 @@ class RunDirectory:
             RunDirectoryError, ConfigError: the file is missing, damaged or not valid.
         """
         return validate([(str(self.config), self.read_config())])
+
+    @property
+    def trained(self) -> Path:
+        """The trajectories that were trained on; lines of JSON if the run was begun before they were packed."""
+        lines = self.trajectories / "trained.jsonl"
+        return lines if lines.exists() else self.trajectories / "trained.packed"
 
     @property
     def version(self) -> str:

@@ -1,13 +1,12 @@
 """What a run that has ended lost, trained on twice or paid twice: from its store's export, its event log and its summary.
 
-trained.jsonl (the store) ──► every trajectory once, at the version that consumed it
+trained.packed (the store) ──► every trajectory once, at the version that consumed it
 events.jsonl              ──► batches whose version was made and stayed; turns and who answered them
 summary.json              ──► what the controller counted: both must say the same
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from tailrace import contracts as c
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.eventlog import Instant, read_log
+from tailrace.trajstore import StoreFormatError, read_trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,9 @@ def check_finished_run(directory: RunDirectory) -> RunFindings:
 
 def _trained(directory: RunDirectory) -> Iterable[str]:
     try:
-        with directory.trained.open() as lines:
-            for line in lines:
-                yield json.loads(line)["trajectory"]
-    except (OSError, ValueError, KeyError) as error:
+        for row in read_trained(directory.trained, tokens=False):
+            yield row["trajectory"]
+    except (OSError, StoreFormatError) as error:
         raise RunDirectoryError(
             f"{directory.trained}: {error}; expected the trajectories that were trained on"
         ) from error

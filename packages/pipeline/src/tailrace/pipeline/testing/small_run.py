@@ -33,10 +33,11 @@ from tailrace.rollout.testing import FakeEngine, fake_token
 from tailrace.runtime.executor.deployment import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER, Deadlines, Deployment
 from tailrace.runtime.executor.executor import Executor
 from tailrace.runtime.executor.seam import RoleSpec
+from tailrace.trajstore import read_trained
 
 STEPS, GROUPS, SAMPLES = 5, 4, 4
 MODES = {"sampled": DecodingMode(1.0), "greedy": DecodingMode(0.0)}
-LOG, TRAINED = "events.jsonl", "trained.jsonl"
+LOG, TRAINED = "events.jsonl", "trained.packed"
 
 
 def fingerprint(weights: Iterable[tuple[str, Any]]) -> int:
@@ -317,7 +318,7 @@ def _check_tokens(controller: Controller, executor: Executor, root: Path) -> Non
 
     weights: dict[int, int | None] = {}
     DATA_DOOR.open(executor.host.caller(DATA)).export(root / TRAINED)
-    rows = {row["trajectory"]: row for row in map(json.loads, (root / TRAINED).read_text().splitlines())}
+    rows = {row["trajectory"]: row for row in read_trained(root / TRAINED)}
     found = trained(read_log(root / LOG), view.made)
     assert rows.keys() == {name for names in found.values() for name in names}
     for version, names in found.items():

@@ -9,7 +9,6 @@ Replicas draw fake tokens, of which two end a turn. A real environment in worker
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +36,7 @@ from tailrace.pipeline.testing.small_run import (
 )
 from tailrace.runtime.executor.deployment import ENVIRONMENT, REPLICA, Deployment
 from tailrace.runtime.executor.seam import RoleSpec
+from tailrace.trajstore import read_trained
 
 _STOPS, _MOST_TOKENS, _MOST_TURNS = (1, 2), 120, 3
 
@@ -70,7 +70,7 @@ class TurnsContract(RealRuns):
         counts = run.counts
         assert counts.turns == len({(e.trajectory, e.turn) for e in events_of(tmp_path, c.Turned)}) > 0
         assert (counts.turns_lost, counts.sessions_lost) == (0, 0)
-        rows = [json.loads(line) for line in (tmp_path / TRAINED).read_text().splitlines()]
+        rows = list(read_trained(tmp_path / TRAINED))
         assert any(row["observations"] for row in rows)
         assert sum(row["generated"] for row in rows) == counts.trained_tokens
 

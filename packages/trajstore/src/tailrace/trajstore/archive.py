@@ -1,0 +1,138 @@
+"""Files of trajectories that were trained on: packed records, or JSON lines if the name ends with ``.jsonl``.
+
+A file of packed records begins with ``TRLTRAJ1``. Each record is five unsigned little-endian numbers of four bytes, then four
+parts: the sizes of the parts in bytes, and the CRC-32 of the parts one after the other.
+
+    header            JSON: what a line has (`TrajectoryStore.export_jsonl`), but for values of tokens; and `spans`, for each
+                      segment its version, number of tokens, and whether an environment answered it
+    prompt, tokens    token ids, 4 bytes each, unsigned, little-endian
+    logprobs          of each token 4 bytes (single precision), or 8 if that would not be exact
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tailrace.contracts import PackedTokens
+from tailrace.trajstore.errors import StoreFormatError
+from tailrace.trajstore.packing import unpack_logprobs, unpack_tokens
+
+MAGIC = b"TRLTRAJ1"
+_SIZES = struct.Struct("<5I")
+
+
+def is_lines(path: Path) -> bool:
+    """Whether a file has JSON lines: by its name."""
+    return path.suffix == ".jsonl"
+
+
+def record(header: Mapping[str, Any], packed: PackedTokens) -> bytes:
+    """A trajectory as a record."""
+    parts = (json.dumps(header).encode(), packed.prompt or b"", packed.tokens, packed.logprobs)
+    body = b"".join(parts)
+    return _SIZES.pack(*map(len, parts), zlib.crc32(body)) + body
+
+
+def read_trained(path: Path | str, *, tokens: bool = True) -> Iterator[dict[str, Any]]:
+    """The rows of a file of trajectories that were trained on, whichever it is; see `TrajectoryStore.export_jsonl`.
+
+    Args:
+        path: the file.
+        tokens: whether prompt, tokens, versions, logprobs and observations are wanted; without them packed records are passed
+            over, so that it is quick.
+
+    Raises:
+        StoreFormatError: it is damaged. The message names the place.
+        OSError: it cannot be read.
+    """
+    path = Path(path)
+    with path.open("rb") as file:
+        if is_lines(path):
+            for number, line in enumerate(file, 1):
+                yield _of_line(path, number, line)
+            return
+        for number, place, sizes in _places(path, file):
+            yield _of_record(path, number, file, place, sizes, tokens=tokens)
+
+
+def read_ends(path: Path, count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The first and the last rows of a file, `count` of each at most; what lies between is not unpacked."""
+    with path.open("rb") as file:
+        rows = enumerate(file, 1) if is_lines(path) else _places(path, file)
+        first: list[Any] = list(islice(rows, count))
+        last: deque[Any] = deque(first, maxlen=count)
+        last.extend(rows)
+        if is_lines(path):
+            return [json.loads(line) for _, line in first], [json.loads(line) for _, line in last]
+
+        def rows_of(places: Iterable[tuple[int, int, tuple[int, ...]]]) -> list[dict[str, Any]]:
+            return [_of_record(path, number, file, place, sizes, tokens=True) for number, place, sizes in places]
+
+        return rows_of(first), rows_of(last)
+
+
+def _of_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+        return {**row, "trajectory": row["trajectory"], "consumed_version": row["consumed_version"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreFormatError(f"{path}, line {number}: found no trained trajectory ({error!r})") from error
+
+
+def _places(path: Path, file: BinaryIO) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Each record's number, where its parts begin, and its five numbers."""
+    end = path.stat().st_size
+    if (found := file.read(len(MAGIC))) != MAGIC:
+        raise StoreFormatError(f"{path}: found {found!r} at the beginning, expected {MAGIC!r}: trajectories trained on")
+    number, place = 0, len(MAGIC)
+    while place < end:
+        number += 1
+        file.seek(place)
+        head = file.read(_SIZES.size)
+        sizes = _SIZES.unpack(head) if len(head) == _SIZES.size else (end,) * 5
+        place += _SIZES.size
+        if place + sum(sizes[:4]) > end:
+            raise StoreFormatError(
+                f"{path}, record {number}: found the end of the file at byte {end}, expected {place + sum(sizes[:4])} or more"
+            )
+        yield number, place, sizes
+        place += sum(sizes[:4])
+
+
+def _of_record(
+    path: Path, number: int, file: BinaryIO, place: int, sizes: tuple[int, ...], *, tokens: bool
+) -> dict[str, Any]:
+    file.seek(place)
+    body = file.read(sum(sizes[:4]) if tokens else sizes[0])
+    if tokens and zlib.crc32(body) != sizes[4]:
+        raise StoreFormatError(
+            f"{path}, record {number}: found other bytes than were written, expected CRC {sizes[4]:#010x}"
+        )
+    try:
+        row: dict[str, Any] = json.loads(body[: sizes[0]])
+        spans = row.pop("spans")
+    except (ValueError, KeyError, AttributeError) as error:
+        raise StoreFormatError(f"{path}, record {number}: found no trained trajectory ({error!r})") from error
+    if not tokens:
+        return row
+    ends = [sum(sizes[:count]) for count in range(1, 5)]
+    prompt, ids, values = (body[start:end] for start, end in pairwise(ends))
+    observations, start = [], 0
+    for _, count, observation in spans:
+        if observation:
+            observations.append([start, start + count])
+        start += count
+    return row | {
+        "prompt": list(unpack_tokens(prompt)),
+        "tokens": list(unpack_tokens(ids)),
+        "versions": [version for version, count, _ in spans for _ in range(count)],
+        "logprobs": list(unpack_logprobs(values, len(ids) // 4)),
+        "observations": observations,
+    }
