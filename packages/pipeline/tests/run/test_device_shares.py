@@ -7,7 +7,7 @@ import pytest
 from tailrace.pipeline.config.loading import read_toml
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.device_shares import check_shares
+from tailrace.pipeline.run.device_shares import check_shares, trainer_group
 
 ROOT = Path(__file__).parents[4]
 
@@ -66,6 +66,24 @@ def test_what_cannot_be_given_is_one_line(asks, told):
     for words in told:
         assert words in str(raised.value)
     assert all(line.startswith("key") for line in str(raised.value).splitlines())
+
+
+def test_ranks_and_the_replicas_that_share_their_gpus_stand_in_parts_of_one_group():
+    assert trainer_group(config(1.0, 1.0)) == {}
+    apart = trainer_group(config(1.0, 1.0, processes=2))
+    assert {member: (part.index, part.parts) for member, part in apart.items()} == {
+        ("trainer", "0"): (0, (1.0, 1.0)),
+        ("trainer", "0.1"): (1, (1.0, 1.0)),
+    }
+    beside = trainer_group(config(0.6, 0.4, processes=2, replicas=2, colocated=True))
+    assert {member: part.index for member, part in beside.items()} == {
+        ("trainer", "0"): 0,
+        ("trainer", "0.1"): 1,
+        ("replica", "r0"): 0,
+        ("replica", "r1"): 1,
+    }
+    assert {part.parts for part in beside.values()} == {(1.0, 1.0)}
+    assert {part.strategy for part in beside.values()} == {"pack"}
 
 
 def test_the_shipped_configurations_ask_for_what_can_be_given():

@@ -7,7 +7,7 @@ import pytest
 from tailrace.contracts import Growth, ProvisioningPolicy, plugins
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.launching.free_devices import check_free_devices
+from tailrace.pipeline.run.launching.free_devices import check_devices_there, check_free_devices
 
 
 def config(provisioning, **executor):
@@ -102,3 +102,23 @@ def test_a_plugin_of_the_old_form_is_refused_in_one_line(monkeypatch, plugin):
     assert line.startswith("key 'pipeline.provisioning': 'old': found Old, which does not inherit ProvisioningPolicy")
     assert "expected class Old(ProvisioningPolicy) of tailrace.contracts with plan; " in line
     assert "by overriding growth" in line
+
+
+def members(**executor):
+    return RunConfig.model_validate(
+        {"task": {"name": "chain_sum"}, "trainer": {"processes": 4}, "rollout": {"replicas": 2}, "executor": executor}
+    )
+
+
+def test_members_that_no_machine_of_a_cluster_can_hold_are_refused():
+    check_devices_there(members(), 0.0, 0.0)
+    check_devices_there(members(trainer_gpus=1.0, replica_gpus=2.0), 8.0, 4.0)
+    check_devices_there(members(trainer_gpus=1.0, placement="strict-pack"), 4.0, 4.0)
+    for found, gpus, most, told in (
+        (members(replica_gpus=4.0), 8.0, 2.0, "'executor.replica_gpus': found 4 GPUs for one member .* 2 at most"),
+        (members(trainer_gpus=1.0, replica_gpus=2.0), 7.0, 4.0, "found 8 GPUs for all members on a cluster with 7"),
+        (members(trainer_gpus=1.0, placement="strict-pack"), 4.0, 2.0, "'executor.placement': found 'strict-pack'"),
+    ):
+        with pytest.raises(ConfigError, match=told) as raised:
+            check_devices_there(found, gpus, most)
+        assert "\n" not in str(raised.value)

@@ -19,7 +19,14 @@ from tailrace.pipeline.errors import ConfigError, config_error
 
 _NAMED = {*AXES, "detection", "sampler", "eviction", "loss", "advantages"}
 _ONE_OR_SEVERAL = {"rollout"}  # of a fleet: replicas that are alike, or pools of them
-_OF_RAY = {"ray_address", "machines", "replica_gpus", "trainer_gpus", "scorer_gpus"}  # mean nothing to another host
+_OF_RAY = {
+    "ray_address",
+    "machines",
+    "placement",
+    "replica_gpus",
+    "trainer_gpus",
+    "scorer_gpus",
+}  # mean nothing to another host
 _TASKS = {"name", "mix", "train", "sources"}  # keys that each say what is trained on
 
 

@@ -295,6 +295,9 @@ class ExecutorConfig(_Strict):
     """memory of each GPU in 10^9 bytes, by which --dry-run says whether the trainer fits"""
     scorer_gpus: float = Field(default=0.0, ge=0)
     """GPUs of the scorer, for a judge; a share, with replicas that also take a share, places it beside a replica"""
+    placement: Literal["pack", "spread", "strict-pack", "strict-spread"] = "pack"
+    """how a trainer's ranks stand on a cluster's machines: on as few as it takes, on as many as there are, or, strictly, all on
+    one, or each on its own"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """the device of engine and trainer; auto takes CUDA if available"""
     machines: Positive = 1

@@ -28,7 +28,7 @@ from tailrace.pipeline.roles.scorer import ScorerRole
 from tailrace.pipeline.roles.trainer import TrainerRole, TrainerSettings
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
-from tailrace.pipeline.run.device_shares import check_shares
+from tailrace.pipeline.run.device_shares import check_shares, trainer_group
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.environments import (
     check_environment,
@@ -276,7 +276,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     ranker = {}
     if config.ranker is not None:
         settings = ranker_settings(config, prepared.model, directory.root.absolute() / "ranker")
-        ranker[RANKER] = RoleSpec.of(RankerRole, settings, environment=CPU_ENVIRONMENT)
+        ranker[RANKER] = RoleSpec.of(RankerRole, settings, environment=CPU_ENVIRONMENT, home=True)
     scorer = score_settings(config, prepared.verifiers)
     replica = RoleSpec.of(
         ReplicaRole,
@@ -289,8 +289,8 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         name="tailrace-" + hashlib.sha256(str(directory.root.absolute()).encode()).hexdigest()[:10],
         token=token,
         roles={
-            DATA: RoleSpec.of(DataRole, data),
-            SCORER: RoleSpec.of(ScorerRole, scorer, gpus=config.executor.scorer_gpus),
+            DATA: RoleSpec.of(DataRole, data, home=True),
+            SCORER: RoleSpec.of(ScorerRole, scorer, gpus=config.executor.scorer_gpus, home=True),
             RELAY: RoleSpec.of(RelayRole, RelaySettings(transfer, relay_slots(config))),
             TRAINER: RoleSpec.of(TrainerRole, trainer, gpus=config.executor.trainer_gpus, environment=CPU_ENVIRONMENT),
             REPLICA: replica,
@@ -305,6 +305,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         tp=tensor_parallel(config.rollout.options),
         pools=pool_replicas(config, replica),
         checks=machine_checks(config, directory),
+        bundles=trainer_group(config),
     )
 
 

@@ -32,6 +32,7 @@ MAY_CHANGE = (
     "executor.replica_gpus",
     "executor.trainer_gpus",
     "executor.scorer_gpus",
+    "executor.placement",
     "executor.device",
     "executor.machine_check_s",
     "relay.host",

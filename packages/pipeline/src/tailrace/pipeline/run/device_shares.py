@@ -5,6 +5,8 @@ from __future__ import annotations
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.pools import replica_pools, tensor_parallel
+from tailrace.runtime.executor.deployment import REPLICA, TRAINER, rank_id
+from tailrace.runtime.executor.seam import Bundle
 
 _ROUNDING = 1e-6
 
@@ -38,6 +40,14 @@ def check_shares(config: RunConfig) -> None:
                 f"on each GPU; expected 1, one divided by a whole number, or shares that make 1 together"
             )
     ranks = config.trainer.processes
+    group = trainer_group(config).get((TRAINER, "0"))
+    for index, part in enumerate(() if group is None or gathered.lines else group.parts):
+        if part > 1 + _ROUNDING and not _whole(part):
+            gathered.add(
+                f"keys 'executor.trainer_gpus' and 'executor.replica_gpus': found {part:g} for rank {index} and the replicas "
+                "on its GPU, expected 1 at most"
+            )
+            break
     if ranks > 1 and 0 < executor.trainer_gpus <= 0.5 and not config.trainer.colocated:
         gathered.add(
             f"keys 'executor.trainer_gpus' and 'trainer.processes': found {executor.trainer_gpus:g} and {ranks}, expected more "
@@ -52,6 +62,25 @@ def check_shares(config: RunConfig) -> None:
                 f"expected {tp}: an engine has each of its GPUs for itself"
             )
     gathered.done()
+
+
+def trainer_group(config: RunConfig) -> dict[tuple[str, str], Bundle]:
+    """The part of the trainer's group in which each of its ranks stands, and each replica that has a share of a rank's GPU.
+
+    Empty for a rank that stands alone.
+    """
+    executor, ranks = config.executor, config.trainer.processes
+    shares = config.trainer.colocated and 0 < executor.trainer_gpus < 1 and 0 < executor.replica_gpus < 1
+    beside = range(config.rollout.replicas) if shares and not config.rollout.pools else range(0)
+    if ranks == 1 and not beside:
+        return {}
+    parts = [executor.trainer_gpus] * ranks
+    for number in beside:
+        parts[number % ranks] += executor.replica_gpus
+    whole = tuple(round(part, 6) for part in parts)
+    members = {(TRAINER, rank_id("0", rank)): rank for rank in range(ranks)}
+    members |= {(REPLICA, f"r{number}"): number % ranks for number in beside}
+    return {member: Bundle(TRAINER, index, whole, executor.placement) for member, index in members.items()}
 
 
 def _whole(number: float) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from tailrace.contracts import Place
 from tailrace.faulttol.machine_checks import check_machine
 from tailrace.runtime.errors import MachineUnfitError
-from tailrace.runtime.executor.seam import Host, MemberStart, RoleSpec
+from tailrace.runtime.executor.seam import Bundle, Host, MemberStart, RoleSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,7 @@ class Deployment:
         tp: devices of a replica's engine for which `roles` says what it needs.
         pools: the replicas of each pool that differ from `roles`, by its name.
         checks: checks of a machine before a member that failed starts on it; None: none.
+        bundles: members that are placed in groups, by role and id.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Deployment:
     tp: int = 1
     pools: Mapping[str, PoolReplicas] = field(default_factory=dict)
     checks: MachineChecks | None = None
+    bundles: Mapping[tuple[str, str], Bundle] = field(default_factory=dict)
 
     def role(
         self,
@@ -150,13 +152,15 @@ class Deployment:
         if tp is not None and role == REPLICA:
             factor = tp / (self.tp if replicas is None else replicas.tp)
             spec = dataclasses.replace(spec, cpus=spec.cpus * factor, gpus=spec.gpus * factor)
+        resized = role == REPLICA and tp not in (None, self.tp)
+        bundle = None if resized else self.bundles.get((role, rank_id(id_, rank) if role == TRAINER else id_))
         start = MemberStart(id_, incarnation, self.token, f"{self.name}-{id_}", tp=tp if role == REPLICA else None)
         if role not in (DATA, RELAY):
             start = dataclasses.replace(start, store=host.caller(DATA))
         if role == TRAINER:
             start = self._ranked(host, start, rank)
         factory = partial(start_checked, spec.factory, self.checks) if place.check and self.checks else spec.factory
-        return dataclasses.replace(spec, factory=factory, arguments={**spec.arguments, "start": start})
+        return dataclasses.replace(spec, factory=factory, arguments={**spec.arguments, "start": start}, bundle=bundle)
 
     def _ranked(self, host: Host, start: MemberStart, rank: int) -> MemberStart:
         several = self.rendezvous is not None and self.trainer_ranks > 1

@@ -148,6 +148,24 @@ class MemberStart:
         return self.store
 
 
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A part of a group whose members are placed together, where a host has several machines.
+
+    Args:
+        group: its name.
+        index: the part.
+        parts: GPUs of each part, for all members that stand there.
+        strategy: pack (on as few machines as it takes), spread (on as many as there are), strict-pack (on one) or
+            strict-spread (each on its own).
+    """
+
+    group: str
+    index: int
+    parts: tuple[float, ...]
+    strategy: str = "pack"
+
+
 Settings = TypeVar("Settings")
 
 
@@ -163,6 +181,8 @@ class RoleSpec:
         environment: environment variables of the role's process.
         nice: niceness of the role's process, 0 to 19.
         device: kind of its GPUs; empty for any.
+        home: whether it stands on the controller's machine, if that has what it needs.
+        bundle: the part of a group in which it stands; None: wherever the host likes.
     """
 
     factory: Callable[..., Any]
@@ -172,6 +192,8 @@ class RoleSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     nice: int = 0
     device: str = ""
+    home: bool = False
+    bundle: Bundle | None = None
 
     @classmethod
     def of(
@@ -182,9 +204,10 @@ class RoleSpec:
         gpus: float = 0.0,
         environment: Mapping[str, str] = MappingProxyType({}),
         nice: int = 0,
+        home: bool = False,
     ) -> RoleSpec:
         """How to start the members of a role: each is ``factory(settings, start)``."""
-        return cls(factory, {"settings": settings}, gpus=gpus, environment=environment, nice=nice)
+        return cls(factory, {"settings": settings}, gpus=gpus, environment=environment, nice=nice, home=home)
 
     @property
     def settings(self) -> Any:

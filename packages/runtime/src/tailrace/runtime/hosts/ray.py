@@ -7,7 +7,7 @@ import math
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from tailrace.runtime.executor.seam import MachineDeadError, MemberDeadError, Ro
 from tailrace.runtime.hosts import ray_session
 from tailrace.runtime.hosts.ray_actor import RayCaller, RoleActor
 from tailrace.runtime.hosts.ray_cluster import RayCluster
+from tailrace.runtime.hosts.ray_groups import PlacementGroups
 from tailrace.runtime.hosts.ray_machines import RayMachine
 from tailrace.runtime.hosts.ray_options import check_own, environment, options, own_cluster
 from tailrace.runtime.hosts.ray_session import own_signals
@@ -183,6 +184,7 @@ class RayHost(OwnProcess):
         self.epoch, self._cluster = epoch, cluster
         run = f"tailrace-{secrets.token_hex(6)}" if cluster is None else cluster.run
         self._actors = NamedActors(run, detached=cluster is not None)
+        self._groups, self._joined = PlacementGroups(run, detached=cluster is not None), not own
         arguments = options(None if cluster is None else cluster.run)
         self._folder = ray_session.make() if own and not ray.is_initialized() else None
         if self._folder is not None:
@@ -221,6 +223,11 @@ class RayHost(OwnProcess):
     def gpus(self) -> float:
         """GPUs of the cluster, whoever uses them."""
         return float(self._ray.cluster_resources().get("GPU", 0.0))
+
+    @property
+    def most_gpus(self) -> float:
+        """GPUs of the machine that has most."""
+        return max((float(row["Resources"].get("GPU", 0.0)) for row in self._ray.nodes() if row["Alive"]), default=0.0)
 
     @property
     def machines(self) -> int:
@@ -264,7 +271,7 @@ class RayHost(OwnProcess):
         self._newest[role, id_] = incarnation
         options = self._options(role, id_, incarnation, spec, place)
         actor, *prepared_as = self._prepared.pop((role, id_), (None,))
-        if actor is not None and prepared_as != [options, spec.nice]:
+        if actor is not None and _plain(prepared_as) != _plain([options, spec.nice]):
             self._actors.end(actor)
             actor = None
         if actor is None:
@@ -298,13 +305,22 @@ class RayHost(OwnProcess):
         options |= {"num_cpus": spec.cpus, "num_gpus": spec.gpus, "max_concurrency": _THREADS_PER_MEMBER}
         if self._machines:
             options |= self._on_own(place)
+        elif spec.bundle is not None and (self._joined or any(spec.bundle.parts)):
+            labels = labels_of(place.site, spec.device, self.sites())
+            options |= self._groups.options(spec.bundle, place.avoid, labels)
+        elif spec.home and self._joined and self._here not in place.avoid:
+            options |= _affinity(self._here, soft=_takes(spec))
         elif place.machine or place.index is not None or place.avoid:
-            options |= self._placed(place, incarnation) or self._anywhere(spec, place)
+            options |= self._placed(place, incarnation, spec) or self._anywhere(spec, place)
         else:
             options |= self._anywhere(spec, place)
         if spec.environment:
             options["runtime_env"] = {"env_vars": dict(spec.environment)}
         return options
+
+    @property
+    def _here(self) -> str:
+        return str(self._ray.get_runtime_context().get_node_id())
 
     def _start(self, options: dict[str, Any], nice: int) -> Any:
         actor = self._ray.remote(concurrency_groups={_CONTROL: _THREADS_OF_CONTROL})(RoleActor)
@@ -314,21 +330,21 @@ class RayHost(OwnProcess):
         selector = labels_of(place.site, spec.device, self.sites())
         return {"label_selector": selector} if selector else {}
 
-    def _placed(self, place: Place, incarnation: int) -> dict[str, Any]:
+    def _placed(self, place: Place, incarnation: int, spec: RoleSpec) -> dict[str, Any]:
         """Ray options: the machine that the place names, if it lives; else one that it does not rule out."""
         alive = sorted(machines_at(place.site, self._ray.nodes()))
         fit = [node for node in alive if node not in place.avoid] or alive
         if place.machine in fit:
-            return _affinity(place.machine, soft=True)
+            return _affinity(place.machine, soft=_takes(spec))
         if place.index is None and not place.avoid:
             return {}
         index = incarnation if place.index is None else place.index
-        return _affinity(fit[index % len(fit)], soft=True)
+        return _affinity(fit[index % len(fit)], soft=_takes(spec))
 
     def _on_own(self, place: Place) -> dict[str, Any]:
         """Ray options: the machine that the place names, or if it is gone the first that lives; the head if it names none."""
         alive = {machine.name: node for node, machine in self._machines.items() if machine.alive}
-        at = self._ray.get_runtime_context().get_node_id()
+        at = self._here
         if place.machine:
             others = [node for name, node in alive.items() if name not in place.avoid]
             at = alive.get(place.machine, next(iter((*others, *alive.values())), at))
@@ -371,6 +387,7 @@ class RayHost(OwnProcess):
         """
         if self._cluster is not None and self._cluster.keeper is None:
             self._actors.end_all()
+        self._groups.end_all()
         self._ray.shutdown()
         if self._cluster is not None:
             self._cluster.end()
@@ -386,10 +403,22 @@ class RayHost(OwnProcess):
         return math.inf if self._cluster is None else self._cluster.unclaimed_s
 
 
+def _takes(spec: RoleSpec) -> bool:
+    """Whether a machine may lack what a member needs. Ray places who needs nothing at random, unless its machine is a must."""
+    return bool(spec.cpus or spec.gpus)
+
+
 def _affinity(node: str, *, soft: bool) -> dict[str, Any]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=soft)}
+
+
+def _plain(prepared: Sequence[Any]) -> list[Any]:
+    """What a process was started as, with Ray's strategy, which equals only itself, as its fields."""
+    options = dict(prepared[0])
+    strategy = options.pop("scheduling_strategy", None)
+    return [options, None if strategy is None else (type(strategy), vars(strategy)), *prepared[1:]]
 
 
 def _after(first: Future[Any], answer: Future[Any]) -> Future[Any]:

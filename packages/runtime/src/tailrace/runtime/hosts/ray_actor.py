@@ -15,8 +15,11 @@ from tailrace.faulttol.elastic import NamedCaller
 from tailrace.runtime.errors import DeadlineError
 from tailrace.runtime.executor.seam import MemberDeadError
 from tailrace.runtime.hosts.mailbox import InjectedCalls, Mailbox
+from tailrace.runtime.hosts.ray_groups import leave_group
 
 _LOOK_S = 1.0
+CLOSE_S = 30.0
+"""Seconds that members which stop by themselves have."""
 
 
 class RoleActor:
@@ -69,6 +72,7 @@ class RoleActor:
             time.sleep(_LOOK_S)
         try:
             mailbox.close()
+            leave_group(CLOSE_S)
         finally:
             os._exit(0)
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from tailrace.runtime.executor.executor import Executor
 
 CLUSTER, CLAIM, TOKEN, LOG = "cluster.json", "claim", "cluster.token", "cluster.log"
-CLOSE_S = 30.0
-"""Seconds that the keeper gives members which stop by themselves."""
 _START_S = 180.0
 _END_S = 20.0
 _LOOK_S = 0.05

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from tailrace.processes import ProcessId
 from tailrace.runtime.hosts import ray_session
-from tailrace.runtime.hosts.ray_cluster import CLAIM, CLOSE_S, CLUSTER, TOKEN, RayCluster, claimed_ago_s, name_run
+from tailrace.runtime.hosts.ray_actor import CLOSE_S
+from tailrace.runtime.hosts.ray_cluster import CLAIM, CLUSTER, TOKEN, RayCluster, claimed_ago_s, name_run
 from tailrace.runtime.hosts.ray_machines import StartedMachines
 from tailrace.runtime.hosts.ray_options import check_own, environment, options, own_cluster
 

@@ -9,6 +9,7 @@ from tailrace.contracts import Start, Tick
 from tailrace.controller.controller import Controller
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import CPU_ENVIRONMENT, build_spec, selected_engine
+from tailrace.pipeline.run.device_shares import trainer_group
 from tailrace.pipeline.run.pools import relay_count
 from tailrace.runtime.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.runtime.executor.seam import RoleSpec
@@ -25,13 +26,16 @@ def start_ahead(host: RayHost, config: RunConfig) -> None:
     for role, ids in ((DATA, ["0"]), (SCORER, ["0"]), (RELAY, [str(index) for index in range(relay_count(config))])):
         for id_ in ids:
             gpus = config.executor.scorer_gpus if role == SCORER else 0.0
-            host.prepare(role, id_, RoleSpec(_nothing, gpus=gpus), places[role, id_])
-    if config.trainer.processes == 1:
+            host.prepare(role, id_, RoleSpec(_nothing, gpus=gpus, home=role != RELAY), places[role, id_])
+    group = trainer_group(config)
+    if (TRAINER, "0") not in group:
         backend = {"name": config.trainer.backend}
         gpus = config.executor.trainer_gpus
         spec = RoleSpec(import_backend, backend, gpus=gpus, environment=CPU_ENVIRONMENT)
         host.prepare(TRAINER, "0", spec, places[TRAINER, "0"])
-    replicas = [id_ for role, id_ in places if role == REPLICA and not config.rollout.pools]
+    replicas = [
+        id_ for role, id_ in places if role == REPLICA and not config.rollout.pools and (role, id_) not in group
+    ]
     factor = _spanning(config)
     replica = RoleSpec(
         import_engine,

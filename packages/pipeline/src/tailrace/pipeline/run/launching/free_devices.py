@@ -1,11 +1,50 @@
-"""Whether a cluster has the GPUs for the replicas that a run may add."""
+"""Whether a cluster has the GPUs for a run's members, and for the replicas that it may add."""
 
 from __future__ import annotations
 
+from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.build import build_spec
-from tailrace.pipeline.run.pools import replica_gpus
+from tailrace.pipeline.run.pools import replica_gpus, replica_pools, tensor_parallel
+
+
+def check_devices_there(config: RunConfig, gpus: float, most: float) -> None:
+    """Refuse a run whose members could not all be placed: one would wait for its GPUs until its deadline.
+
+    Args:
+        gpus: of the whole cluster.
+        most: of the machine that has most.
+
+    Raises:
+        ConfigError: there are too few; a line for each reason.
+    """
+    executor, gathered = config.executor, Gathered()
+    pools, own_tp = replica_pools(config), tensor_parallel(config.rollout.options)
+    largest = max((executor.replica_gpus * pool.tp / own_tp for pool in pools), default=executor.replica_gpus)
+    for key, each in {
+        "replica_gpus": largest,
+        "trainer_gpus": executor.trainer_gpus,
+        "scorer_gpus": executor.scorer_gpus,
+    }.items():
+        if each > most:
+            gathered.add(
+                f"key 'executor.{key}': found {each:g} GPUs for one member on a cluster whose machines have {most:g} at most, "
+                "expected no more: a member stands on one machine"
+            )
+    ranks = config.trainer.processes * executor.trainer_gpus
+    if executor.placement == "strict-pack" and ranks > most:
+        gathered.add(
+            f"key 'executor.placement': found 'strict-pack' for ranks with {ranks:g} GPUs on a cluster whose machines have "
+            f"{most:g} at most, expected 'pack'"
+        )
+    total = ranks + replica_gpus(config) + executor.scorer_gpus
+    if total > gpus:
+        gathered.add(
+            f"keys 'executor.trainer_gpus', 'executor.replica_gpus' and 'executor.scorer_gpus': found {total:g} GPUs for all "
+            f"members on a cluster with {gpus:g}, expected no more than there are"
+        )
+    gathered.done()
 
 
 def check_free_devices(config: RunConfig, gpus: float) -> None:

@@ -32,7 +32,7 @@ from tailrace.pipeline.run.figures.status import RunStatus, StatusObserver
 from tailrace.pipeline.run.figures.summary import prompt_characters, summarise
 from tailrace.pipeline.run.launching.ahead import start_ahead
 from tailrace.pipeline.run.launching.attaching import join, make_cluster, shown_s, take_over
-from tailrace.pipeline.run.launching.free_devices import check_free_devices
+from tailrace.pipeline.run.launching.free_devices import check_devices_there, check_free_devices
 from tailrace.pipeline.run.launching.garbage import GarbageCollection
 from tailrace.pipeline.run.launching.going_on import check_resumed, to_go_on
 from tailrace.pipeline.run.launching.imports import keep_bytecode
@@ -190,6 +190,7 @@ class _Launch:
                 check_machines(config, host.machines)
                 if config.trainer.interface and config.executor.ray_address is not None:
                     check_interfaces(config, host.on_machines(interfaces))
+                check_devices_there(config, host.gpus, host.most_gpus)
                 check_free_devices(config, host.gpus)
                 start_ahead(host, config)
             prepared = prepare(config, directory, self._preparing)

@@ -1,0 +1,182 @@
+"""A real run on a Ray cluster of three machines, each with its own network: its trainer spans two, and one of them is lost."""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tailrace import contracts as c
+from tailrace.pipeline.testing.small_run import STEPS, events_of, make_files
+from tailrace.processes.namespaces import machines, why_not
+from tailrace.runtime.executor.deployment import TRAINER
+
+pytest.importorskip("torch", reason="a real trainer trains a real model")
+pytest.importorskip("ray")
+RAY = str(Path(sys.executable).with_name("ray"))
+PORT = 6379
+
+DRIVER = """
+import json, os, signal, sys
+from dataclasses import replace
+from pathlib import Path
+import ray
+from tailrace import contracts as c
+from tailrace.pipeline.roles.transfer import WeightTransfer
+from tailrace.pipeline.testing.real_runs import RealRuns
+from tailrace.runtime.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER
+from tailrace.runtime.executor.seam import Bundle
+from tailrace.runtime.hosts.ray import RayHost
+
+root, model, address, spare = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])
+
+
+class Runs(RealRuns):
+    def make_host(self, started_s):
+        return RayHost(address, started_s=started_s)
+
+
+def network(pid):
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return ""
+
+
+class LosesANode:
+    '''Once a step is done, the machine of the second rank is lost: all processes in its network are killed.'''
+
+    def observe(self, now, events, commands, run):
+        if not self.lost and any(isinstance(event, c.Stepped) and event.version >= 2 for event in events):
+            self.lost = True
+            (root / "before").write_text(json.dumps(where()))
+            second = ray.get(named("trainer", "0.1").where.remote(), timeout=60)
+            struck = network(second[1])
+            assert struck != network(os.getpid())
+            for path in Path("/proc").glob("[0-9]*"):
+                if int(path.name) not in spare and network(path.name) == struck:
+                    os.kill(int(path.name), signal.SIGKILL)
+        if any(isinstance(event, c.Up) and event.role == TRAINER for event in events) and self.lost:
+            (root / "after").write_text(json.dumps(where()))
+
+    lost = False
+
+    def tick(self, now, executor):
+        global actors
+        actors = executor.host._actors
+
+
+def named(role, id_):
+    return actors.newest(role, id_)[1]
+
+
+def where():
+    '''Machines of the ranks and of data and scorer, and how the ranks met.'''
+    rows = {row["NodeID"]: row["NodeManagerAddress"] for row in ray.nodes()}
+    members = [("trainer", "0"), ("trainer", "0.1"), ("data", "0"), ("scorer", "0")]
+    stood = [rows[ray.get(named(*member).where.remote(), timeout=60)[0]] for member in members]
+    (door,) = (root / "rendezvous").glob("meeting-*/door.json")
+    return {"stood": stood, "door": json.loads(door.read_text())}
+
+
+def spread(deployment):
+    bundles = {("trainer", id_): Bundle("trainer", index, (0.0, 0.0), "spread") for index, id_ in enumerate(("0", "0.1"))}
+    roles = dict(deployment.roles)
+    for role in (DATA, SCORER):
+        roles[role] = replace(roles[role], home=True)
+    for role in (RELAY, TRAINER, REPLICA):
+        settings = roles[role].settings
+        roles[role] = roles[role].having(replace(settings, transfer=WeightTransfer(host="node")))
+    deadlines = replace(deployment.deadlines, start_s=400.0, step_s=200.0, publish_s=200.0, pull_s=200.0, suspect_s=20.0)
+    return replace(deployment, bundles=bundles, roles=roles, deadlines=deadlines)
+
+
+Runs().run(root, model, ranks=2, observer=LosesANode(), changed=spread)
+"""
+
+
+@contextmanager
+def cluster(count):
+    """Ray on so many machines: the machines, and the environment of who joins."""
+    folder = tempfile.mkdtemp(prefix="tr-", dir="/tmp")
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
+    started = []
+
+    def start(machine, *options):
+        command = [RAY, "start", "--block", f"--node-ip-address={machine.address}", "--num-cpus=4"]
+        command += ["--object-store-memory=80000000", *options]
+        with Path(folder, f"{machine.address}.log").open("w") as log:
+            started.append(machine.start(command, env=environment, stdout=log, stderr=log, start_new_session=True))
+
+    with machines(count) as found:
+        try:
+            start(found[0], "--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={folder}/r")
+            until = time.monotonic() + 200
+            for number, machine in enumerate(found):
+                if number:
+                    start(machine, f"--address={found[0].address}:{PORT}")
+                log = Path(folder, f"{machine.address}.log")
+                while "Ray runtime started" not in log.read_text():
+                    assert time.monotonic() < until, log.read_text()[-2000:]
+                    assert started[-1].poll() is None, log.read_text()[-2000:]
+                    time.sleep(0.2)
+            yield found, environment
+        finally:
+            networks = {Path(f"/proc/{machine.holder}/ns/net").readlink() for machine in found}
+            spare = {machine.holder for machine in found}
+            for path in Path("/proc").glob("[0-9]*"):
+                try:
+                    if int(path.name) not in spare and (path / "ns/net").readlink() in networks:
+                        os.kill(int(path.name), signal.SIGKILL)
+                except OSError:
+                    continue
+            for process in started:
+                process.wait(20)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "they can be made")
+def test_a_trainer_on_two_machines_loses_one_and_goes_on_with_a_third(tmp_path):
+    model = make_files(tmp_path / "files")
+    root = tmp_path / "run"
+    root.mkdir()
+    with cluster(3) as (found, environment):
+        given = [str(root), str(model), f"{found[0].address}:{PORT}", json.dumps([one.holder for one in found])]
+        driver = found[0].start(
+            [sys.executable, "-c", DRIVER, *given],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            said, _ = driver.communicate(timeout=1200)
+        finally:
+            driver.kill()
+        assert driver.returncode == 0, said[-4000:]
+    before, after = (json.loads((root / name).read_text()) for name in ("before", "after"))
+    for seen in (before, after):
+        first, second, *home = seen["stood"]
+        assert first != second
+        assert home == [found[0].address] * 2  # data and scorer beside the controller
+        assert (seen["door"]["host"], seen["door"]["file"]) == (first, "")
+    lost = before["stood"][1]
+    assert lost not in after["stood"]
+    ups = [up for up in events_of(root, c.Up) if up.role == TRAINER]
+    assert len(ups) == 2
+    assert max(event.version for event in events_of(root, c.Stepped)) >= STEPS  # the driver has checked the rest
