@@ -42,6 +42,11 @@ every = 0
 controls = false
 """
 RANKS = {  # of threads in this process, or of processes on Ray
+    "deepspeed": ("local", 'backend = "deepspeed"\noptions = { lr = 1e-2, threads = 1 }'),
+    "deepspeed zero-3": (
+        "ray",
+        'backend = "deepspeed"\nprocesses = 2\noptions = { lr = 1e-2, threads = 1, zero_stage = 3 }',
+    ),
     "megatron": ("local", 'backend = "megatron"\noptions = { lr = 1e-2, threads = 1 }'),
     "megatron tensor-parallel": (
         "ray",
@@ -50,8 +55,17 @@ RANKS = {  # of threads in this process, or of processes on Ray
 }
 
 
+DEEP = [pytest.mark.deep, pytest.mark.timeout(900)]
+
+
 @pytest.mark.parametrize(
-    "name", ["megatron", pytest.param("megatron tensor-parallel", marks=[pytest.mark.deep, pytest.mark.timeout(900)])]
+    "name",
+    [
+        "deepspeed",
+        "megatron",
+        pytest.param("deepspeed zero-3", marks=DEEP),
+        pytest.param("megatron tensor-parallel", marks=DEEP),
+    ],
 )
 def test_it_trains_comes_back_and_is_exported(name, tmp_path, capsys):
     if find_spec(name.split()[0]) is None:

@@ -72,6 +72,11 @@ def fails(capsys, tmp_path, monkeypatch):
         (["run", "laminar", "--set", "pipeline.relocation.kv_treshold=0.9"], ["pipeline.relocation", "kv_treshold"]),
         (["run", "laminar", "--set", "rollout.engine=vlm"], ["'vlm'", "did you mean 'vllm'?"]),
         (["run", "laminar", "--set", "trainer.backend=fsdp"], ["'fsdp'", "did you mean 'fsdp2'?"]),
+        (["run", "laminar", "--set", "trainer.options.zero_stage=3"], ["with backend fsdp2", "backend deepspeed"]),
+        (
+            ["run", "laminar", "--set", "trainer.backend=deepspeed", "--set", "trainer.options.dtype=float64"],
+            ["found dtype = 'float64' with backend deepspeed", "expected 'float32' or 'bfloat16'"],
+        ),
         (["run", "laminar", "--executor", "slurm"], ["'slurm'", "'ray' or 'local'"]),
         (["run", "laminar", "--kill", "replica@60"], ["--kill replica@60", "@SECONDSs"]),
         (["run", "laminar", "--kill", "replcia@60s"], ["'replcia'", "replica"]),
