@@ -1,5 +1,8 @@
 """The interface of the trainer's ranks is checked before a run starts: on this machine, or on all of the cluster's."""
 
+import subprocess
+import sys
+
 import pytest
 
 from tailrace.pipeline.config.models import RunConfig
@@ -36,3 +39,22 @@ def test_each_machine_of_a_cluster_that_lacks_it_has_a_line():
     lines = str(told.value).splitlines()
     assert [line.rpartition(" ")[2] for line in lines] == ["10.0.0.2", "10.0.0.3"]
     assert "expected one of ens3 (10.0.0.2)" in lines[0]
+
+
+ASK = """
+from tailrace.runtime.hosts.ray import RayHost
+from tailrace.trainer.interfaces import interfaces
+
+host = RayHost(cpus=1)
+try:
+    assert host.on_machines(interfaces) == {"127.0.0.1": interfaces()}
+finally:
+    host.close()
+"""
+
+
+@pytest.mark.timeout(200)
+def test_the_machines_of_a_cluster_are_asked():
+    pytest.importorskip("ray")
+    asked = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, timeout=180, check=False)
+    assert asked.returncode == 0, asked.stderr[-3000:]

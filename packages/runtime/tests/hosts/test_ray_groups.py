@@ -11,6 +11,7 @@ pytest.importorskip("ray")
 
 DRIVER = """
 import json
+import time
 import ray
 from tailrace.runtime.executor.seam import Bundle
 from tailrace.runtime.hosts import ray_session
@@ -44,7 +45,11 @@ try:
     start(later, 0, 0.6, [here])  # the run has given up its machine: another group waits for others
     states = {row["name"]: row["state"] for row in ray.util.placement_group_table().values()}
     print(json.dumps({"first": first, "beside": beside, "again": again, "states": states}), flush=True)
-    later.end_all()
+    PlacementGroups("a-run", detached=True).end_all()  # of a controller that attached, and made none
+    until = time.monotonic() + 60
+    while {row["state"] for row in ray.util.placement_group_table().values()} != {"REMOVED"}:
+        assert time.monotonic() < until
+        time.sleep(0.1)
 finally:
     ray.shutdown()
     ray_session.remove(folder)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from tailrace.runtime.executor.seam import Bundle
@@ -49,9 +50,13 @@ class PlacementGroups:
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle.index, False)}
 
     def end_all(self) -> None:
-        """Remove the groups that this process knows, with the members that stand there."""
-        for _, group in self._groups.values():
-            self._remove(group)
+        """Remove the groups of the run, with the members that stand there; an earlier controller may have made them."""
+        import ray
+
+        for row in ray.util.placement_group_table().values():
+            if row["name"].startswith(f"{self._run}/") and row["state"] != "REMOVED":
+                with suppress(ValueError):  # it is gone meanwhile
+                    self._remove(ray.util.get_placement_group(row["name"]))
         self._groups.clear()
 
     def _make(self, bundle: Bundle, number: int, avoid: Sequence[str], labels: Mapping[str, str]) -> Any:
