@@ -112,6 +112,13 @@ def test_the_advice_is_a_setting_that_fits():
     assert trainer_memory(shape, fewer, ranks=4, longest=1536, gpu=True).peak <= limit
     of_32b = dataclasses.replace(shape, hidden=5120, layers=64, heads=40, kv_heads=8, mlp=27648)
     assert advice(of_32b, BFLOAT16, ranks=4, longest=1536, limit=limit) == "trainer.processes = 16"
+    on_two = trainer_memory(
+        shape, dataclasses.replace(BFLOAT16, offload=("optimizer",)), ranks=2, longest=1536, gpu=True
+    )
+    assert (
+        advice(shape, BFLOAT16, ranks=2, longest=1536, limit=on_two.peak) == 'trainer.options.offload = ["optimizer"]'
+    )
+    assert on_two.peak == on_two.state  # what passes need beside weights and gradients is less than the moments
     assert "adapter" in advice(of_32b, BFLOAT16, ranks=4, longest=1536, limit=10**9)
 
 

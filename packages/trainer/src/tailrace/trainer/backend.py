@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -82,6 +82,18 @@ class TrainingBackend(Protocol):
 
     def shards(self) -> Iterator[tuple[str, torch.Tensor]]:
         """This rank's part of every parameter, as `layout` describes it. One at a time. Collective."""
+        ...
+
+    def offload(self, what: Collection[str]) -> int:
+        """Move parameters, gradients or optimizer into host memory, where nothing may use them. Returns bytes moved.
+
+        Raises:
+            TrainerConfigError: the backend moves none of that.
+        """
+        ...
+
+    def onload(self, what: Collection[str]) -> int:
+        """Move parts back, bit for bit. Returns bytes moved."""
         ...
 
     def save(self, directory: str | Path, version: int) -> Future[Path]:

@@ -88,6 +88,8 @@ class TrainerConfig:
             takes about a third more time and a tenth of the memory; ``"auto"``: for models above 50 million parameters.
         logits_budget: most logits that exist at one time while log-probabilities are computed; 0: 2^24 on a CPU, 2^28 on a GPU
             (1 GiB in float32).
+        offload: what is in pinned host memory between optimizer steps: ``["optimizer"]``, or nothing; with FSDP2. On a CPU
+            nothing is moved.
         dtype: dtype of the forward and backward passes. Parameters, which are master copies with ``"bfloat16"``, sums of
             gradients and optimizer state are float32; with ``"float64"``, which is there to measure rounding, everything is.
         device: the device; ``"auto"`` takes CUDA if available.
@@ -130,6 +132,7 @@ class TrainerConfig:
     entropy: bool = True
     activation_checkpointing: Literal["auto", "on", "off"] = "auto"
     logits_budget: int = 0
+    offload: tuple[Literal["optimizer"], ...] = ()
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = 0
@@ -180,6 +183,8 @@ class TrainerConfig:
             raise TrainerConfigError(f"found zero_stage = {self.zero_stage!r}, expected 1, 2, 3 or none")
         self._check_loss()
         self._check_schedule()
+        if any(part != "optimizer" for part in self.offload):
+            raise TrainerConfigError(f"found offload = {list(self.offload)!r}, expected ['optimizer'] or []")
 
     def _check_loss(self) -> None:
         try:
@@ -266,7 +271,11 @@ def check_owners(config: TrainerConfig, backend: str) -> None:
     Raises:
         TrainerConfigError: one is set.
     """
-    for name, owner, unset in (("tensor_parallel", "megatron", 1), ("zero_stage", "deepspeed", None)):
+    for name, owner, unset in (
+        ("tensor_parallel", "megatron", 1),
+        ("zero_stage", "deepspeed", None),
+        ("offload", "fsdp2", ()),
+    ):
         if owner != backend and getattr(config, name) != unset:
             raise TrainerConfigError(
                 f"found {name} = {getattr(config, name)!r} with backend {backend}, expected {unset!r}, or backend {owner}"

@@ -21,6 +21,10 @@ class NonFiniteGradientError(TrainerError, ArithmeticError):
     """The gradient has an infinity or a NaN. The weights were not changed."""
 
 
+class OffloadedError(TrainerError, RuntimeError):
+    """A part of the trainer's state is used while it is in host memory."""
+
+
 class CheckpointError(TrainerError, RuntimeError):
     """A checkpoint is absent, incomplete, damaged, or made for another model."""
 

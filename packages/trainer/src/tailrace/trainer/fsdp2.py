@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tailrace.trainer.adapters import add_adapter, base_logprobs, published_name
 from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig, check_owners
 from tailrace.trainer.errors import TrainerConfigError
 from tailrace.trainer.microbatch import MicroBatch
+from tailrace.trainer.offload import HostParts
 from tailrace.trainer.optimizer import MuonWithAdamW, adamw, clip_gradients
 from tailrace.trainer.policy import PREFIX, Policy, load_policy
 from tailrace.trainer.sharded_load import ModelFiles, assign, empty_lm, sources
@@ -58,6 +59,7 @@ class Fsdp2Model(ShardedModel):
             mesh = dist.device_mesh.init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
             self._mesh, self._replicas = mesh["shard"], mesh.get_group("replicate")
         self.cell_group = self._mesh.get_group()
+        self._host = HostParts(device)
         self.module: Any = self._open(model_path)
         self.vocabulary, self.shares_prompts = self.module.vocabulary, self.module.shares_prompts
         for module in self.module.modules():
@@ -173,6 +175,7 @@ class Fsdp2Model(ShardedModel):
     @contextlib.contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[Any]:
         """See `ShardedModel`. A small model's gradients are summed over the ranks of the cell after the last micro-batch."""
+        self._host.require("parameters", "gradients")
         if self._whole:
             self.module.set_requires_gradient_sync(last)
             self.module.set_reshard_after_backward(last)
@@ -180,6 +183,7 @@ class Fsdp2Model(ShardedModel):
 
     def total_gradients(self, divisor: float) -> None:
         """See `ShardedModel`."""
+        self._host.require("gradients")
         gradients = []
         for parameter in self.parameters.values():
             if parameter.grad is None:
@@ -192,6 +196,7 @@ class Fsdp2Model(ShardedModel):
 
     def clip_gradients(self) -> float:
         """See `ShardedModel`."""
+        self._host.require("parameters", "gradients", "optimizer")
         gradients = []
         for name, parameter in self.parameters.items():
             shard = self.local[name]
@@ -212,6 +217,7 @@ class Fsdp2Model(ShardedModel):
         for parameter in self.parameters.values():
             parameter.grad = None
         self.optimizer.zero_grad()
+        self._host.forget("gradients")
 
     def reset_optimizer(self) -> None:
         """See `ShardedModel`."""
@@ -219,7 +225,27 @@ class Fsdp2Model(ShardedModel):
         self.optimizer: Any = adamw(
             self.local.values(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
+        self._host.forget("optimizer")
         self.steps = 0
+
+    def offload(self, what: Collection[str]) -> int:
+        """See `ShardedModel`."""
+        return sum(self._host.offload(part, self._tensors(part)) for part in what)
+
+    def onload(self, what: Collection[str]) -> int:
+        """See `ShardedModel`."""
+        return sum(self._host.onload(part) for part in what)
+
+    def _tensors(self, part: str) -> list[Tensor]:
+        match part:
+            case "parameters":
+                return list(self.local.values())
+            case "gradients":
+                return [each.grad.to_local() for each in self.parameters.values() if each.grad is not None]
+            case "optimizer":
+                states = self.optimizer.state.values()
+                return [state[moment] for state in states for moment in MOMENTS if moment in state]
+        raise TrainerConfigError(f"found the part {part!r}, expected parameters, gradients or optimizer")
 
     def use_muon(self, lr_scale: float) -> None:
         """See `ShardedModel`."""
@@ -254,6 +280,7 @@ class Fsdp2Model(ShardedModel):
 
     def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """See `ShardedModel`."""
+        self._host.require("parameters")
         for name, parameter in self.parameters.items():
             yield name, self.local[name] if self.shares == 1 else parameter.detach().full_tensor()
 
@@ -268,6 +295,7 @@ class Fsdp2Model(ShardedModel):
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         """See `ShardedModel`."""
+        self._host.require("parameters")
         for name, shard in self.local.items():
             yield name, shard.to(self.dtype)
 
@@ -275,6 +303,7 @@ class Fsdp2Model(ShardedModel):
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """See `ShardedModel`."""
+        self._host.require("parameters", "optimizer")
         for name, shard in self.local.items() if self.cell == 0 else ():
             yield f"parameter/{name}", shard
             for moment in MOMENTS:
@@ -283,6 +312,7 @@ class Fsdp2Model(ShardedModel):
 
     def restore(self, saved: SavedState) -> None:
         """See `ShardedModel`."""
+        self._host.require("parameters")
         self.reset_optimizer()
         for name, shard in self.local.items():
             rows = self.rows.of(self.parameters[name].shape[0])

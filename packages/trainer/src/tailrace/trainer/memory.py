@@ -117,6 +117,7 @@ class TrainerMemory:
         logits: logits, what is computed from them, and the gradient of the output layer.
         gathered: parameters that are gathered while a layer computes.
         reducing: gathered parameters and whole gradients when the outermost unit's are summed over ranks.
+        away: what of the shards is in host memory but for the optimizer step.
     """
 
     parameters: int
@@ -126,6 +127,7 @@ class TrainerMemory:
     logits: int
     gathered: int
     reducing: int
+    away: int = 0
 
     @property
     def state(self) -> int:
@@ -135,7 +137,8 @@ class TrainerMemory:
     @property
     def peak(self) -> int:
         """The most that a step needs."""
-        return self.state + max(self.activations + self.logits + self.gathered, self.reducing)
+        passes = self.state - self.away + max(self.activations + self.logits + self.gathered, self.reducing)
+        return max(self.state, passes)
 
 
 def trainer_memory(
@@ -171,7 +174,8 @@ def trainer_memory(
         gathered += outer * wide - share
     reducing = outer * (2 * size + wide) + (0 if whole else 2 * shape.layer_parameters * size)
     copies = 2 if config.kl_coefficient else 1
-    return TrainerMemory(copies * share, share, 2 * share, activations, logits, gathered, reducing)
+    away = 2 * share if config.offload and gpu else 0
+    return TrainerMemory(copies * share, share, 2 * share, activations, logits, gathered, reducing, away)
 
 
 def advice(shape: DenseModel, config: TrainerConfig, *, ranks: int, longest: int, limit: int) -> str:
@@ -193,6 +197,8 @@ def advice(shape: DenseModel, config: TrainerConfig, *, ranks: int, longest: int
         tokens = max(longest, 512, tokens // 2)
         if fits(fewer := replace(config, micro_batch_tokens=tokens)):
             return f"trainer.options.micro_batch_tokens = {fewer.micro_batch_tokens}"
+    if fits(replace(again, offload=("optimizer",))):
+        return 'trainer.options.offload = ["optimizer"]'
     for times in (2, 4, 8, 16, 32):
         if fits(again, ranks * times):
             return f"trainer.processes = {ranks * times * config.cells}"

@@ -19,7 +19,7 @@ _BY_TOKENS = frozenset(
     }
 )
 _BY_PARTS = frozenset({"loss", "grad_norm"})
-_SUMS = frozenset({"tokens", "trajectories"})
+_SUMS = frozenset({"offload_bytes", "tokens", "trajectories"})
 _FIRST = frozenset({"mismatch_kl"})  # later steps differ from the engine by the steps before them, too
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -184,6 +184,26 @@ class ShardedModel(ABC):
             f"found kl_coefficient = {self.config.kl_coefficient} with {type(self).__name__}, which keeps no reference model "
             f"({model_path}); expected 0, or backend fsdp2"
         )
+
+    def offload(self, what: Collection[str]) -> int:
+        """Move parts of the state into host memory, where nothing may use them. What is there already stays.
+
+        Args:
+            what: some of ``"parameters"``, ``"gradients"``, ``"optimizer"``.
+
+        Returns:
+            Bytes that were moved; 0 on a CPU.
+
+        Raises:
+            TrainerConfigError: this backend moves none, or there is no such part.
+        """
+        raise TrainerConfigError(
+            f"found offload of {', '.join(what)} with {type(self).__name__}, which moves nothing; expected backend fsdp2"
+        )
+
+    def onload(self, what: Collection[str]) -> int:
+        """Move parts back, bit for bit. See `offload`."""
+        return self.offload(what)
 
     # ---- weights --------------------------------------------------------------------------------------------------
 

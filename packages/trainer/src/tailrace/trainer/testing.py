@@ -22,7 +22,7 @@ from tailrace.contracts import Experience, ExperienceOutline, PackedTokens, Segm
 from tailrace.trainer.advantages import Advantages, open_advantages
 from tailrace.trainer.backend import TrainingBackend
 from tailrace.trainer.config import TrainerConfig
-from tailrace.trainer.errors import BatchError, CheckpointError
+from tailrace.trainer.errors import BatchError, CheckpointError, TrainerConfigError
 from tailrace.trainer.losses import Loss, LossTokens, open_loss
 
 _VOCABULARY = 31
@@ -151,6 +151,23 @@ class BackendContract:
             }
             shards = {name: tuple(tensor.shape) for name, tensor in backend.shards()}
             assert shards == {each.name: tuple(each.shape) for each in layout.shards["rank0"].buffers}
+
+    def test_what_is_offloaded_comes_back_bit_for_bit_or_is_refused_by_name(self, tmp_path: Path) -> None:
+        found = []
+        for away in (False, True):
+            with closing(self.build(_model(tmp_path), _CONFIG)) as backend:
+                backend.step([_batch(7)])
+                if away:
+                    try:
+                        backend.offload(["optimizer", "parameters"])
+                    except TrainerConfigError as error:
+                        if "offload" not in str(error):
+                            raise
+                    else:
+                        backend.onload(["optimizer", "parameters"])
+                backend.step([_batch(8)])
+                found.append(_weights(backend))
+        assert _differ(*found) == 0
 
     def test_phases_and_micro_batches_are_told(self, tmp_path: Path) -> None:
         phases: list[str] = []

@@ -13,9 +13,10 @@ batch is split over micro-batches, ranks, cells and time (RollPacker, section 4.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
@@ -368,7 +369,8 @@ class TrainerWorker:
         Raises:
             CheckpointTimeoutError: two are under way, and the first is still being written at the deadline.
         """
-        return self._checkpoints.save(Path(directory), version)
+        with self._onloaded():
+            return self._checkpoints.save(Path(directory), version)
 
     def load(self, directory: str | Path) -> int:
         """Restore weights, optimizer and schedule, bit for bit, from a checkpoint of any number of ranks and cells. Collective.
@@ -383,7 +385,8 @@ class TrainerWorker:
             CheckpointError: the checkpoint is missing, damaged, or of another model.
         """
         self._parts.forget()
-        return restore(Path(directory), self._model, self.rank, self.world_size, self._model_path)
+        with self._onloaded():
+            return restore(Path(directory), self._model, self.rank, self.world_size, self._model_path)
 
     def export(self, directory: str | Path) -> None:
         """Write the weights as a Hugging Face model directory, without the trainer's state. Collective; not atomic."""
@@ -400,6 +403,14 @@ class TrainerWorker:
             lr_scale: Muon's learning rate as a multiple of the step's, which applies to embeddings and norms.
         """
         self._model.use_muon(lr_scale)
+
+    def offload(self, what: Collection[str]) -> int:
+        """Move parts of the state into pinned host memory; see `ShardedModel.offload`. Who needs them gets `OffloadedError`."""
+        return self._model.offload(what)
+
+    def onload(self, what: Collection[str]) -> int:
+        """Move parts back, bit for bit. Returns how many bytes were moved."""
+        return self._model.onload(what)
 
     def close(self) -> None:
         """Wait for the checkpoint under way and leave the process group."""
@@ -438,14 +449,33 @@ class TrainerWorker:
         begun = time.perf_counter()
         self.on_phase("optimizer")
         self._model.total_gradients(max(1.0, total["units"]))
-        grad_norm = self._model.apply_gradients(lr)
+        with self._onloaded() as moved:
+            grad_norm = self._model.apply_gradients(lr)
         return self._reported(means(total)) | {
             "grad_norm": grad_norm,
             "lr": lr,
             "forward_s": tally.forward_s,
             "backward_s": tally.backward_s,
             "optimizer_s": time.perf_counter() - begun,
+            **moved,
         }
+
+    @contextlib.contextmanager
+    def _onloaded(self) -> Iterator[dict[str, float]]:
+        """Have what is offloaded between steps on the device in this context. Gives the metrics of moving it, at the end."""
+        moved: dict[str, float] = {}
+        if not self.config.offload:
+            yield moved
+            return
+        begun = time.perf_counter()
+        moved["offload_bytes"] = self._model.onload(self.config.offload)
+        moved["onload_s"] = time.perf_counter() - begun
+        try:
+            yield moved
+        finally:
+            begun = time.perf_counter()
+            moved["offload_bytes"] += self._model.offload(self.config.offload)
+            moved["offload_s"] = time.perf_counter() - begun
 
     def _reported(self, metrics: dict[str, float]) -> dict[str, float]:
         """The metrics without those that were not asked for."""
