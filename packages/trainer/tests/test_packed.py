@@ -1,5 +1,7 @@
 """A batch whose tokens come later plans, checks and reads as the same batch with its tokens."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -113,3 +115,15 @@ def test_an_answer_that_is_not_the_outlines_is_refused():
     data.made["0.1"] = whole[0]
     with pytest.raises(ValueError, match=r"trajectory 0\.1: found"):
         batch.load(batch.experiences)
+
+
+def test_what_was_fetched_is_dropped_at_once():
+    _, batch = packed_of(make_experiences(2, 2, vocab_size=31, seed=0))
+    batch.load(batch.experiences)
+    held = [weakref.ref(array) for one in batch.experiences for array in (*one.here(), one.prompt_array())]
+    gc.disable()
+    try:
+        batch.release()
+        assert [each() for each in held] == [None] * len(held)
+    finally:
+        gc.enable()

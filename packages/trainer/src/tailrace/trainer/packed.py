@@ -180,6 +180,12 @@ class PackedBatch:
         if wanted:
             self._load(wanted)
 
+    def release(self) -> None:
+        """Drop what was fetched at once, not when Python next looks for cycles."""
+        for one in self.experiences:
+            one.__dict__["arrays"] = None
+        self.experiences, self.prompts = [], {}
+
     def _load(self, experiences: Sequence[PackedExperience]) -> None:
         began_s = time.monotonic()
         asked: dict[bytes, PackedExperience] = {}  # who is asked for a prompt

@@ -325,6 +325,7 @@ class TrainerRole:
         experiences = {experience.trajectory: experience for experience in packed.experiences}
         lags = [version - 1 - e.oldest_version for e in packed.experiences if e.spans]
         metrics = train([[experiences[name] for name in batch] for batch in mini_batches])
+        packed.release()
         metrics["fetch_s"] = outlined_s + packed.fetched_s
         metrics["staleness_max"], metrics["staleness_mean"] = max(lags, default=0), sum(lags) / max(1, len(lags))
         metrics["wall_s"] = time.monotonic() - started
