@@ -23,11 +23,11 @@ from shard_memory import MIB, forget, resident
 SIZES: dict[str, tuple[dict[str, int], str]] = {
     # name: (shape of a Qwen3, activation checkpointing)
     "22 million, one unit": ({"hidden": 512, "layers": 6, "mlp": 1536, "heads": 8, "head_dim": 64, "vocab_size": 4096}, "auto"),
-    "68 million, layers keep all": (
+    "65 million, layers keep all": (
         {"hidden": 768, "layers": 8, "mlp": 2304, "heads": 12, "head_dim": 64, "vocab_size": 8192}, "off"),
-    "68 million, layers keep inputs": (
+    "65 million, layers keep inputs": (
         {"hidden": 768, "layers": 8, "mlp": 2304, "heads": 12, "head_dim": 64, "vocab_size": 8192}, "on"),
-    "157 million, layers keep inputs": (
+    "164 million, layers keep inputs": (
         {"hidden": 1024, "layers": 12, "mlp": 3072, "heads": 16, "head_dim": 64, "vocab_size": 8192}, "auto"),
 }  # fmt: skip
 
