@@ -17,7 +17,7 @@ from tailrace.trainer.export import SHARD_BYTES
 from tailrace.trainer.layout import PackedRow, TrainingSample
 from tailrace.trainer.microbatch import to_tensors
 from tailrace.trainer.small import build_model
-from tailrace.trainer.testing import make_experiences
+from tailrace.trainer.testing import inside, make_experiences
 from tailrace.trainer.tokenizer import train_tokenizer
 from tailrace.trainer.worker import TrainerWorker
 
@@ -36,7 +36,9 @@ def rows_of(vocabulary):
 def trained(tmp_path_factory):
     """A run of two versions with checkpoints, and the log-probabilities of the second under the trainer."""
     root = tmp_path_factory.mktemp("runs") / "sums"
-    config = RunConfig(task={"train": "/somebody/s/home/prompts.jsonl", "verifier": "exact"}, seed=7)
+    config = RunConfig.model_validate(
+        {"task": {"train": "/somebody/s/home/prompts.jsonl", "verifier": "exact"}, "seed": 7}
+    )
     directory = RunDirectory.create(root, config.model_dump(mode="json"))
     vocabulary = train_tokenizer(TEXTS, directory.model, vocab_size=300)
     build_model(directory.model, vocab_size=vocabulary, hidden=32, layers=2, seed=3)
@@ -46,7 +48,7 @@ def trained(tmp_path_factory):
             worker.step([make_experiences(2, 3, vocab_size=vocabulary, seed=version)])
             worker.save(directory.checkpoints / str(version), version).result(60)
         with torch.no_grad():
-            expected, _ = worker._model.module(row, 1.0, False)
+            expected, _ = inside(worker).module(row, 1.0, False)
     rows = [
         {"kind": "evaluation", "version": version, "mode": mode, "reward": value, "accuracy": value, "problems": 9}
         for version, mode, value in (
@@ -168,7 +170,9 @@ def adapted(tmp_path_factory):
     """A run with an adapter, the log-probabilities of its version 2 under the trainer, and what they are of."""
     pytest.importorskip("peft")
     root = tmp_path_factory.mktemp("adapted") / "run"
-    directory = RunDirectory.create(root, RunConfig(trainer={"adapter": {"rank": 4}}).model_dump(mode="json"))
+    directory = RunDirectory.create(
+        root, RunConfig.model_validate({"trainer": {"adapter": {"rank": 4}}}).model_dump(mode="json")
+    )
     vocabulary = train_tokenizer(TEXTS, directory.model, vocab_size=300)
     build_model(directory.model, vocab_size=vocabulary, hidden=32, layers=2, seed=3)
     directory.prepared.write_text(json.dumps({"model": "model"}))
@@ -179,7 +183,7 @@ def adapted(tmp_path_factory):
             worker.step([make_experiences(2, 3, vocab_size=vocabulary, seed=version)])
             worker.save(directory.checkpoints / str(version), version).result(60)
         with torch.no_grad():
-            expected, _ = worker._model.module(row, 1.0, False)
+            expected, _ = inside(worker).module(row, 1.0, False)
     directory.unlock()
     return root, ids, expected
 

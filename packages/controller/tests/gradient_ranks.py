@@ -5,7 +5,7 @@ import multiprocessing
 from safetensors.torch import save_file
 
 from tailrace.trainer import TrainerConfig
-from tailrace.trainer.testing import make_experiences
+from tailrace.trainer.testing import inside, make_experiences
 from tailrace.trainer.worker import TrainerWorker
 
 VOCAB, GROUPS, SAMPLES = 31, 6, 2
@@ -28,7 +28,7 @@ def train(rank, world_size, cells, given, model, rendezvous, out):
     found, batch, apply = {}, experiences(), worker._model.apply_gradients
 
     def spy(lr):
-        for name, parameter in worker._model.parameters.items():
+        for name, parameter in inside(worker).parameters.items():
             found[name] = parameter.grad.full_tensor().clone()
         return apply(lr)
 

@@ -2,7 +2,9 @@
 
 import dataclasses
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from tailrace.trainer.layout import PackedRow, TrainingSample
 from tailrace.trainer.microbatch import to_tensors
 from tailrace.trainer.policy import Policy, load_policy
 from tailrace.trainer.small import build_model
+from tailrace.trainer.testing import inside
 
 sys.path.insert(0, str(Path(__file__).parent))
 import trainer_processes
@@ -23,13 +26,13 @@ SMALL = {"hidden": 16, "layers": 3, "heads": 2, "head_dim": 8, "mlp": 48}
 
 def gradients_of_a_step(rank, world_size, model, config, rendezvous, out: Path):
     """The gradient of one batch, with each layer an FSDP unit of its own."""
-    from tailrace.trainer import fsdp2
+    fsdp2: Any = import_module("tailrace.trainer.fsdp2")
     from tailrace.trainer.worker import TrainerWorker
 
     fsdp2.SMALL_MODEL_PARAMETERS = 0
     with TrainerWorker(model, config, rank=rank, world_size=world_size, rendezvous=rendezvous) as worker:
         worker.accumulate(trainer_processes.batch(1))
-        found = {name: parameter.grad.full_tensor() for name, parameter in worker._model.parameters.items()}
+        found = {name: parameter.grad.full_tensor() for name, parameter in inside(worker).parameters.items()}
         if rank == 0:
             save_file(found, str(out))
 
@@ -48,7 +51,7 @@ def test_gradients_are_equal_with_and_without(ranks, tmp_path):
         assert torch.equal(found["on"][name], value), name
 
 
-def saved_bytes(model: Path, layers: int, tokens: int, setting: str) -> int:
+def saved_bytes(model: Path, layers: int, tokens: int, setting: Any) -> int:
     """Bytes that a forward pass keeps for the backward pass, each storage once, parameters left out."""
     policy = load_policy(build_model(model / f"{layers}", vocab_size=31, **SMALL | {"layers": layers}))
     policy.configure(TrainerConfig(activation_checkpointing=setting))
@@ -84,7 +87,7 @@ def test_a_layer_keeps_its_input_alone(tmp_path):
 
 
 def test_auto_is_for_large_models_that_offer_it(monkeypatch, tmp_path):
-    from tailrace.trainer import policy as module
+    module: Any = import_module("tailrace.trainer.policy")
 
     model = build_model(tmp_path, vocab_size=31, **SMALL)
     for limit, expected in ((module.SMALL_MODEL_PARAMETERS, False), (100, True)):

@@ -15,9 +15,9 @@ from tailrace.trainer.adapters import Adapter, check_adapter, linear_layers
 from tailrace.trainer.backend import check_backend
 from tailrace.trainer.backends import fsdp2
 from tailrace.trainer.checkpoint_files import verify
-from tailrace.trainer.config import AdapterConfig
+from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, AdapterConfig
 from tailrace.trainer.small import build_model
-from tailrace.trainer.testing import BackendContract, make_experiences, reference_loss
+from tailrace.trainer.testing import BackendContract, inside, make_experiences, reference_loss
 from tailrace.trainer.weights_file import weights_sha256
 from tailrace.trainer.worker import TrainerWorker
 
@@ -68,13 +68,13 @@ def test_losses_and_gradients_are_those_of_plain_peft(model, whole, monkeypatch)
     expected = saved(reference)
     draw = torch.Generator().manual_seed(11)
     with TrainerWorker(model, CONFIG) as worker:
-        mine = worker._model.parameters
+        mine = inside(worker).parameters
         assert mine.keys() == expected.keys()
         begun = dict(worker.weights())
         for name, tensor in expected.items():
             if "lora_B" in name:  # zero, so that A would have no gradient
                 assert not begun[name].any()
-                worker._model.local[name].copy_(torch.randn(tensor.shape, generator=draw) * 0.1)
+                inside(worker).local[name].copy_(torch.randn(tensor.shape, generator=draw) * 0.1)
             else:  # uniform, as PEFT draws it
                 assert abs(float(begun[name].std() / tensor.detach().std()) - 1) < 0.3
             tensor.data.copy_(mine[name].full_tensor())
@@ -82,7 +82,7 @@ def test_losses_and_gradients_are_those_of_plain_peft(model, whole, monkeypatch)
         update = worker._model.update
 
         def spy(lr):
-            seen.update({name: shard.grad.clone() for name, shard in worker._model.local.items()})
+            seen.update({name: shard.grad.clone() for name, shard in inside(worker).local.items()})
             update(lr)
 
         worker._model.update = spy
@@ -97,7 +97,7 @@ def test_losses_and_gradients_are_those_of_plain_peft(model, whole, monkeypatch)
 
 def test_the_same_seed_gives_the_same_adapter_however_the_base_is_loaded(model, monkeypatch):
     found = []
-    for most in (fsdp2_module.SMALL_MODEL_PARAMETERS, 0):  # whole, and by rows into a model that had no memory
+    for most in (SMALL_MODEL_PARAMETERS, 0):  # whole, and by rows into a model that had no memory
         monkeypatch.setattr(fsdp2_module, "SMALL_MODEL_PARAMETERS", most)
         with TrainerWorker(model, CONFIG) as worker:
             found.append({name: tensor.clone() for name, tensor in worker.weights()})
@@ -108,16 +108,16 @@ def test_the_same_seed_gives_the_same_adapter_however_the_base_is_loaded(model, 
 
 def test_the_base_is_frozen_and_only_the_adapter_has_an_optimizer(model):
     with TrainerWorker(model, CONFIG) as worker:
-        base = {name: value for name, value in worker._model.module.named_parameters() if not value.requires_grad}
+        base = {name: value for name, value in inside(worker).module.named_parameters() if not value.requires_grad}
         before = {name: value.full_tensor().clone() for name, value in base.items()}
         for seed in (1, 2):
             worker.step([batch(seed)])
         for name, value in base.items():
             assert torch.equal(value.full_tensor(), before[name]), name
             assert value.grad is None
-        names = list(worker._model.parameters)
+        names = list(inside(worker).parameters)
         assert len(names) == 2 * len(SEVEN) * 2
-        assert len(worker._model.optimizer.state) == len(names)
+        assert len(inside(worker).optimizer.state) == len(names)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -128,16 +128,16 @@ def test_the_kl_reference_is_the_base_without_a_copy_of_it(model, whole, monkeyp
     reference = plain(model)
     draw = torch.Generator().manual_seed(12)
     with TrainerWorker(model, config) as worker:
-        parameters = sum(value.numel() for value in worker._model.module.parameters())
+        parameters = sum(value.numel() for value in inside(worker).module.parameters())
         for name, tensor in saved(reference).items():
             if "lora_B" in name:
-                worker._model.local[name].copy_(torch.randn(tensor.shape, generator=draw) * 0.1)
-            tensor.data.copy_(worker._model.parameters[name].full_tensor())
+                inside(worker).local[name].copy_(torch.randn(tensor.shape, generator=draw) * 0.1)
+            tensor.data.copy_(inside(worker).parameters[name].full_tensor())
         found = worker.step([batch(1)])
         base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         assert found["reference_kl"] > 1e-5
         assert abs(found["loss"] - reference_loss(reference, batch(1), config, base).item()) < 1e-6
-        assert sum(value.numel() for value in worker._model.module.parameters()) == parameters
+        assert sum(value.numel() for value in inside(worker).module.parameters()) == parameters
 
 
 def test_a_checkpoint_is_small_and_peft_loads_and_merges_it_as_we_do(model, tmp_path):
@@ -199,7 +199,7 @@ def test_a_checkpoint_of_another_base_is_refused(model, tmp_path):
 def test_other_dtypes(model, dtype):
     with TrainerWorker(model, dataclasses.replace(CONFIG, dtype=dtype)) as worker:
         wide = torch.float64 if dtype == "float64" else torch.float32
-        kinds = {(value.requires_grad, value.dtype) for value in worker._model.module.parameters()}
+        kinds = {(value.requires_grad, value.dtype) for value in inside(worker).module.parameters()}
         assert kinds == {(True, wide), (False, getattr(torch, dtype))}
         before = {name: tensor.clone() for name, tensor in worker.weights()}
         assert worker._model.shares_prompts

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -249,5 +250,6 @@ def test_a_stage_of_zero_is_refused_by_fsdp2():
         TrainerConfigError, match="found zero_stage = 3 with backend fsdp2, expected None, or backend deepspeed"
     ):
         check_backend("fsdp2", TrainerConfig(zero_stage=3), 1)
+    wrong: Any = 4
     with pytest.raises(TrainerConfigError, match="found zero_stage = 4, expected 1, 2, 3 or none"):
-        TrainerConfig(zero_stage=4)
+        TrainerConfig(zero_stage=wrong)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from tailrace.contracts import FinishReason, Segment
 from tailrace.trainer import TrainerConfig
 from tailrace.trainer.small import build_model
-from tailrace.trainer.testing import make_experiences, reference_loss
+from tailrace.trainer.testing import inside, make_experiences, reference_loss
 from tailrace.trainer.worker import TrainerWorker
 
 VOCAB = 31
@@ -38,7 +38,7 @@ def gradients(model_path, config, mini_batches, version=None):
         apply = worker._model.apply_gradients
 
         def spy(lr):
-            found.append({name: p.grad.to_local().clone() for name, p in worker._model.parameters.items()})
+            found.append({name: p.grad.to_local().clone() for name, p in inside(worker).parameters.items()})
             return apply(lr)
 
         worker._model.apply_gradients = spy
@@ -134,7 +134,7 @@ def test_a_response_that_was_cut_off_has_no_weight_and_counts_in_its_group(model
     # The same by hand: what is cut off is replaced by a response without a gradient, its reward stays in the group.
     lm = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float64)
     weighed = [each for each in cut if each.finish is FinishReason.STOP]
-    total, tokens = 0.0, sum(each.generated_tokens for each in weighed)
+    total, tokens = torch.zeros((), dtype=torch.float64), sum(each.generated_tokens for each in weighed)
     for each in weighed:
         rewards = [other.reward for other in cut if other.group == each.group]
         mean = sum(rewards) / len(rewards)

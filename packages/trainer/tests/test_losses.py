@@ -161,7 +161,7 @@ def test_the_gradient_of_gspo_is_that_of_the_responses_ratio(seed):
     found, lengths = loss.loss(tokens), tokens.response.bincount()
     (found / lengths[tokens.response]).sum().backward()
     leaf = tokens.logprobs.detach().clone().requires_grad_()
-    total = 0.0
+    total = torch.zeros(())
     for response in range(3):
         mine = tokens.response == response
         ratio = (leaf[mine] - tokens.behaviour[mine]).mean().exp()

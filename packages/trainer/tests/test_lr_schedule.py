@@ -1,5 +1,7 @@
 """Learning rates beside those of torch and transformers, and across a checkpoint."""
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -11,7 +13,7 @@ from tailrace.trainer.testing import make_experiences
 from tailrace.trainer.worker import TrainerWorker
 
 LR, WARMUP, STABLE, DECAY, LOW = 0.01, 4, 5, 11, 0.001
-SETTINGS = {"lr": LR, "warmup_steps": WARMUP, "lr_decay_steps": DECAY, "lr_min": LOW}
+SETTINGS: dict[str, Any] = {"lr": LR, "warmup_steps": WARMUP, "lr_decay_steps": DECAY, "lr_min": LOW}
 
 
 def rates(steps, make):

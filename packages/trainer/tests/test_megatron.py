@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tailrace.trainer.backends import megatron
 from tailrace.trainer.config import AdapterConfig
 from tailrace.trainer.layout import PackedRow, TrainingSample
 from tailrace.trainer.microbatch import to_tensors
-from tailrace.trainer.testing import BackendContract
+from tailrace.trainer.testing import BackendContract, inside
 from tailrace.trainer.worker import TrainerWorker
 
 pytest.importorskip("megatron.core", reason="needs tailrace-trainer[megatron]")
@@ -40,9 +41,18 @@ class TestMegatron(BackendContract):
         return build_backend("megatron", model_path, config, rank=0, world_size=1, rendezvous=None)
 
 
+def one_rank(path, config) -> Any:
+    return megatron(path, config, rank=0, world_size=1, rendezvous=None)
+
+
 def make(directory, kind, *, tied, seed=0, **changes):
     """A tiny model whose parameters, norms and biases included, are all drawn at random."""
-    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     sizes |= {"intermediate_size": 22, "vocab_size": VOCAB, "max_position_embeddings": 128, "rms_norm_eps": 1e-5}
     sizes |= {"head_dim": 8} if kind == "qwen3" else {}
     torch.manual_seed(seed)
@@ -81,14 +91,14 @@ def test_log_probabilities_and_entropies_are_those_of_transformers(root, kind, t
     expected, spread = [], []
     for row in ROWS:
         for sample in row.samples:
-            ids = torch.tensor([sample.prompt + sample.response])
+            ids = torch.tensor([[*sample.prompt, *sample.response]])
             with torch.no_grad():
                 table = (lm(input_ids=ids).logits[0] / temperature).log_softmax(-1)
             for number, token in enumerate(sample.response, len(sample.prompt) - 1):
                 expected.append(table[number, token])
                 spread.append(-(table[number].exp() * table[number]).sum())
     with (
-        megatron(root / f"{kind}-{tied}", TrainerConfig(device="cpu"), rank=0, world_size=1, rendezvous=None) as worker,
+        one_rank(root / f"{kind}-{tied}", TrainerConfig(device="cpu")) as worker,
         worker._model.micro_batch(last=True) as forward,
     ):
         found, entropy = forward(to_tensors(ROWS, worker.device), temperature, True)
@@ -98,7 +108,7 @@ def test_log_probabilities_and_entropies_are_those_of_transformers(root, kind, t
 
 KL = {"kl_coefficient": 0.1}
 CHUNKS = {"logits_budget": 100, "activation_checkpointing": "on"}  # with collectives in passes that are done again
-CASES = {
+CASES: dict[int, dict[str, Any]] = {
     2: {
         "tp 2": ("megatron", {**KL, "tensor_parallel": 2}, "qwen3-True", None, None),
         "dp 2": ("megatron", KL, "qwen3-True", None, None),
@@ -163,7 +173,7 @@ def test_other_dtypes_train_as_fsdp2_does(root, dtype, tolerance):
     for backend in ("fsdp2", "megatron"):
         worker = build_backend(backend, root / "qwen3-False", config, rank=0, world_size=1, rendezvous=None)
         metrics = [worker.step([trainer_processes.long_batch(number)]) for number in range(2)]
-        wide = {name: tensor.dtype for name, tensor in worker._model.whole_parameters()}
+        wide = {name: tensor.dtype for name, tensor in inside(worker).whole_parameters()}
         assert set(wide.values()) == {torch.float64 if dtype == "float64" else torch.float32}
         assert {tensor.dtype for _, tensor in worker.weights()} == {getattr(torch, dtype)}
         seen.append([step[name] for step in metrics for name in ("loss", "grad_norm", "entropy")])
@@ -218,7 +228,7 @@ def test_activations_that_are_computed_again_and_a_small_logits_budget_change_no
     weights = []
     for changes in ({}, {"activation_checkpointing": "on"}, {"logits_budget": 100}):
         config = dataclasses.replace(trainer_processes.CONFIG, **changes)
-        with megatron(root / "qwen3-True", config, rank=0, world_size=1, rendezvous=None) as worker:
+        with one_rank(root / "qwen3-True", config) as worker:
             worker.step([trainer_processes.long_batch(0)])
             weights.append({name: tensor.clone() for name, tensor in worker.weights()})
     for name, tensor in weights[0].items():

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
 
 from tailrace.trainer import TrainerConfig
-from tailrace.trainer.testing import make_experiences, reference_loss
+from tailrace.trainer.testing import inside, make_experiences, reference_loss
 from tailrace.trainer.worker import TrainerWorker
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
@@ -32,7 +32,7 @@ def test_gradient_equals_the_slow_reference(name, tmp_path):
     loss.backward()
     norm = torch.stack([p.grad.norm() for p in lm.parameters() if p.grad is not None]).norm().item()
     with TrainerWorker(tmp_path, settings) as worker:
-        policy = worker._model.module
+        policy = inside(worker).module
         assert (policy.direct_head, policy.shares_prompts) == (direct, shared)
         metrics = worker.step([batch])
     assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)

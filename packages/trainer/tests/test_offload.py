@@ -1,6 +1,7 @@
 """What is offloaded may not be used, and comes back bit for bit; a run that offloads between steps computes the same."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from tailrace.trainer import TrainerConfig, TrainerConfigError, TrainerError
 from tailrace.trainer.errors import OffloadedError
 from tailrace.trainer.offload import HostParts
 from tailrace.trainer.small import build_model
-from tailrace.trainer.testing import make_experiences
+from tailrace.trainer.testing import inside, make_experiences
 from tailrace.trainer.worker import TrainerWorker
 
 CONFIG = TrainerConfig(lr=0.01, device="cpu", threads=1)
@@ -31,7 +32,7 @@ def weights(worker):
 @pytest.mark.parametrize("moves", [False, True])  # as on a CPU, and as on a GPU
 def test_the_three_parts(model, moves, tmp_path):
     with TrainerWorker(model, CONFIG) as worker:
-        worker._model._host = HostParts(torch.device("cpu"), moves)
+        inside(worker)._host = HostParts(torch.device("cpu"), moves)
         worker.step([batch(1)])
         expected = weights(worker)
         moments = {key: tensor.clone() for key, tensor in worker._model.state()}
@@ -41,7 +42,7 @@ def test_the_three_parts(model, moves, tmp_path):
         assert moved == (sizes if moves else 0)
         assert worker.offload(everything) == 0  # there already
         if moves:
-            assert all(shard.untyped_storage().nbytes() == 0 for shard in worker._model.local.values())
+            assert all(shard.untyped_storage().nbytes() == 0 for shard in inside(worker).local.values())
         for use in (lambda: weights(worker), lambda: dict(worker.shards()), lambda: worker.step([batch(2)]),
                     lambda: worker.save(tmp_path / "1", 1)):  # fmt: skip
             with pytest.raises(OffloadedError, match="found the parameters offloaded"):
@@ -60,7 +61,7 @@ def test_gradients_of_a_part_of_a_batch_wait_in_host_memory(model, moves):
     found = []
     for away in (False, True):
         with TrainerWorker(model, CONFIG) as worker:
-            worker._model._host = HostParts(torch.device("cpu"), moves)
+            inside(worker)._host = HostParts(torch.device("cpu"), moves)
             worker.accumulate([each for each in batch(1) if each.group == 0])
             if away:
                 assert (worker.offload(["gradients"]) > 0) == moves
@@ -77,7 +78,7 @@ def test_a_run_that_offloads_its_optimizer_computes_the_same_and_says_what_it_mo
     found = []
     for offload in ((), ("optimizer",)):
         with TrainerWorker(model, dataclasses.replace(CONFIG, offload=offload)) as worker:
-            worker._model._host = HostParts(torch.device("cpu"), moves)
+            inside(worker)._host = HostParts(torch.device("cpu"), moves)
             worker.step([batch(1)])
             worker.save(tmp_path / f"1{offload}", 1).result(60)
             metrics = worker.step([batch(2), batch(3)])
@@ -89,12 +90,13 @@ def test_a_run_that_offloads_its_optimizer_computes_the_same_and_says_what_it_mo
         if offload:  # two mini-batches: moments of 8 bytes per parameter, back and away each time
             assert metrics["offload_bytes"] == (2 * 2 * 8 * elements if moves else 0)
             with pytest.raises(TrainerError):
-                worker._model._host.require("optimizer")
+                inside(worker)._host.require("optimizer")
     assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
 
 
 def test_other_parts_are_refused(model):
+    wrong: Any = ("gradients",)
     with pytest.raises(TrainerConfigError, match=r"found offload = .'gradients'., expected"):
-        TrainerConfig(offload=("gradients",))
+        TrainerConfig(offload=wrong)
     with TrainerWorker(model, CONFIG) as worker, pytest.raises(TrainerConfigError, match="found the part 'moments'"):
         worker.offload(["moments"])

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 def packed_of(experiences, **options):
     data = PackedData(experiences)
-    return data, PackedBatch(data.outlines(data.made), data.packed, **options)
+    return data, PackedBatch(data.outlines(list(data.made)), data.packed, **options)
 
 
 def planned(experiences, config, ranks):

@@ -11,7 +11,7 @@ from tailrace.contracts import Segment, plugins
 from tailrace.trainer import BatchError, NonFiniteGradientError, TrainerConfig, TrainerConfigError
 from tailrace.trainer.partial_batch import PartialBatch
 from tailrace.trainer.small import build_model
-from tailrace.trainer.testing import make_experiences, reference_loss
+from tailrace.trainer.testing import inside, make_experiences, reference_loss
 from tailrace.trainer.worker import TrainerWorker
 
 VOCAB = 31
@@ -63,13 +63,13 @@ class Seen:
             apply = worker._model.apply_gradients
 
             def spy(lr):
-                self.named = {name: p.grad.to_local().clone() for name, p in worker._model.parameters.items()}
+                self.named = {name: p.grad.to_local().clone() for name, p in inside(worker).parameters.items()}
                 return apply(lr)
 
             worker._model.apply_gradients = spy
             self.metrics = train(worker)
             self.gradient = torch.cat([g.flatten() for g in self.named.values()])
-            self.weights = torch.cat([shard.flatten() for shard in worker._model.local.values()]).clone()
+            self.weights = torch.cat([shard.flatten() for shard in inside(worker).local.values()]).clone()
             self.steps = worker.steps
 
 

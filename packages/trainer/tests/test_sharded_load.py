@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaCo
 
 from tailrace.trainer import CheckpointError, ModelError
 from tailrace.trainer.sharded_load import ModelFiles, empty_lm, sources
+from tailrace.trainer.testing import inside
 
 sys.path.insert(0, str(Path(__file__).parent))
 import trainer_processes
@@ -34,7 +37,7 @@ MODELS = {
 
 def load(rank, world_size, directory, dtype, cells, by_rows, rendezvous, out: Path):
     """A step on a model of which each layer is a unit; what it began with, shortcuts, gradients and a reference's penalty."""
-    from tailrace.trainer import fsdp2
+    fsdp2: Any = import_module("tailrace.trainer.fsdp2")
     from tailrace.trainer.worker import TrainerWorker
 
     fsdp2.SMALL_MODEL_PARAMETERS = 0
@@ -51,7 +54,7 @@ def load(rank, world_size, directory, dtype, cells, by_rows, rendezvous, out: Pa
     )
     with TrainerWorker(directory, config, rank=rank, world_size=world_size, rendezvous=rendezvous) as worker:
         found = {f"parameter/{name}": tensor.clone() for name, tensor in worker.weights()}
-        module = worker._model.module
+        module = inside(worker).module
         found |= {f"buffer/{name}": buffer.clone() for name, buffer in module.named_buffers()}
         found["shortcuts"] = torch.tensor([module.direct_head, module.shares_prompts])
         metrics = [worker.step([trainer_processes.batch(seed)]) for seed in (1, 2)]
@@ -158,7 +161,7 @@ def test_damaged_files_are_named(tmp_path):
 
 def with_adapter(rank, world_size, directory, dtype, rendezvous, out: Path):
     """A step of LoRA on a base whose rows were read: the base as it is on this rank, and what was trained."""
-    from tailrace.trainer import fsdp2
+    fsdp2: Any = import_module("tailrace.trainer.fsdp2")
     from tailrace.trainer.config import AdapterConfig
     from tailrace.trainer.worker import TrainerWorker
 
@@ -171,7 +174,7 @@ def with_adapter(rank, world_size, directory, dtype, rendezvous, out: Path):
         metrics = [worker.step([trainer_processes.batch(seed)]) for seed in (1, 2)]
         found = {f"before/{name}": tensor for name, tensor in began.items()}
         found |= {f"after/{name}": tensor.clone() for name, tensor in worker.weights()}
-        for name, parameter in worker._model.module.named_parameters():
+        for name, parameter in inside(worker).module.named_parameters():
             if not parameter.requires_grad:
                 found["base/" + name.removeprefix("lm.").replace(".base_layer", "")] = parameter.full_tensor()
         found["kl"] = torch.tensor([step["reference_kl"] for step in metrics])

@@ -13,7 +13,7 @@ from tailrace.trainer import BatchError, TrainerConfig
 from tailrace.trainer.batch import grpo_samples
 from tailrace.trainer.demonstrations import encode
 from tailrace.trainer.small import build_model
-from tailrace.trainer.testing import make_experiences, reference_loss
+from tailrace.trainer.testing import inside, make_experiences, reference_loss
 from tailrace.trainer.tokenizer import train_tokenizer
 from tailrace.trainer.worker import TrainerWorker
 
@@ -46,7 +46,7 @@ def seen(model_path, config, train, before=()):
         apply = worker._model.apply_gradients
 
         def spy(lr):
-            found.update({name: p.grad.to_local().clone() for name, p in worker._model.parameters.items()})
+            found.update({name: p.grad.to_local().clone() for name, p in inside(worker).parameters.items()})
             return apply(lr)
 
         worker._model.apply_gradients = spy

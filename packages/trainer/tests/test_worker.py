@@ -9,7 +9,7 @@ from tailrace.contracts import Experience, PluginError, Segment, plugins
 from tailrace.trainer import BatchError, ModelError, NonFiniteGradientError, TrainerConfig, TrainerConfigError
 from tailrace.trainer.backend import BackendPlugin, build_backend, check_backend
 from tailrace.trainer.small import build_model
-from tailrace.trainer.testing import BackendContract, make_experiences, reference_loss
+from tailrace.trainer.testing import BackendContract, inside, make_experiences, reference_loss
 from tailrace.trainer.worker import TrainerWorker
 
 VOCAB = 31
@@ -30,7 +30,7 @@ def gradient_of_step(model_path, config, mini_batch):
         apply = worker._model.apply_gradients
 
         def spy(lr):
-            for name, parameter in worker._model.parameters.items():
+            for name, parameter in inside(worker).parameters.items():
                 seen[name] = parameter.grad.to_local().clone()
             return apply(lr)
 
@@ -173,7 +173,7 @@ def test_bfloat16_trains_close_to_float32(model_path):
     assert torch.nn.functional.cosine_similarity(flat_exact, flat_rough, dim=0) > 0.98
     with TrainerWorker(model_path, dataclasses.replace(CPU, dtype="bfloat16")) as worker:
         assert {tensor.dtype for _, tensor in worker.weights()} == {torch.bfloat16}
-        assert {shard.dtype for shard in worker._model.local.values()} == {torch.float32}
+        assert {shard.dtype for shard in inside(worker).local.values()} == {torch.float32}
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(model_path):

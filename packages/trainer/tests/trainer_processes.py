@@ -66,7 +66,7 @@ class Packing:
             return list(parts)
         data = PackedData(e for part in parts for e in part)
         self.fetched.append(data.fetched)
-        batch = PackedBatch(data.outlines(data.made), data.packed, slice_bytes=50)
+        batch = PackedBatch(data.outlines(list(data.made)), data.packed, slice_bytes=50)
         experiences = {e.trajectory: e for e in batch.experiences}
         return [[experiences[e.trajectory] for e in part] for part in parts]
 

@@ -6,6 +6,7 @@ import sqlite3
 import struct
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -150,8 +151,9 @@ def test_what_is_not_finished_has_no_outline():
                 ask("a")
             with pytest.raises(UnknownTrajectoryError):
                 ask("b")
+        wrong: Any = ("x",)
         with pytest.raises(TrajectoryDataError, match="not a number"):
-            store.append("r", [PartialDelta("a", 0, 0, (1,), ("x",))])
+            store.append("r", [PartialDelta("a", 0, 0, (1,), wrong)])
 
 
 def test_a_store_of_the_format_before_outlines_goes_on(tmp_path):

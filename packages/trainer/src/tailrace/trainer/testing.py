@@ -278,6 +278,11 @@ def _differ(one: dict[str, Any], other: dict[str, Any]) -> float:
     return max(float((one[name].float() - other[name].float()).abs().max()) for name in one)
 
 
+def inside(worker: Any) -> Any:
+    """The backend's part of a `TrainerWorker`, whichever it is: for tests that look at one backend's own attributes."""
+    return worker._model
+
+
 def make_experiences(
     groups: int,
     samples: int,
