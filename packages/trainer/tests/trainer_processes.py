@@ -1,8 +1,11 @@
 """What the tests run in processes of their own. A fork server that has imported torch once makes starting them quick."""
 
 import dataclasses
+import inspect
 import json
 import multiprocessing
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -26,8 +29,9 @@ def batch(seed):
 
 
 def run_all(target, world_size, *arguments):
-    """Run ``target(rank, world_size, *arguments)`` on every rank and expect success."""
-    ranks = [CONTEXT.Process(target=target, args=(rank, world_size, *arguments)) for rank in range(world_size)]
+    """Run ``target(rank, world_size, *arguments)`` on every rank and expect success. Any test file may define it."""
+    where = inspect.getfile(target), target.__name__
+    ranks = [CONTEXT.Process(target=call, args=(*where, rank, world_size, *arguments)) for rank in range(world_size)]
     try:
         for rank in ranks:
             rank.start()
@@ -37,6 +41,12 @@ def run_all(target, world_size, *arguments):
     finally:
         for rank in ranks:
             rank.kill()
+
+
+def call(path, name, *arguments):
+    """Call a function of a file: the name under which pytest imported it is none that another process can import."""
+    sys.path.insert(0, str(Path(path).parent))
+    getattr(import_module(Path(path).stem), name)(*arguments)
 
 
 def build(model, config, rank, world_size, rendezvous):
