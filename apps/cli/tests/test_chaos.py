@@ -38,7 +38,9 @@ def chosen(tmp_path, **changes):
 def finish(root, trained=("0.0", "0.1"), events=(), **changes):
     directory = RunDirectory(root)
     directory.trajectories.mkdir(parents=True, exist_ok=True)
-    directory.trained.write_text("".join(json.dumps({"trajectory": name}) + "\n" for name in trained))
+    (directory.trajectories / "trained.jsonl").write_text(
+        "".join(json.dumps({"trajectory": name, "consumed_version": 1}) + "\n" for name in trained)
+    )
     with EventLog(directory.events) as log:
         for now, event in enumerate(events):
             log.append(float(now), [event], [])

@@ -152,12 +152,13 @@ def test_a_checkpoint_that_never_becomes_durable_is_told_at_the_deadline(model_p
     gate = threading.Event()
     monkeypatch.setattr(checkpoint, "complete", lambda *_: gate.wait(60))
     with TrainerWorker(model_path, dataclasses.replace(CONFIG, timeout_s=0.2)) as worker:
-        for version in (1, 2):
-            worker.save(tmp_path / f"v{version}", version)
+        saves = [worker.save(tmp_path / f"v{version}", version) for version in (1, 2)]
         for name in ("v3", "v1"):
             with pytest.raises(CheckpointTimeoutError, match=r"waited 0\.2 s for checkpoint-1 to become durable"):
                 worker.save(tmp_path / name, 3)
         gate.set()
+        for save in saves:  # closing waits no longer than the deadline
+            save.result(60)
 
 
 def test_killed_while_saving_every_listed_checkpoint_is_whole(tmp_path, deep):

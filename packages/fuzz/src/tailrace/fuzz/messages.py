@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from random import Random
 
-from tailrace.contracts import CallFailed, Command, Event, Finished, Scored, Turned, TurnEnded
+from tailrace.contracts import CallFailed, Command, Event, Finished, Route, Scored, Turned, TurnEnded
 from tailrace.fuzz.case import MessagesCase
 from tailrace.fuzz.deaths import Deaths
 from tailrace.fuzz.faults import Moment
@@ -27,6 +28,7 @@ class Messages:
     def __init__(self, case: MessagesCase, random: Random, deaths: Deaths) -> None:
         self._deaths = deaths
         self._delay_s, self._repeat, self._random = case.delay_s, case.repeat, random
+        self._begun: Counter[str] = Counter()  # how often each trajectory began
         self._last_s: dict[tuple[str, str, str], float] = {}
         self._closed_until_s: dict[tuple[str, str], float] = {}
 
@@ -38,6 +40,8 @@ class Messages:
             return [(self._in_order("to", role, member, now), list(commands))]
         arrivals = []
         for command in commands:
+            if isinstance(command, Route):
+                self._begun.update(ref.trajectory for ref in command.trajectories if not ref.kept)
             arrivals.append((self._arrival_s(role, member, now), [command]))
             if self._repeats():
                 arrivals.append((self._arrival_s(role, member, now), [command]))
@@ -46,8 +50,10 @@ class Messages:
     def report(self, role: str, member: str, now: float) -> float:
         return self._in_order("from", role, member, now)
 
-    def repeated(self, events: Sequence[Event]) -> list[Event]:
-        return [event for event in events if isinstance(event, _REPEATED) and self._repeats()]
+    def repeated(self, events: Sequence[Event]) -> Callable[[], list[Event]] | None:
+        """See `MessageTransport`. Nothing of a trajectory is said again once a replica was told to begin it anew."""
+        again = [(e, self._begun[e.trajectory]) for e in events if isinstance(e, _REPEATED) and self._repeats()]
+        return (lambda: [event for event, begun in again if self._begun[event.trajectory] == begun]) if again else None
 
     def renewed(self, role: str, member: str) -> None:
         self._closed_until_s.pop((role, member), None)

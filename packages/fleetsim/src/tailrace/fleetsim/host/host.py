@@ -148,11 +148,14 @@ class VirtualMember:
         if host.transport is None:
             self._hears(events)
         else:
-            arrival_s = host.transport.report(self.role, self.id, host.time.now())
-            host.time.at(arrival_s, self._hears, events)
+            now = host.time.now()
+            host.time.at(host.transport.report(self.role, self.id, now), self._hears, events)
             again = host.transport.repeated(events)
-            if again:  # at once: a mailbox numbers what it says, so that nothing comes again once something followed it
-                host.time.at(arrival_s, self._hears, again)
+            if again is not None:
+                host.time.at(host.transport.report(self.role, self.id, now), self._hears_again, again)
+
+    def _hears_again(self, said: Callable[[], list[Event]]) -> None:
+        self._hears(said())
 
     def _hears(self, events: Sequence[Event]) -> None:
         self._said.say(events)
@@ -435,8 +438,8 @@ class MessageTransport(Protocol):
         """Time at which a report sent now arrives; reports of one member keep their order."""
         ...
 
-    def repeated(self, events: Sequence[Event]) -> list[Event]:
-        """Events that arrive a second time."""
+    def repeated(self, events: Sequence[Event]) -> Callable[[], list[Event]] | None:
+        """Which of these events arrive a second time, asked when they do; None if none does."""
         ...
 
     def renewed(self, role: str, member: str) -> None:

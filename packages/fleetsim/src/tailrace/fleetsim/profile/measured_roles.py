@@ -70,6 +70,19 @@ class MeasuredReplica(ReplicaRole):
         return self._samples
 
 
+def _kept(experience: Experience) -> Experience:
+    """An experience that outlives its batch, which drops the tokens that it fetched."""
+    return Experience(
+        experience.trajectory,
+        experience.group,
+        experience.prompt,
+        experience.segments,
+        experience.finish,
+        experience.reward,
+        experience.completed_version,
+    )
+
+
 class MeasuredTrainer(TrainerRole):
     """A trainer whose commands are measured. Arguments are those of `TrainerRole`."""
 
@@ -88,7 +101,7 @@ class MeasuredTrainer(TrainerRole):
 
     def update(self, mini_batches: Sequence[Sequence[Experience]]) -> dict[str, float]:
         """Make an optimizer step on each mini-batch, and note how long they took."""
-        self._last = [experience for batch in mini_batches for experience in batch]
+        self._last = [_kept(experience) for batch in mini_batches for experience in batch]
         lengths = [len(experience.prompt) + len(experience.tokens) for experience in self._last]
         began = ClockReading.now()
         metrics = super().update(mini_batches)

@@ -51,7 +51,6 @@ from tailrace.trainer import TrainerConfig
 from tailrace.trainer.backend import TrainingBackend, build_backend
 from tailrace.trainer.meeting import meeting_url
 from tailrace.trainer.metrics import merge_metrics
-from tailrace.trainer.packed import PackedBatch
 
 _CLOSE_S = 5.0
 _PREDECESSOR_S = 30.0
@@ -320,6 +319,8 @@ class TrainerRole:
         self.stops.at("fetch")
         self._backend.weights_version = version - 1
         names = [name for batch in mini_batches for name in batch]
+        from tailrace.trainer.packed import PackedBatch  # brings numpy
+
         packed = PackedBatch(self._data.outlines(names) if names else [], self._data.packed)
         outlined_s = time.monotonic() - started
         experiences = {experience.trajectory: experience for experience in packed.experiences}
