@@ -193,19 +193,27 @@ class TrainerWorker:
         self.world_size = world_size
         self.device = resolve_device(config.device, rank)
         self._leaves_group = join(rank, world_size, rendezvous, self.device, config.timeout_s)
-        torch.manual_seed(config.seed + rank)
-        self._model = model(Path(model_path), config, self.device, rank, world_size)
+        try:
+            self._open(Path(model_path), model)
+        except BaseException:  # whoever builds another in this process joins another group
+            self._leave()
+            raise
+
+    def _open(self, model_path: Path, model: BuildsModel) -> None:
+        config = self.config
+        torch.manual_seed(config.seed + self.rank)
+        self._model = model(model_path, config, self.device, self.rank, self.world_size)
         shared_prompt_tokens = config.shared_prompt_tokens if self._model.shares_prompts else 0
         self._vocabulary = self._model.vocabulary
-        reference = self._model.reference(Path(model_path)) if config.kl_coefficient else None
+        reference = self._model.reference(model_path) if config.kl_coefficient else None
         self._mini_batches = 1
         self.on_phase: Callable[[str], None] = lambda _: None
         """Called as "forward" and "backward" of a micro-batch, and the "optimizer" step, begin. It may be set to another."""
         self._gradients = Gradients(self._model, reference, shared_prompt_tokens, lambda phase: self.on_phase(phase))
         self._needs_proximal = config.open_loss().needs_proximal
         self._parts = PartialBatch(self._gradients, self._model, self._vocabulary)
-        self._model_path = Path(model_path)
-        self._checkpoints = CheckpointWriter(self._model_path, self._model, rank, world_size, config.timeout_s)
+        self._model_path = model_path
+        self._checkpoints = CheckpointWriter(model_path, self._model, self.rank, self.world_size, config.timeout_s)
 
     def watch_micro_batches(self, ended: Callable[[], None]) -> bool:
         """Have a function called at the end of each micro-batch from now on, on the thread that computes it. Returns True."""
@@ -416,6 +424,9 @@ class TrainerWorker:
         """Wait for the checkpoint under way and leave the process group."""
         self._checkpoints.close()
         self._model.close()
+        self._leave()
+
+    def _leave(self) -> None:
         if self._leaves_group and dist.is_initialized():
             dist.destroy_process_group()
             self._leaves_group = False
