@@ -73,6 +73,14 @@ def run_command(
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live display.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would run, and stop.")] = False,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            "--devices",
+            metavar="NxKIND",
+            help="With --dry-run: count the run for these devices, such as 8xH100, in place of this machine's.",
+        ),
+    ] = None,
 ) -> None:
     """Train. Needs nothing else: `tailrace run laminar` works without a GPU or a download."""
     from tailrace.cli.runs.run import RunOptions, run
@@ -95,6 +103,7 @@ def run_command(
         resume=resume,
         plain=plain,
         dry_run=dry_run,
+        devices=devices,
     )
     raise typer.Exit(run(options))
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tailrace.cli.runs.trainer_memory import trainer_memory_in_words
+from tailrace.cli.runs.footprint_tables import show_footprint
 from tailrace.controller.spec import AXES
+from tailrace.fleetsim.footprint import Footprint
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.environments import has_own_rows, held_out_problems
 from tailrace.pipeline.run.prompts.reading import PromptCounts
@@ -18,17 +19,22 @@ from tailrace.rollout import select_engine
 
 
 def show_plan(
-    config: RunConfig, root: Path, counts: Mapping[str, PromptCounts], console: Console | None = None
+    config: RunConfig,
+    root: Path,
+    counts: Mapping[str, PromptCounts] | None,
+    found: Footprint,
+    console: Console | None = None,
 ) -> None:
     """Print what a run would do.
 
     Args:
         config: the configuration.
         root: the run directory that would be created.
-        counts: what became of the rows of each prompt file.
+        counts: what became of the rows of each prompt file; None on paper, where no file is read.
+        found: what the run takes.
         console: where to print; None for stdout.
     """
-    memory = trainer_memory_in_words(config)
+    on_paper, counts = counts is None, counts or {}
     console = console if console is not None else Console()
     table = Table.grid(padding=(0, 3, 0, 0))
     table.add_column(style="dim", no_wrap=True)
@@ -37,8 +43,7 @@ def show_plan(
     trajectories = pipeline.steps * pipeline.prompts_per_step * pipeline.samples_per_prompt
     for name, value in (
         ("app", config.app),
-        ("prompts", _prompts(config, counts)),
-        ("held out", f"{held_out_problems(config):,}" if held_out_problems(config) else "none"),
+        *(() if on_paper else _problems(config, counts)),
         *((f"rows of {name}", _rows(found)) for name, found in counts.items()),
         ("model", _model(config)),
         (
@@ -46,19 +51,27 @@ def show_plan(
             f"{pipeline.steps:,} of {pipeline.prompts_per_step:,} prompts x {pipeline.samples_per_prompt:,} responses",
         ),
         ("trains on", f"{trajectories:,} responses of at most {rollout.max_tokens:,} tokens"),
-        *(("", line) for line in ([] if config.model.path is None else stops_in_words(config, config.model.path))),
+        *(
+            ("", line)
+            for line in ([] if on_paper or config.model.path is None else stops_in_words(config, config.model.path))
+        ),
         ("replicas", f"{rollout.replicas:,} with {select_engine(rollout.engine)}{_pools(config)}"),
         ("trainer", f"{config.trainer.backend}, {config.trainer.processes:,} process(es)"),
-        *((("memory", memory),) if memory is not None else ()),
         ("relays", f"{_relays(config)}, transport {config.relay.transport}, codec {config.relay.codec}"),
-        ("runs on", _host(config)),
+        ("runs on", f"{found.machines}, on paper" if on_paper else _host(config)),
         ("policies", ", ".join(f"{axis} {getattr(pipeline, axis).name}" for axis in AXES)),
         ("faults", ", ".join(config.faults) or "none scripted"),
         ("directory", str(root)),
     ):
         table.add_row(name, value)
     console.print(table)
+    show_footprint(found, console)
     console.print("Nothing was started or written. Without --dry-run this runs.")
+
+
+def _problems(config: RunConfig, counts: Mapping[str, PromptCounts]) -> tuple[tuple[str, str], ...]:
+    held_out = held_out_problems(config)
+    return ("prompts", _prompts(config, counts)), ("held out", f"{held_out:,}" if held_out else "none")
 
 
 def _pools(config: RunConfig) -> str:

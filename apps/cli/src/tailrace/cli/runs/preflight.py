@@ -7,11 +7,13 @@ import socket
 from pathlib import Path
 
 from tailrace.cli.errors import NotHereError
-from tailrace.cli.runs.room import check_memory, check_model, check_shared_memory
+from tailrace.cli.runs.room import with_room_here
+from tailrace.fleetsim.footprint import Footprint, Machines, footprint
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import registered
 from tailrace.pipeline.run import build
+from tailrace.pipeline.run.model_files import check_model
 from tailrace.pipeline.run.pools import replica_gpus
 from tailrace.pipeline.run.prompts.data_check import check_data
 from tailrace.pipeline.run.prompts.reading import FoundPrompts
@@ -22,13 +24,14 @@ CONNECT_S = 5.0
 RAY_CLUSTER_FILE = Path("/tmp/ray/ray_current_cluster")  # noqa: S108 - the file in which Ray stores this machine's cluster
 
 
-def check(config: RunConfig, where: str = "", *, prompts: bool = True) -> FoundPrompts | None:
-    """Check plugins, their options, scripted faults, the model's files, the prompts, devices, memory, the Ray address.
+def check(config: RunConfig, where: str = "", *, prompts: bool = True, root: Path | None = None) -> FoundPrompts | None:
+    """Check plugins, their options, scripted faults, the model's files, the prompts, devices, memory, disk, the Ray address.
 
     Args:
         config: the configuration.
         where: text before each line, for example the file.
         prompts: whether to check prompts; a run that is resumed has its own already.
+        root: the run directory that will be created; None of a run that has one.
 
     Returns:
         What the prompt files hold; None if none were checked.
@@ -45,8 +48,31 @@ def check(config: RunConfig, where: str = "", *, prompts: bool = True) -> FoundP
     with gathered.check():
         found = check_data(config) if prompts else None
     with gathered.check():
-        _machine(config)
+        _machine(config, root)
     gathered.done(where)
+    return found
+
+
+def check_on_paper(config: RunConfig, machines: Machines, where: str = "") -> Footprint:
+    """Check what needs neither this machine nor files: policies, options, scripted faults, and room on other machines.
+
+    Args:
+        machines: those that the run is counted for.
+        where: text before each line, for example the file.
+
+    Raises:
+        ConfigError: something is wrong, or does not fit. The message has a line for each.
+    """
+    gathered, found = Gathered(), None
+    # the network interface of other machines is none of this one's
+    trainer = config.trainer.model_copy(update={"interface": ""})
+    with gathered.check():
+        build.check(config.model_copy(update={"trainer": trainer}))
+    with gathered.check():
+        found = footprint(config, machines)
+        gathered.add(*found.shortages)
+    gathered.done(where)
+    assert found is not None
     return found
 
 
@@ -68,14 +94,19 @@ def _model(config: RunConfig) -> None:
         stop_tokens(config, config.model.path)
 
 
-def _machine(config: RunConfig) -> None:
+def _machine(config: RunConfig, root: Path | None) -> None:
     if config.executor.name == "ray" and config.executor.ray_address is not None:
         check_ray(config.executor.ray_address)
+        gathered = Gathered()
+        with gathered.check():
+            gathered.add(*footprint(config).shortages)
+        gathered.done()
         return
     gathered = Gathered()
-    for part in (check_devices, check_memory, check_shared_memory):
-        with gathered.check():
-            part(config)
+    with gathered.check():
+        check_devices(config)
+    with gathered.check():
+        gathered.add(*with_room_here(footprint(config), root).shortages)
     gathered.done()
 
 

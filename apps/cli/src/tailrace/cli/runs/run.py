@@ -23,10 +23,11 @@ from tailrace.cli.runs.controller_process import (
     ControllerProcess,
     LeftController,
 )
-from tailrace.cli.runs.preflight import check
-from tailrace.cli.runs.room import check_disk
+from tailrace.cli.runs.preflight import check, check_on_paper
+from tailrace.cli.runs.room import with_room_here
 from tailrace.cli.runs.watching import unwatched, watch
 from tailrace.contracts import shown
+from tailrace.fleetsim.footprint import footprint, read_machines
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration, written_fault
@@ -55,6 +56,7 @@ class RunOptions:
     resume: Path | None = None
     plain: bool = False
     dry_run: bool = False
+    devices: str | None = None
 
 
 def run(options: RunOptions) -> int:
@@ -65,6 +67,8 @@ def run(options: RunOptions) -> int:
     """
     if (options.target is None) == (options.resume is None):
         raise CommandError("expected either a TARGET (an app's name or a TOML file) or --resume RUN")
+    if options.devices is not None and not options.dry_run:
+        raise CommandError(f"found --devices {options.devices} without --dry-run, expected both: nothing runs on paper")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # bars for loading a model, in the middle of the display
     correct_wheel_tag()  # before anyone calls `uv run` a second time
     return _resume(options) if options.resume is not None else _start(options)
@@ -100,8 +104,14 @@ def _start(options: RunOptions) -> int:
     if options.dry_run:
         from tailrace.cli.runs.dry_run import show_plan
 
+        if options.devices is not None:
+            machines = read_machines(options.devices)
+            show_plan(config, root, None, check_on_paper(config, machines, f"{options.target}: "))
+            return 0
         config, counts = _checked(config, options, root)
-        show_plan(config, root, counts)
+        found = footprint(config)
+        alone = config.executor.name == "local" or config.executor.ray_address is None
+        show_plan(config, root, counts, with_room_here(found, root) if alone else found)
         return 0
     with _controller() as process:
         config, _ = _checked(config, options, root)
@@ -124,10 +134,9 @@ def _checked(config: RunConfig, options: RunOptions, root: Path) -> tuple[RunCon
     gathered = Gathered()
     found = None
     with gathered.check():
-        found = check(config, f"{options.target}: ")
+        found = check(config, f"{options.target}: ", root=root)
     with gathered.check():
         check_new(RunDirectory(root))
-        check_disk(config, root)
     gathered.done()
     for note in found.notes if found is not None else ():
         typer.echo(f"note: {shown(note)}", err=True)

@@ -2,7 +2,7 @@
 
 from tailrace.fleetsim.hardware.devices import Device, FittedDecode, device, devices, find_device, load_device
 from tailrace.fleetsim.hardware.links import CROSS_DATACENTER, NETWORK_EFFICIENCY, Link, Node
-from tailrace.fleetsim.hardware.models import ModelShape, model, models
+from tailrace.fleetsim.hardware.models import ModelShape, model, models, shape_of
 
 __all__ = [
     "CROSS_DATACENTER",
@@ -18,4 +18,5 @@ __all__ = [
     "load_device",
     "model",
     "models",
+    "shape_of",
 ]

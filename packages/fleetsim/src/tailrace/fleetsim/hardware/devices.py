@@ -125,6 +125,11 @@ class Device:
     nvlink_bandwidth: Positive
     nic_bandwidth: Positive
     nics_per_node: Count
+    host_memory_bytes: Positive | None = None
+    host_cores: Count | None = None
+    disk_bandwidth: Positive | None = None
+    publish_bandwidth: Positive | None = None
+    pull_bandwidth: Positive | None = None
     price_per_hour: Least | None = None
     fitted: tuple[FittedDecode, ...] = field(default=())
 

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.hardware.devices import Count, pick
@@ -131,6 +132,40 @@ def model(name: str) -> ModelShape:
         UnknownNameError: the table has no model of this name.
     """
     return pick("model", name, models())
+
+
+_DENSE, _MIXTURES = ("llama", "mistral", "qwen2", "qwen3"), ("qwen3_moe",)
+
+
+def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape | None:
+    """The shape that a Hugging Face ``config.json`` tells; None for an architecture that is not counted here.
+
+    Raises:
+        FleetError: a size is missing or is no number, or sizes do not fit together.
+    """
+    kind = config.get("model_type")
+    if kind not in (*_DENSE, *_MIXTURES):
+        return None
+    mixture = kind in _MIXTURES
+    try:
+        heads = int(config["num_attention_heads"])
+        return ModelShape(
+            name,
+            layers=int(config["num_hidden_layers"]),
+            hidden=int(config["hidden_size"]),
+            ffn=int(config["moe_intermediate_size" if mixture else "intermediate_size"]),
+            query_heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
+            vocab=int(config["vocab_size"]),
+            experts=int(config["num_experts"]) if mixture else 0,
+            experts_per_token=int(config["num_experts_per_tok"]) if mixture else 0,
+            qkv_bias=kind.startswith("qwen2"),
+            head_norm=kind.startswith("qwen3"),
+            tied=bool(config.get("tie_word_embeddings", False)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise FleetError(f"model {name}: its config.json does not tell its shape: {error!r}") from error
 
 
 @functools.cache

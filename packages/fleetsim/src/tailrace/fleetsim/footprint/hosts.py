@@ -1,0 +1,202 @@
+"""The memory, shared memory and disk of each host, by owner. Each owner's arithmetic is a function of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tailrace.fleetsim.footprint.machines import Machines
+from tailrace.fleetsim.footprint.memory import MemoryPlace, OwnedBytes, options_of, rank_parts
+from tailrace.fleetsim.footprint.model import RunModel
+from tailrace.fleetsim.footprint.standing import Standing, StandingMember
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.run.build import trainer_config
+from tailrace.pipeline.run.machines import PEER
+from tailrace.pipeline.run.pools import relay_count, relay_slots
+from tailrace.rollout import EngineOptions, select_engine
+from tailrace.runtime.executor.deployment import TRAINER
+
+SHARED = "/dev/shm"  # noqa: S108 - where Linux has it
+PROCESS_BYTES = {
+    "controller": 150e6,
+    "ray": 500e6,
+    "trainer": 550e6,
+    "replica vllm": 900e6,
+    "replica transformers": 600e6,
+    "relay": 120e6,
+    "data": 150e6,
+    "scorer": 150e6,
+    "verifier": 100e6,
+    "ranker": 500e6,
+    "environment": 120e6,
+}
+"""Bytes of each process with what it imports, before it loads anything (measured: tools/bench/run_memory.py)."""
+SAVED_STATE_BYTES = 12
+"""Bytes of a checkpoint for each parameter: itself and two moments in float32. Weights in the trainer's dtype come beside."""
+CHECKPOINT_COPIES = 2
+"""Copies of a rank's state in host memory: one for each checkpoint that may be under way."""
+BEING_WRITTEN = 2
+"""Checkpoints on disk that are not complete or not removed yet, beside those that are kept."""
+ENGINE_PART_BYTES = 256 * 2**20
+"""Bytes of a version, at one time, in shared memory for the workers of an engine over several devices."""
+TOKEN_BYTES = {"fetched": 8, "archive": 8, "store": 40}
+"""Bytes of a token: in a rank's arrays, in the archive, in the store (docs/operating.md, tools/bench/trajstore.py)."""
+
+
+def host_places(config: RunConfig, machines: Machines, standing: Standing, model: RunModel) -> list[MemoryPlace]:
+    """Memory and shared memory of each host, and the disk of the run directory."""
+    found = []
+    for node in range(machines.nodes):
+        named = "" if machines.nodes == 1 else f" of machine {node}"
+        shared = shared_parts(config, machines, standing, model, node)
+        parts = [*_members(config, machines, standing, model, node), *shared]
+        capacity = None if machines.device is None else machines.device.host_memory_bytes
+        keys = "'rollout.replicas', 'trainer.processes' and 'relay.count'"
+        found.append(MemoryPlace(f"host memory{named}", tuple(parts), capacity, keys))
+        found.append(
+            MemoryPlace(f"{SHARED}{named}", tuple(shared), None, "'relay.count'", "the container's --shm-size higher")
+        )
+    found.append(MemoryPlace("disk of the run directory", tuple(disk_parts(config, model)), None, "'checkpoint.keep'"))
+    return found
+
+
+def relays_on(config: RunConfig, machines: Machines, node: int) -> int:
+    """Relays of a machine: they are spread, the master's site first."""
+    count, nodes = relay_count(config), machines.nodes
+    return count // nodes + (node < count % nodes)
+
+
+def published_bytes(config: RunConfig, model: RunModel) -> float:
+    """Bytes of a version as it is published."""
+    if config.trainer.adapter.rank:
+        return 0.0  # thousands of times smaller than the model
+    each = {"float32": 4, "bfloat16": 2, "float64": 8}[trainer_config(config).dtype]
+    return model.parameters * {"bf16": min(each, 2), "fp8": 1}.get(config.relay.codec, each)
+
+
+def shared_parts(
+    config: RunConfig, machines: Machines, standing: Standing, model: RunModel, node: int
+) -> list[OwnedBytes]:
+    """What lies in a machine's shared memory: versions in relays, one more that is staged there, parts for engines."""
+    relays, version = relays_on(config, machines, node), published_bytes(config, model)
+    held = min(relay_slots(config), config.pipeline.steps + 1)
+    parts = [OwnedBytes("relays", f"{held} versions in each of {relays}", relays * held * version)] if relays else []
+    if relays and node == 0 and config.relay.transport == "shm":
+        parts.append(OwnedBytes("relays", "a version that is being published", version))
+    if PEER in config.checkpoint.domains and relays:
+        parts.append(OwnedBytes("relays", "checkpoints of another machine", 2 * checkpoint_bytes(config, model)))
+    spread = [
+        one for one in standing.on(node) if one.role != TRAINER and options_of(config, one).tensor_parallel_size > 1
+    ]
+    if spread:
+        parts.append(OwnedBytes("replicas", "part of a version for their workers", len(spread) * ENGINE_PART_BYTES))
+    return parts
+
+
+def checkpoint_bytes(config: RunConfig, model: RunModel) -> float:
+    """Bytes of a checkpoint: the state and, in the trainer's dtype, the weights."""
+    if config.trainer.adapter.rank:
+        return 0.0
+    weights = {"float32": 4, "bfloat16": 2, "float64": 8}[trainer_config(config).dtype]
+    return model.parameters * (SAVED_STATE_BYTES + weights)
+
+
+def disk_parts(config: RunConfig, model: RunModel) -> list[OwnedBytes]:
+    """What a run leaves on its disk."""
+    pipeline = config.pipeline
+    each, kept = checkpoint_bytes(config, model), min(config.checkpoint.keep, pipeline.steps)
+    batch = pipeline.prompts_per_step * pipeline.samples_per_prompt * config.rollout.max_tokens
+    return [
+        OwnedBytes("trainer", f"{kept} checkpoints", kept * each),
+        OwnedBytes("trainer", f"{BEING_WRITTEN} that are being written", BEING_WRITTEN * each),
+        OwnedBytes("data", "store, if all responses are longest", 2 * batch * TOKEN_BYTES["store"]),
+        OwnedBytes("data", "archive, if all responses are longest", pipeline.steps * batch * TOKEN_BYTES["archive"]),
+    ]
+
+
+def checkpoint_copy_bytes(config: RunConfig, model: RunModel) -> float:
+    """Bytes of one copy of a rank's state in host memory."""
+    table = config.trainer
+    return 0.0 if table.adapter.rank else SAVED_STATE_BYTES * model.parameters / (table.processes // table.cells)
+
+
+def _members(
+    config: RunConfig, machines: Machines, standing: Standing, model: RunModel, node: int
+) -> Iterator[OwnedBytes]:
+    """The processes of a machine, and what each has in the host's memory."""
+    here = standing.on(node)
+    ranks = [member for member in here if member.role == TRAINER]
+    replicas = [member for member in here if member.role != TRAINER]
+    if config.executor.name == "ray":
+        yield OwnedBytes("Ray", "its own processes", PROCESS_BYTES["ray"])
+    if ranks:
+        yield from _ranks(config, model, ranks)
+    for member in replicas:
+        yield from _replica(config, model, member)
+    if relays := relays_on(config, machines, node):
+        yield OwnedBytes("relays", "processes", relays * 2 * PROCESS_BYTES["relay"])
+    if config.environment.name is not None:
+        workers = config.environment.members * (1 + config.environment.workers)
+        yield OwnedBytes("environments", "processes", workers * PROCESS_BYTES["environment"] / machines.nodes)
+    if node == 0:
+        yield from _home(config)
+
+
+def _ranks(config: RunConfig, model: RunModel, ranks: list[StandingMember]) -> Iterator[OwnedBytes]:
+    count, on_gpu = len(ranks), bool(ranks[0].devices)
+    yield OwnedBytes("trainer", "processes", count * PROCESS_BYTES["trainer"])
+    if not on_gpu:
+        for part in rank_parts(config, model, gpu=False)[0]:
+            yield OwnedBytes("trainer", part.what, count * part.size, part.phase)
+    copy = checkpoint_copy_bytes(config, model)
+    yield OwnedBytes(
+        "trainer", f"{CHECKPOINT_COPIES} copies of its state for checkpoints", count * CHECKPOINT_COPIES * copy
+    )
+    of_rank = published_bytes(config, model) / config.trainer.processes
+    yield OwnedBytes("trainer", "weights that are staged", max(0, config.trainer.processes - 1) and count * of_rank)
+    if on_gpu and "optimizer" in trainer_config(config).offload:
+        yield OwnedBytes(
+            "trainer",
+            "moments, pinned",
+            count * 8 * model.parameters / (config.trainer.processes // config.trainer.cells),
+        )
+    pipeline = config.pipeline
+    batch = pipeline.prompts_per_step * pipeline.samples_per_prompt * config.rollout.max_tokens
+    share = batch * TOKEN_BYTES["fetched"] / config.trainer.processes
+    yield OwnedBytes("trainer", "its rows of a batch, if all responses are longest", count * share)
+
+
+def _replica(config: RunConfig, model: RunModel, member: StandingMember) -> Iterator[OwnedBytes]:
+    engine, options = select_engine(config.rollout.engine), options_of(config, member)
+    base = PROCESS_BYTES.get(f"replica {engine}", PROCESS_BYTES["replica transformers"])
+    workers = options.tensor_parallel_size if options.tensor_parallel_size > 1 or options.apart else 0
+    yield OwnedBytes("replicas", "processes", base * (1 + workers))
+    if member.devices or model.shape is None:
+        return
+    size = 2 if options.dtype in ("bfloat16", "float16") else 4
+    yield OwnedBytes("replicas", "weights", size * model.parameters)
+    yield OwnedBytes("replicas", "KV cache", kv_cache_bytes(config, options, model))
+
+
+def kv_cache_bytes(config: RunConfig, options: EngineOptions, model: RunModel) -> float:
+    """Bytes of a replica's KV cache on a CPU, as the engine chooses them."""
+    if options.kv_cache_bytes is not None:
+        return options.kv_cache_bytes
+    assert model.shape is not None
+    size = 2 if options.dtype in ("bfloat16", "float16") else 4
+    token = model.shape.kv_bytes_per_token / model.shape.bytes_per_kv * size
+    longest = options.max_model_len or config.rollout.max_tokens
+    wanted = (options.max_num_seqs or 256) * longest * token
+    return max(min(wanted, 2**30), longest * token)
+
+
+def _home(config: RunConfig) -> Iterator[OwnedBytes]:
+    """The members that stand beside the controller."""
+    yield OwnedBytes("controller", "process", PROCESS_BYTES["controller"])
+    yield OwnedBytes("data", "process", PROCESS_BYTES["data"])
+    workers = config.reward.math.workers
+    yield OwnedBytes("scorer", "processes", PROCESS_BYTES["scorer"] + workers * PROCESS_BYTES["verifier"])
+    if config.reward.code.memory_mib is not None:
+        most = config.reward.code.workers * config.reward.code.memory_mib * 2**20
+        yield OwnedBytes("scorer", "programs, if all reach their limit", most)
+    if config.ranker is not None:
+        yield OwnedBytes("ranker", "process", PROCESS_BYTES["ranker"])

@@ -1,0 +1,274 @@
+"""Bytes by place, owner and phase, and what is missing where: the records, and the memory of devices.
+
+A device has, from step to step, weights or a shard of the trainer's state; beside it in one phase the activations of a
+micro-batch, in another whole gradients. The most of a place is what stays and the largest phase.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tailrace.fleetsim.cost.capacity import kv_capacity_tokens
+from tailrace.fleetsim.errors import DoesNotFitError, FleetError
+from tailrace.fleetsim.footprint.machines import Machines
+from tailrace.fleetsim.footprint.model import RunModel
+from tailrace.fleetsim.footprint.standing import DeviceSeat, Standing, StandingMember
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.run.build import trainer_config
+from tailrace.pipeline.run.pools import engine_options, tensor_parallel
+from tailrace.rollout import EngineOptions
+from tailrace.runtime.executor.deployment import TRAINER
+from tailrace.trainer.memory import TrainerMemory, advice, trainer_memory
+
+CUDA_BYTES = 1_500_000_000
+"""Bytes of CUDA, its libraries and NCCL in a process, before anything is loaded (inferred)."""
+ENGINE_BYTES = 2_000_000_000
+"""Bytes of an engine's activations and graphs, where no kind of device says it (`Device.reserve_bytes`; inferred)."""
+COMPUTING, REDUCING, UPDATING = "computing", "reducing", "updating"
+GB = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedBytes:
+    """Bytes of one owner at a place.
+
+    Args:
+        owner: the member or process, such as ``trainer`` or ``replica r1``.
+        what: what they are.
+        size: bytes.
+        phase: the only phase in which they are there; empty: always.
+    """
+
+    owner: str
+    what: str
+    size: float
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlace:
+    """A device, or the memory, the shared memory or the disk of a host.
+
+    Args:
+        name: in words, such as ``GPU 3 of machine 0``.
+        parts: who has what there.
+        capacity: bytes that there are; None: not known.
+        keys: keys of the configuration that the parts follow from.
+        advice: what to set if it does not fit, as ``key = value``; empty: nothing is known that would help.
+    """
+
+    name: str
+    parts: tuple[OwnedBytes, ...]
+    capacity: float | None = None
+    keys: str = ""
+    advice: str = ""
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Bytes in each phase, what is always there included; one entry with an empty name where there are no phases."""
+        always = sum(part.size for part in self.parts if not part.phase)
+        names = dict.fromkeys(part.phase for part in self.parts if part.phase)
+        if not names:
+            return {"": always}
+        return {name: always + sum(part.size for part in self.parts if part.phase == name) for name in names}
+
+    @property
+    def peak(self) -> float:
+        """The most that it has at one time."""
+        return max(self.phases.values())
+
+    def owners(self) -> dict[str, float]:
+        """Bytes of each owner when there are most, the largest first."""
+        worst = max(self.phases, key=lambda name: self.phases[name])
+        found: dict[str, float] = {}
+        for part in self.parts:
+            if part.phase in ("", worst):
+                found[part.owner] = found.get(part.owner, 0.0) + part.size
+        return dict(sorted(found.items(), key=lambda one: -one[1]))
+
+    def shortage(self) -> str | None:
+        """One line if it has too little; None if it has enough, or if that is not known."""
+        if self.capacity is None or self.peak <= self.capacity:
+            return None
+        worst = max(self.phases, key=lambda name: self.phases[name])
+        parts = [part for part in self.parts if part.phase in ("", worst) and part.size >= 0.001 * self.peak]
+        parts.sort(key=lambda part: -part.size)
+        listed = ", ".join(f"{gigabytes(part.size)} of {part.owner}: {part.what}" for part in parts[:6])
+        keys = f"keys {self.keys}: " if self.keys else ""
+        more = f" ({listed}{', and others' if len(parts) > 6 else ''})"
+        change = f"; set {self.advice}" if self.advice else ""
+        return (
+            f"{keys}found members that take {gigabytes(self.peak)} of {self.name}{more}, expected at most "
+            f"{gigabytes(self.capacity)}: {gigabytes(self.peak - self.capacity)} are missing{change}"
+        )
+
+
+def gigabytes(count: float) -> str:
+    """Bytes in words, in 10^9, or in 10^6 where that reads better."""
+    return f"{count / GB:,.1f} GB" if abs(count) >= 0.05 * GB else f"{count / 1e6:,.1f} MB"
+
+
+def device_places(config: RunConfig, machines: Machines, standing: Standing, model: RunModel) -> list[MemoryPlace]:
+    """The memory of every device on which somebody stands; alike ones are one place.
+
+    Raises:
+        DoesNotFitError: the weights of a replica leave no room for its KV cache.
+    """
+    alike: dict[tuple[object, ...], list[DeviceSeat]] = {}
+    for seat in standing.seats:
+        key = tuple((member.role, member.devices, member.pool) for member in seat.members)
+        if key:
+            alike.setdefault(key, []).append(seat)
+    found = []
+    for seats in alike.values():
+        parts: list[OwnedBytes] = []
+        advised = ""
+        for member in seats[0].members:
+            if member.role == TRAINER:
+                limit = _room(config, machines) - sum(part.size for part in parts)
+                of_rank, advised = rank_parts(config, model, limit=limit)
+                parts += of_rank
+            else:
+                parts += replica_parts(config, machines, model, member)
+        keys = "'trainer.options'" if advised else "'rollout.options' and 'executor'"
+        found.append(MemoryPlace(_named(seats, machines), tuple(parts), _room(config, machines), keys, advised))
+    return found
+
+
+def rank_parts(
+    config: RunConfig, model: RunModel, *, gpu: bool = True, limit: float | None = None
+) -> tuple[list[OwnedBytes], str]:
+    """What a rank of the trainer has where it computes, and the setting to change if that is more than `limit` bytes."""
+    table, settings = config.trainer, trainer_config(config)
+    ranks = table.processes // table.cells
+    parts = [OwnedBytes("trainer", "CUDA and NCCL", CUDA_BYTES)] if gpu else []
+    if model.dense is None or table.backend != "fsdp2" or table.adapter.rank:
+        if table.adapter.rank:
+            size = 2 if settings.dtype == "bfloat16" else 4
+            return [
+                *parts,
+                OwnedBytes("trainer", "the frozen base, without activations", size * model.parameters / ranks),
+            ], ""
+        return [*parts, OwnedBytes("trainer", "state, without activations", 16 * model.parameters / ranks)], ""
+    longest = longest_tokens(config)
+    found = trainer_memory(model.dense, settings, ranks=ranks, longest=longest, gpu=gpu)
+    parts += trainer_parts(found)
+    if limit is None or found.peak + CUDA_BYTES <= limit:
+        return parts, ""
+    change = advice(model.dense, settings, ranks=ranks, longest=longest, limit=int(limit) - CUDA_BYTES)
+    return parts, change
+
+
+def trainer_parts(found: TrainerMemory) -> list[OwnedBytes]:
+    """The trainer's memory as parts: their largest phase is `TrainerMemory.peak`."""
+    parts = [OwnedBytes("trainer", "parameters", found.parameters), OwnedBytes("trainer", "gradients", found.gradients)]
+    parts.append(OwnedBytes("trainer", "moments", found.optimizer, UPDATING if found.away else ""))
+    for what, size in (("activations", found.activations), ("logits", found.logits), ("gathered", found.gathered)):
+        parts.append(OwnedBytes("trainer", what, size, COMPUTING))
+    parts.append(OwnedBytes("trainer", "whole gradients", found.reducing, REDUCING))
+    return parts
+
+
+def longest_tokens(config: RunConfig) -> int:
+    """Most tokens of a prompt with its response, as far as the configuration tells."""
+    return int(config.rollout.options.get("max_model_len") or config.rollout.max_tokens)
+
+
+def options_of(config: RunConfig, member: StandingMember) -> EngineOptions:
+    """The engine options of a replica."""
+    table = config.rollout
+    return EngineOptions.read(
+        table.options if member.pool is None else engine_options(config, table.pools[member.pool])
+    )
+
+
+def replica_parts(config: RunConfig, machines: Machines, model: RunModel, member: StandingMember) -> list[OwnedBytes]:
+    """What a replica has on each of its devices.
+
+    Raises:
+        DoesNotFitError: there is no room for one trajectory in its KV cache.
+    """
+    options = options_of(config, member)
+    tp, owner = options.tensor_parallel_size, "replica"
+    size = 4 if options.dtype == "float32" else 2
+    weights = model.parameters * size / tp
+    total = _room(config, machines) * options.gpu_memory_utilization
+    parts = [OwnedBytes(owner, "weights", weights)]
+    if options.kv_cache_bytes is not None:
+        return [
+            *parts,
+            OwnedBytes(owner, "KV cache", options.kv_cache_bytes),
+            OwnedBytes(owner, "engine", ENGINE_BYTES),
+        ]
+    reserve = ENGINE_BYTES if machines.device is None else machines.device.reserve_bytes
+    cache = total - reserve - weights
+    tokens = kv_tokens(config, machines, model, member)
+    if cache <= 0 or (tokens is not None and tokens < longest_tokens(config)):
+        raise DoesNotFitError(
+            f"keys 'rollout.options.gpu_memory_utilization' and 'rollout.options.tensor_parallel_size': found "
+            f"{options.gpu_memory_utilization:g} of {gigabytes(_room(config, machines))} on each of {tp} GPU(s), of which "
+            f"{gigabytes(weights)} are weights and {gigabytes(reserve)} the engine's own, expected room for the "
+            f"{longest_tokens(config):,} tokens of one trajectory: found {max(0, tokens or 0):,}"
+        )
+    words = "KV cache" if tokens is None else f"KV cache of {tokens:,} tokens"
+    return [*parts, OwnedBytes(owner, words, cache), OwnedBytes(owner, "engine", reserve)]
+
+
+def kv_tokens(config: RunConfig, machines: Machines, model: RunModel, member: StandingMember) -> int | None:
+    """Tokens that fit into a replica's KV cache, by the simulator's function; None if shape or device is not told."""
+    if model.shape is None or machines.device is None:
+        return None
+    options = options_of(config, member)
+    tuned = dataclasses.replace(machines.device, memory_share=options.gpu_memory_utilization)
+    try:
+        return kv_capacity_tokens(model.shape, tuned, options.tensor_parallel_size)
+    except DoesNotFitError:
+        return 0
+
+
+def check_heads(config: RunConfig, model: RunModel) -> None:
+    """Check that tensor parallelism divides the model's heads.
+
+    Raises:
+        FleetError: it does not.
+    """
+    if model.shape is None:
+        return
+    for options in (
+        config.rollout.options,
+        *(engine_options(config, pool) for pool in config.rollout.pools),
+    ):
+        tp, heads = tensor_parallel(options), model.shape.query_heads
+        if heads % tp:
+            raise FleetError(
+                f"key 'rollout.options.tensor_parallel_size': found {tp} for {model.name}, which has {heads} attention heads, "
+                f"expected a divisor, such as {max(size for size in range(1, tp) if heads % size == 0)}"
+            )
+
+
+def _room(config: RunConfig, machines: Machines) -> float:
+    """Bytes of each device."""
+    return machines.device.memory_bytes if machines.device is not None else config.executor.gpu_memory_gb * GB
+
+
+def _named(seats: Sequence[DeviceSeat], machines: Machines) -> str:
+    kind = "" if machines.device is None else f" ({machines.device.name})"
+    if machines.nodes == 1:
+        return f"GPU {_ranges(seat.index for seat in seats)}{kind}"
+    by_node: dict[str, list[int]] = {}
+    for node in dict.fromkeys(seat.node for seat in seats):
+        by_node.setdefault(_ranges(seat.index for seat in seats if seat.node == node), []).append(node)
+    return "; ".join(f"GPU {held} of machine {_ranges(nodes)}" for held, nodes in by_node.items()) + kind
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Ascending numbers in words, such as ``0 to 3, 6``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)

@@ -1,0 +1,198 @@
+"""The arithmetic of a run beside sums by hand, for the shipped 7B configuration and changes of it."""
+
+from pathlib import Path
+
+import pytest
+
+from tailrace.fleetsim.errors import DoesNotFitError, FleetError, UnknownNameError
+from tailrace.fleetsim.footprint import footprint, read_machines
+from tailrace.fleetsim.footprint.memory import MemoryPlace, OwnedBytes
+from tailrace.fleetsim.hardware import device, model, shape_of
+from tailrace.pipeline.config.target import configuration
+
+ROOT = Path(__file__).parents[4]
+SEVEN = 7_615_616_512  # parameters of Qwen2.5-7B, of its safetensors
+
+
+def counted(devices="8xH100", *settings, target="laminar"):
+    """The footprint of a 7B model on paper: four ranks and four replicas, a GPU each."""
+    base = (
+        "model.path=/nowhere/Qwen2.5-7B", "rollout.engine=vllm", "rollout.replicas=4", "trainer.processes=4",
+        "executor.trainer_gpus=1.0", "executor.replica_gpus=1.0", "executor.device=cuda", "trainer.options.dtype=bfloat16",
+        "rollout.options.max_model_len=1536", "rollout.max_tokens=1024", "rollout.options.gpu_memory_utilization=0.85",
+    )  # fmt: skip
+    return footprint(configuration(target, settings=(*base, *settings)), read_machines(devices))
+
+
+def bytes_of(place, owner, what):
+    return sum(part.size for part in place.parts if part.owner == owner and what in part.what)
+
+
+def test_a_device_has_its_rank_and_another_its_replica():
+    found = counted()
+    rank, replica = found.place("GPU 0 to 3"), found.place("GPU 4 to 7")
+    state = sum(bytes_of(rank, "trainer", what) for what in ("parameters", "moments")) + bytes_of(
+        rank, "trainer", "gradients"
+    )
+    assert state - bytes_of(rank, "trainer", "whole gradients") == pytest.approx(16 * SEVEN / 4, rel=1e-6)
+    assert bytes_of(replica, "replica", "weights") == 2 * SEVEN
+    # what the engine takes in all is its share of the device, whatever the weights leave of it
+    assert replica.peak == pytest.approx(0.85 * device("H100").memory_bytes)
+    assert found.shortages == ()
+
+
+def test_a_kv_cache_is_the_simulators():
+    from tailrace.fleetsim.cost import kv_capacity_tokens
+
+    replica = counted("8xH100", "rollout.options.gpu_memory_utilization=0.9").place("GPU 4 to 7")
+    tokens = kv_capacity_tokens(model("Qwen2.5-7B"), device("H100"), 1)  # whose share of memory is 0.9
+    assert any(f"{tokens:,} tokens" in part.what for part in replica.parts)
+
+
+def test_the_largest_phase_counts():
+    place = MemoryPlace(
+        "GPU 0",
+        (
+            OwnedBytes("trainer", "state", 10),
+            OwnedBytes("trainer", "a", 5, "computing"),
+            OwnedBytes("trainer", "b", 7, "reducing"),
+        ),
+        16,
+    )
+    assert place.phases == {"computing": 15, "reducing": 17}
+    assert place.peak == 17
+    assert place.owners() == {"trainer": 17}
+    assert "expected at most" in place.shortage()
+    assert MemoryPlace("GPU 0", place.parts, 17).shortage() is None
+    assert MemoryPlace("GPU 0", place.parts, None).shortage() is None
+
+
+def test_hosts_hold_versions_and_copies():
+    found = counted("8xH100", "relay.count=2", "checkpoint.keep=3")
+    shared = found.place("/dev/shm")
+    assert shared.peak == (2 * 2 + 1) * 2 * SEVEN  # two versions in each relay, one that is staged, in bfloat16
+    host = found.place("host memory")
+    assert bytes_of(host, "trainer", "copies of its state") == pytest.approx(2 * 12 * SEVEN)
+    assert bytes_of(host, "relays", "version") == shared.peak
+    disk = found.place("disk")
+    assert bytes_of(disk, "trainer", "") == (3 + 2) * 14 * SEVEN
+    one_step = counted("8xH100", "pipeline.steps=1", "checkpoint.keep=3").place("disk")
+    assert bytes_of(one_step, "trainer", "") == (1 + 2) * 14 * SEVEN
+
+
+def test_copies_of_a_checkpoint_are_as_many_as_the_writer_keeps():
+    from tailrace.fleetsim.footprint.hosts import CHECKPOINT_COPIES
+    from tailrace.trainer.checkpoint import MOST_PENDING
+
+    assert CHECKPOINT_COPIES == MOST_PENDING
+
+
+def test_an_adapter_has_neither_versions_nor_checkpoints_of_the_models_size():
+    found = counted("8xH100", "trainer.adapter.rank=8")
+    assert found.place("/dev/shm").peak == 0
+    assert bytes_of(found.place("disk"), "trainer", "") == 0
+    assert "activations of Qwen2.5-7B" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("placement", "seats"),
+    [("pack", [(0, 0), (0, 1), (0, 2), (0, 3)]), ("spread", [(0, 0), (1, 0), (0, 1), (1, 1)])],
+)
+def test_ranks_stand_as_placement_says(placement, seats):
+    found = counted("16xH100", f"executor.placement={placement}")
+    ranks = {rank: (seat.node, seat.index) for seat in found.standing.seats for rank in seat.members}
+    assert [ranks[rank] for rank in found.standing.ranks] == seats
+
+
+def test_an_engine_does_not_span_machines():
+    # 5 ranks leave 3 devices of the first machine: an engine over 4 stands on the second
+    found = counted(
+        "16xH100", "trainer.processes=5", "rollout.replicas=2", "rollout.options.tensor_parallel_size=4",
+        "executor.replica_gpus=4.0",
+    )  # fmt: skip
+    assert [found.standing.nodes[replica] for replica in found.standing.replicas] == [1, 1]
+    with pytest.raises(DoesNotFitError, match="no machine with 4 free devices for replica r2"):
+        counted(
+            "16xH100", "trainer.processes=2", "rollout.replicas=3", "executor.placement=spread",
+            "rollout.options.tensor_parallel_size=4", "executor.replica_gpus=4.0",
+            "trainer.processes=4",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("devices", "settings", "error", "words"),
+    [
+        ("4xH100", (), DoesNotFitError, r"found 8 devices asked for \(4 ranks, 4 replicas\).* 4 are missing"),
+        ("8", (), FleetError, "--devices: found '8', expected a number and a kind of device, such as 8xH100"),
+        ("0xH100", (), FleetError, "--devices: found '0xH100'"),
+        ("12xH100", (), FleetError, "12 x H100, expected at most 8, those of one machine, or a multiple"),
+        ("8xH1000", (), UnknownNameError, "unknown device 'H1000', did you mean 'H100'"),
+        ("8xH100", ("model.path=/nowhere/Qwen9",), FleetError, "'Qwen9' is none of the known models"),
+        (
+            "16xH100",
+            ("rollout.options.tensor_parallel_size=3", "executor.replica_gpus=3.0"),
+            FleetError,
+            "found 3 for Qwen2.5-7B, which has 28 attention heads, expected a divisor, such as 2",
+        ),
+        (
+            "8xH100",
+            ("rollout.options.gpu_memory_utilization=0.2",),
+            DoesNotFitError,
+            "15.2 GB are weights and 2.0 GB the engine's own, expected room for the 1,536 tokens of one trajectory: found 0",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line(devices, settings, error, words):
+    with pytest.raises(error, match=words) as caught:
+        counted(devices, *settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_does_not_fit_says_how_much_is_missing_and_what_to_set():
+    found = counted(
+        "8xH100", 'trainer.options.activation_checkpointing="off"', "trainer.options.micro_batch_tokens=8192"
+    )
+    (line,) = found.shortages
+    place = found.place("GPU 0 to 3")
+    assert f"{(place.peak - place.capacity) / 1e9:.1f} GB are missing" in line
+    assert line.endswith('set trainer.options.activation_checkpointing = "on"')
+    assert "activations" in line
+    assert "\n" not in line
+
+
+def test_seconds_follow_from_bytes_and_the_record():
+    found = {one.what: one for one in counted().transfers}
+    kind = device("H100")
+    assert found["publish a version"].seconds == pytest.approx(2 * SEVEN / 4 / kind.publish_bandwidth)
+    assert found["pull a version"].seconds == pytest.approx(2 * SEVEN / kind.pull_bandwidth)
+    assert found["copy the state"].seconds == pytest.approx(12 * SEVEN / 4 / kind.pcie_bandwidth)
+    assert found["write a checkpoint"].seconds == pytest.approx(14 * SEVEN / kind.disk_bandwidth)
+    # of ranks on two machines each writes to its own machine's disk
+    spread = {one.what: one for one in counted("16xH100", "executor.placement=spread").transfers}
+    assert spread["write a checkpoint"].seconds == pytest.approx(14 * SEVEN / 2 / kind.disk_bandwidth)
+    assert "pass a version on" not in found
+
+
+def test_the_forecast_is_a_simulation_of_the_same_run():
+    found = counted("8xH100", "pipeline.prompts_per_step=16", "pipeline.samples_per_prompt=4")
+    result = found.forecast()
+    assert result.gpus == 8
+    assert result.devices == {"H100": 8}
+    assert result.step_s > 0
+    assert result.lost_trajectories == 0
+    slower = counted("8xA100", "pipeline.prompts_per_step=16", "pipeline.samples_per_prompt=4").forecast()
+    assert slower.step_s > result.step_s
+
+
+def test_a_shape_is_that_of_config_json():
+    known = model("Qwen3-30B-A3B")
+    found = shape_of(
+        known.name,
+        {"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32,
+         "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144, "moe_intermediate_size": 768,
+         "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936, "tie_word_embeddings": False},
+    )  # fmt: skip
+    assert found == known
+    assert shape_of("other", {"model_type": "gpt2"}) is None
+    with pytest.raises(FleetError, match="does not tell its shape: KeyError"):
+        shape_of("broken", {"model_type": "qwen3"})
