@@ -48,7 +48,10 @@ def check(config: RunConfig, where: str = "", *, prompts: bool = True, root: Pat
     with gathered.check():
         found = check_data(config) if prompts else None
     with gathered.check():
-        _machine(config, root)
+        _machine(config)
+    if not gathered.lines:  # what is wrong in itself cannot be counted
+        with gathered.check():
+            _room(config, root)
     gathered.done(where)
     return found
 
@@ -68,6 +71,7 @@ def check_on_paper(config: RunConfig, machines: Machines, where: str = "") -> Fo
     trainer = config.trainer.model_copy(update={"interface": ""})
     with gathered.check():
         build.check(config.model_copy(update={"trainer": trainer}))
+    gathered.done(where)
     with gathered.check():
         found = footprint(config, machines)
         gathered.add(*found.shortages)
@@ -94,20 +98,28 @@ def _model(config: RunConfig) -> None:
         stop_tokens(config, config.model.path)
 
 
-def _machine(config: RunConfig, root: Path | None) -> None:
-    if config.executor.name == "ray" and config.executor.ray_address is not None:
+def _machine(config: RunConfig) -> None:
+    if _joins(config):
+        assert config.executor.ray_address is not None
         check_ray(config.executor.ray_address)
-        gathered = Gathered()
-        with gathered.check():
-            gathered.add(*footprint(config).shortages)
-        gathered.done()
-        return
-    gathered = Gathered()
-    with gathered.check():
+    else:
         check_devices(config)
-    with gathered.check():
-        gathered.add(*with_room_here(footprint(config), root).shortages)
+
+
+def _room(config: RunConfig, root: Path | None) -> None:
+    """Check that the run fits: on devices as it asks for them, and on this machine if it stands here alone.
+
+    Raises:
+        ConfigError: it does not; a line for each place.
+    """
+    gathered, found = Gathered(), footprint(config)
+    gathered.add(*(found if _joins(config) else with_room_here(found, root)).shortages)
     gathered.done()
+
+
+def _joins(config: RunConfig) -> bool:
+    """Whether the run joins a Ray cluster that is up."""
+    return config.executor.name == "ray" and config.executor.ray_address is not None
 
 
 def check_devices(config: RunConfig) -> None:

@@ -204,6 +204,7 @@ def check(config: RunConfig) -> None:
         _check_seeds,
         trainer_config,
         _backend,
+        _mixture,
         _adapter,
         check_domains,
         check_scoring,
@@ -378,6 +379,30 @@ def _backend(config: RunConfig) -> None:
         check_backend(table.backend, trainer_config(config), table.processes, _model_config(config))
     except (TrainerError, MissingExtraError, PluginError) as error:
         raise ConfigError(f"key 'trainer.backend': {error}") from error
+
+
+def _mixture(config: RunConfig) -> None:
+    """Refuse a mixture of experts for which no replica would take a version."""
+    if (_model_config(config) or {}).get("num_experts"):
+        check_mixture(config, str(config.model.path))
+
+
+def check_mixture(config: RunConfig, name: str) -> None:
+    """Check that the engine takes the weights of a mixture of experts as the trainer publishes them.
+
+    Args:
+        name: the model, for the message.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    engine = selected_engine(config)
+    if engine == "vllm":
+        raise ConfigError(
+            f"keys 'model.path' and 'rollout.engine': found {name}, a mixture of experts, with {engine!r}, which would refuse "
+            "each version: the trainer publishes all experts of a layer as one tensor, and it expects one for each; expected a "
+            "dense model"
+        )
 
 
 def _adapter(config: RunConfig) -> None:
