@@ -22,7 +22,7 @@ from tailrace.pipeline.run.build import trainer_config
 FETCH_TOKENS_PER_S = 34.8e6
 """At which a rank's core takes packed rows of a batch (measured: tools/bench/data_plane.py, two cores)."""
 VERIFY_S = 0.01
-"""Seconds of a core for one response to a mathematical problem (measured: tools/bench/math_verifiers.py, two cores)."""
+"""Seconds of a core for one response to a mathematical problem (assumed; tools/bench/math_verifiers.py measures them)."""
 FETCH, PUBLISH, BROADCAST, PULL = "fetch a batch", "publish a version", "pass a version on", "pull a version"
 COPY, WRITE, OFFLOAD, SCORE = "copy the state", "write a checkpoint", "moments there and back", "score a batch"
 
@@ -101,7 +101,7 @@ def _all(config: RunConfig, machines: Machines, standing: Standing, model: RunMo
         0.0,
         responses * VERIFY_S / workers,
         False,
-        "math_verifiers.py, two cores",
+        "10 ms each, assumed",
     )
 
 
