@@ -1,10 +1,11 @@
 """Memory of a whole run on a CPU: predicted by arithmetic (`tailrace.fleetsim.footprint`) beside what its processes have.
 
-    uv run python tools/bench/run_memory.py [--only N] [--executor ray] [--json FILE]
+    uv run python tools/bench/run_memory.py [--only N] [--executor local|ray] [--json FILE]
 
 Each configuration is a run of two steps with a small untrained model and the transformers engine. Measured, twice a second and
 by owner, is what is no page of a file (`Pss_Anon` of /proc/PID/smaps_rollup: a library's pages are shared and given back) of
-every process of the run; and shared memory, once. The limit: 10 % of the whole.
+every process of the run; and shared memory, once. glibc gives back what is freed, as it does not by default for blocks below
+32 MiB. The limit: 10 % of the whole.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SHAPE = "model.small={hidden=%d, layers=%d, mlp=%d, heads=8, kv_heads=8, head_di
 CONFIGURATIONS: dict[str, tuple[str, ...]] = {
     "0.2 million parameters, two replicas": (),
     "25 million, two replicas": (SHAPE % (512, 8, 1536),),
-    "80 million, one replica, two ranks": (SHAPE % (768, 9, 2304), "rollout.replicas=1", "trainer.processes=2"),
+    "80 million, one replica": (SHAPE % (768, 9, 2304), "rollout.replicas=1"),
 }
 # What a process of a run is, by words of its command line; the first that is found counts.
 OWNERS = {
@@ -136,7 +137,7 @@ def predicted(settings: tuple[str, ...], executor: str) -> tuple[dict[str, float
     return {**owners, "shared memory": shared}, host.peak
 
 
-def measure(only: int | None = None, executor: str = "ray") -> dict[str, Mapping[str, object]]:
+def measure(only: int | None = None, executor: str = "local") -> dict[str, Mapping[str, object]]:
     """All configurations, or one."""
     found: dict[str, Mapping[str, object]] = {}
     for place, (name, own) in enumerate(CONFIGURATIONS.items()):
@@ -159,10 +160,10 @@ def measure(only: int | None = None, executor: str = "ray") -> dict[str, Mapping
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=int, help="one configuration, from 0")
-    parser.add_argument("--executor", choices=("ray", "local"), default="ray")
+    parser.add_argument("--executor", choices=("ray", "local"), default="local")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ |= {"MALLOC_MMAP_THRESHOLD_": str(MIB), "MALLOC_TRIM_THRESHOLD_": str(MIB), "OMP_NUM_THREADS": "1"}
     found = measure(options.only, options.executor)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))

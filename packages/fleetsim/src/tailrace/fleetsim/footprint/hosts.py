@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tailrace.fleetsim.footprint.machines import Machines
-from tailrace.fleetsim.footprint.memory import MemoryPlace, OwnedBytes, options_of, rank_parts
+from tailrace.fleetsim.footprint.memory import MemoryPlace, OwnedBytes, longest_tokens, options_of, rank_parts
 from tailrace.fleetsim.footprint.model import RunModel
 from tailrace.fleetsim.footprint.standing import Standing, StandingMember
 from tailrace.pipeline.config.models import RunConfig
@@ -13,23 +13,27 @@ from tailrace.pipeline.run.build import trainer_config
 from tailrace.pipeline.run.machines import PEER
 from tailrace.pipeline.run.pools import relay_count, relay_slots
 from tailrace.rollout import EngineOptions, select_engine
+from tailrace.rollout.options import CacheShape
 from tailrace.runtime.executor.deployment import TRAINER
 
 SHARED = "/dev/shm"  # noqa: S108 - where Linux has it
 PROCESS_BYTES = {
+    "members": 850e6,
+    "watcher": 65e6,
     "controller": 150e6,
     "ray": 500e6,
+    "role": 150e6,
     "trainer": 550e6,
     "replica vllm": 900e6,
     "replica transformers": 600e6,
-    "relay": 120e6,
-    "data": 150e6,
-    "scorer": 150e6,
-    "verifier": 100e6,
+    "relay": 30e6,
+    "verifier": 105e6,
     "ranker": 500e6,
     "environment": 120e6,
 }
-"""Bytes of each process with what it imports, before it loads anything (measured: tools/bench/run_memory.py)."""
+"""Bytes of each process with what it imports, before it loads anything; no pages of files, which processes share."""
+CPU_ENGINES = {"vllm": (128, 256), "transformers": (32, 32)}
+"""Tokens of a block of the KV cache and most requests of a batch, by engine, on a CPU where no option says them."""
 SAVED_STATE_BYTES = 12
 """Bytes of a checkpoint for each parameter: itself and two moments in float32. Weights in the trainer's dtype come beside."""
 CHECKPOINT_COPIES = 2
@@ -124,26 +128,58 @@ def _members(
 ) -> Iterator[OwnedBytes]:
     """The processes of a machine, and what each has in the host's memory."""
     here = standing.on(node)
-    ranks = [member for member in here if member.role == TRAINER]
-    replicas = [member for member in here if member.role != TRAINER]
-    if config.executor.name == "ray":
-        yield OwnedBytes("Ray", "its own processes", PROCESS_BYTES["ray"])
-    if ranks:
+    yield from _processes(config, machines, here, node)
+    if ranks := [member for member in here if member.role == TRAINER]:
         yield from _ranks(config, model, ranks)
+    for member in here:
+        if member.role != TRAINER and not member.devices and model.shape is not None:
+            options = options_of(config, member)
+            size = 2 if options.dtype in ("bfloat16", "float16") else 4
+            yield OwnedBytes("replicas", "weights", size * model.parameters)
+            yield OwnedBytes("replicas", "KV cache", kv_cache_bytes(config, options, model))
+    if node == 0 and config.reward.code.memory_mib is not None:
+        most = config.reward.code.workers * config.reward.code.memory_mib * 2**20
+        yield OwnedBytes("scorer", "programs, if all reach their limit", most)
+
+
+def _processes(
+    config: RunConfig, machines: Machines, here: tuple[StandingMember, ...], node: int
+) -> Iterator[OwnedBytes]:
+    """What processes have before they load anything; on the local host the members are threads of one."""
+    alone, base = config.executor.name == "local", PROCESS_BYTES
+    replicas = [member for member in here if member.role != TRAINER]
+    engine = f"replica {select_engine(config.rollout.engine)}"
+    of_replica = base.get(engine, base["replica transformers"])
+    apart = 0
     for member in replicas:
-        yield from _replica(config, model, member)
+        options = options_of(config, member)
+        apart += options.tensor_parallel_size if options.tensor_parallel_size > 1 or options.apart else 0
+    if alone:
+        yield OwnedBytes("members", "their process", base["members"])
+    else:
+        yield OwnedBytes("Ray", "its own processes", base["ray"])
+        yield OwnedBytes("trainer", "processes", (len(here) - len(replicas)) * base["trainer"])
+        yield OwnedBytes("replicas", "processes", len(replicas) * of_replica)
+    yield OwnedBytes("replicas", "workers of engines", apart * of_replica)
     if relays := relays_on(config, machines, node):
-        yield OwnedBytes("relays", "processes", relays * 2 * PROCESS_BYTES["relay"])
+        yield OwnedBytes("relays", "processes", relays * (base["relay"] + (0 if alone else base["role"])))
     if config.environment.name is not None:
         workers = config.environment.members * (1 + config.environment.workers)
-        yield OwnedBytes("environments", "processes", workers * PROCESS_BYTES["environment"] / machines.nodes)
-    if node == 0:
-        yield from _home(config)
+        yield OwnedBytes("environments", "processes", workers * base["environment"] / machines.nodes)
+    if node:
+        return
+    yield OwnedBytes("scorer", "verifiers", config.reward.math.workers * base["verifier"])
+    yield OwnedBytes("controller", "the command that watches", base["watcher"])
+    if not alone:
+        yield OwnedBytes("controller", "process", base["controller"])
+        yield OwnedBytes("data", "process", base["role"])
+        yield OwnedBytes("scorer", "process", base["role"])
+        if config.ranker is not None:
+            yield OwnedBytes("ranker", "process", base["ranker"])
 
 
 def _ranks(config: RunConfig, model: RunModel, ranks: list[StandingMember]) -> Iterator[OwnedBytes]:
     count, on_gpu = len(ranks), bool(ranks[0].devices)
-    yield OwnedBytes("trainer", "processes", count * PROCESS_BYTES["trainer"])
     if not on_gpu:
         for part in rank_parts(config, model, gpu=False)[0]:
             yield OwnedBytes("trainer", part.what, count * part.size, part.phase)
@@ -165,38 +201,11 @@ def _ranks(config: RunConfig, model: RunModel, ranks: list[StandingMember]) -> I
     yield OwnedBytes("trainer", "its rows of a batch, if all responses are longest", count * share)
 
 
-def _replica(config: RunConfig, model: RunModel, member: StandingMember) -> Iterator[OwnedBytes]:
-    engine, options = select_engine(config.rollout.engine), options_of(config, member)
-    base = PROCESS_BYTES.get(f"replica {engine}", PROCESS_BYTES["replica transformers"])
-    workers = options.tensor_parallel_size if options.tensor_parallel_size > 1 or options.apart else 0
-    yield OwnedBytes("replicas", "processes", base * (1 + workers))
-    if member.devices or model.shape is None:
-        return
-    size = 2 if options.dtype in ("bfloat16", "float16") else 4
-    yield OwnedBytes("replicas", "weights", size * model.parameters)
-    yield OwnedBytes("replicas", "KV cache", kv_cache_bytes(config, options, model))
-
-
 def kv_cache_bytes(config: RunConfig, options: EngineOptions, model: RunModel) -> float:
-    """Bytes of a replica's KV cache on a CPU, as the engine chooses them."""
-    if options.kv_cache_bytes is not None:
-        return options.kv_cache_bytes
+    """Bytes of a replica's KV cache on a CPU, by the engines' own function."""
     assert model.shape is not None
-    size = 2 if options.dtype in ("bfloat16", "float16") else 4
-    token = model.shape.kv_bytes_per_token / model.shape.bytes_per_kv * size
-    longest = options.max_model_len or config.rollout.max_tokens
-    wanted = (options.max_num_seqs or 256) * longest * token
-    return max(min(wanted, 2**30), longest * token)
-
-
-def _home(config: RunConfig) -> Iterator[OwnedBytes]:
-    """The members that stand beside the controller."""
-    yield OwnedBytes("controller", "process", PROCESS_BYTES["controller"])
-    yield OwnedBytes("data", "process", PROCESS_BYTES["data"])
-    workers = config.reward.math.workers
-    yield OwnedBytes("scorer", "processes", PROCESS_BYTES["scorer"] + workers * PROCESS_BYTES["verifier"])
-    if config.reward.code.memory_mib is not None:
-        most = config.reward.code.workers * config.reward.code.memory_mib * 2**20
-        yield OwnedBytes("scorer", "programs, if all reach their limit", most)
-    if config.ranker is not None:
-        yield OwnedBytes("ranker", "process", PROCESS_BYTES["ranker"])
+    shape, engine = model.shape, select_engine(config.rollout.engine)
+    cache = CacheShape(shape.layers, shape.kv_heads, shape.head_dim, longest_tokens(config), shape.query_heads)
+    dtype = "float32" if options.dtype == "auto" else options.dtype
+    block, batch = CPU_ENGINES.get(engine, CPU_ENGINES["transformers"])
+    return cache.cpu_kv_bytes(options, dtype, options.block_tokens or block, options.max_num_seqs or batch)
