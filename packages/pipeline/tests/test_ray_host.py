@@ -93,6 +93,19 @@ class TestRay(OnSharedCluster, ExecutorContract):
         assert (member.pid == ahead) is taken
         host.close()
 
+    def test_a_process_that_is_replaced_may_take_its_time_to_go(self, monkeypatch):
+        """Ray ends actors when it comes to it, and until then their name is taken."""
+        import ray
+
+        host = self.make_host(0.0)
+        ray.get(host.prepare("counter", "0", RoleSpec(importlib.import_module, {"name": "colorsys"}), Place()))
+        kill = ray.kill
+        monkeypatch.setattr(ray, "kill", lambda actor, **named: threading.Timer(1.0, kill, (actor,), named).start())
+        member = host.spawn("counter", "0", 1, RoleSpec(dict, {"a": 1}, nice=1), Place())
+        assert member.call("get", "a").result(60) == 1
+        monkeypatch.undo()
+        host.close()
+
     def test_a_member_that_stood_still_before_it_was_found_is_struck_and_ended(self):
         """Its process is unknown to who finds it, and a strike that it never answers fails while it is ended."""
         host = self.make_host(0.0)

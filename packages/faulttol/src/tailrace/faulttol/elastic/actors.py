@@ -76,6 +76,20 @@ class NamedActors:
         """End an actor without cleaning up."""
         _ray().kill(actor, no_restart=True)
 
+    def replace(self, actor: Any, role: str, id_: str, incarnation: int, timeout_s: float = 30.0) -> None:
+        """End an actor without cleaning up, and wait until another may have its name.
+
+        Raises:
+            LateAnswerError: Ray still has it after `timeout_s`.
+        """
+        self.end(actor)
+        deadline = time.monotonic() + timeout_s
+        while self.find(role, id_, incarnation) is not None:
+            if time.monotonic() > deadline:
+                name = actor_name(self.run, role, id_, incarnation)
+                raise LateAnswerError(f"{name} was ended, and Ray has not given its name up within {timeout_s:.0f} s")
+            time.sleep(_GIVEN_UP_S)
+
     def end_all(self) -> None:
         """End all detached actors of the run: they outlive whoever started them."""
         ray = _ray()
@@ -99,6 +113,7 @@ def _ray() -> Any:
 
 
 _RETRY_S = 0.1
+_GIVEN_UP_S = 0.02
 
 
 class NamedCaller:

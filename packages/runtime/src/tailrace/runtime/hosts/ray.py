@@ -272,7 +272,7 @@ class RayHost(OwnProcess):
         options = self._options(role, id_, incarnation, spec, place)
         actor, *prepared_as = self._prepared.pop((role, id_), (None,))
         if actor is not None and _plain(prepared_as) != _plain([options, spec.nice]):
-            self._actors.end(actor)
+            self._actors.replace(actor, role, id_, _FIRST)
             actor = None
         if actor is None:
             actor = self._start(options, spec.nice)
