@@ -40,6 +40,24 @@ def test_what_does_not_fit_is_one_line(arguments, words, capsys):
     assert words in line
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("trainer.interface=nope0",), "key 'trainer.interface': found 'nope0', which does not exist; expected one of"),
+        (("trainer.processes=3", "trainer.cells=2"), "found 3 and 2, expected a multiple of the cells"),
+        (("model.small={hidden=65536, layers=100}",), "GB are missing"),
+    ],
+)
+def test_a_run_that_this_machine_cannot_have_is_refused_before_it_starts(
+    settings, words, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "laminar", *(word for one in settings for word in ("--set", one))]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert any(words in line for line in lines)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_quick_start_is_counted_for_this_machine(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")

@@ -181,6 +181,30 @@ def test_seconds_follow_from_bytes_and_the_record():
     assert "pass a version on" not in found
 
 
+def test_seconds_of_a_machine_that_was_measured_are_its_profiles():
+    from tailrace.fleetsim.profile.machine import load_machine
+
+    machine = load_machine("two-cores")
+    found = {one.what: one for one in footprint(configuration("laminar")).transfers}
+    assert found["publish a version"].seconds == machine.weights.publish_s
+    assert found["pull a version"].seconds == machine.weights.pull_s
+    assert found["write a checkpoint"].seconds == machine.delays.durable_s
+    assert found["pull a version"].source == "measured: profile two-cores"
+    broken = footprint(configuration("laminar", settings=('fleet.profile="nowhere.toml"',)))
+    assert {one.what: one.seconds for one in broken.transfers}["pull a version"] is None
+
+
+def test_scores_are_work_of_cores():
+    few, many = (
+        {one.what: one for one in counted("8xH100", f"reward.math.workers={workers}").transfers}["score a batch"]
+        for workers in (1, 8)
+    )
+    assert few.seconds == pytest.approx(8 * many.seconds)
+    programs = {one.what: one for one in counted("8xH100", 'task.verifier="code"', "reward.code.workers=4").transfers}
+    assert "4 workers" in programs["score a batch"].by
+    assert programs["score a batch"].by.endswith("programs each")
+
+
 def test_the_forecast_is_a_simulation_of_the_same_run():
     found = counted("8xH100", "pipeline.prompts_per_step=16", "pipeline.samples_per_prompt=4")
     result = found.forecast()

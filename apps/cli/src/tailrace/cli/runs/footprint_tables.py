@@ -59,7 +59,7 @@ def _transfers(found: Footprint) -> Table:
             gigabytes(one.size) if one.size else "",
             "" if one.seconds is None else f"{one.seconds:,.2f}",
             "waits" if one.blocking else "goes on",
-            one.source,
+            "" if one.seconds is None else one.source,
         )
     return table
 

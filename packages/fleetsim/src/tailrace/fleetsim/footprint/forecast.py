@@ -9,7 +9,7 @@ from tailrace.fleetsim.footprint.machines import Machines
 from tailrace.fleetsim.footprint.memory import options_of
 from tailrace.fleetsim.footprint.model import RunModel
 from tailrace.fleetsim.footprint.standing import Standing, StandingMember
-from tailrace.fleetsim.footprint.transfers import COPY, FETCH, OFFLOAD, WRITE, StepTransfer, seconds_of
+from tailrace.fleetsim.footprint.transfers import COPY, FETCH, OFFLOAD, PUBLISH, WRITE, StepTransfer, seconds_of
 from tailrace.fleetsim.hardware import models
 from tailrace.fleetsim.results.result import Result
 from tailrace.fleetsim.run import simulate
@@ -64,7 +64,7 @@ def fleet_table(
             **({} if colocated else {"gpus": len(standing.ranks)}),
             "passes": passes,
             "tensor_parallel": settings.tensor_parallel,
-            "data_s": seconds_of(moved, FETCH),
+            "data_s": seconds_of(moved, FETCH, PUBLISH),
             "optimizer_s": _OPTIMIZER_S + seconds_of(moved, OFFLOAD),
         },
         "rollout": [*_pools(config, standing, kind)],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tailrace.fleetsim.cost.weights import WeightCost
+from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.footprint.hosts import (
     TOKEN_BYTES,
     checkpoint_bytes,
@@ -16,6 +18,7 @@ from tailrace.fleetsim.footprint.hosts import (
 from tailrace.fleetsim.footprint.machines import Machines
 from tailrace.fleetsim.footprint.model import RunModel
 from tailrace.fleetsim.footprint.standing import Standing
+from tailrace.fleetsim.profile.machine import MachineProfile, load_machine
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import trainer_config
 
@@ -23,6 +26,9 @@ FETCH_TOKENS_PER_S = 34.8e6
 """At which a rank's core takes packed rows of a batch (measured: tools/bench/data_plane.py, two cores)."""
 VERIFY_S = 0.01
 """Seconds of a core for one response to a mathematical problem (assumed; tools/bench/math_verifiers.py measures them)."""
+SANDBOX_S = 0.029
+"""Seconds of a core for a program that does nothing, in the sandbox `sandlock` (measured: docs/sandboxes.md)."""
+_RECORD = "devices.toml"
 FETCH, PUBLISH, BROADCAST, PULL = "fetch a batch", "publish a version", "pass a version on", "pull a version"
 COPY, WRITE, OFFLOAD, SCORE = "copy the state", "write a checkpoint", "moments there and back", "score a batch"
 
@@ -50,59 +56,94 @@ class StepTransfer:
 
 def transfers(config: RunConfig, machines: Machines, standing: Standing, model: RunModel) -> tuple[StepTransfer, ...]:
     """Everything that a step moves, at most: as if all responses were longest."""
-    return tuple(_all(config, machines, standing, model))
+    moved = [
+        *_batch(config, machines, standing),
+        *_weights(config, machines, standing, model),
+        *_state(config, machines, standing, model),
+        *_scores(config),
+    ]
+    profile = config.fleet.get("profile")
+    if machines.device is None and isinstance(profile, str):
+        with contextlib.suppress(ProfileError):  # a run does not read it; the simulator names what is wrong with it
+            return tuple(_as_measured(moved, load_machine(profile)))
+    return tuple(moved)
 
 
-def _all(config: RunConfig, machines: Machines, standing: Standing, model: RunModel) -> Iterator[StepTransfer]:
-    pipeline, table, device = config.pipeline, config.trainer, machines.device
-    responses = pipeline.prompts_per_step * pipeline.samples_per_prompt
-    ranks, tokens = table.processes, responses * config.rollout.max_tokens
-    far = any(standing.nodes[rank] for rank in standing.ranks)
+def _as_measured(moved: list[StepTransfer], machine: MachineProfile) -> Iterator[StepTransfer]:
+    """The same with the seconds that `tailrace profile` measured in a run, whatever the size."""
+    weights, delays = machine.weights, machine.delays
+    known = {
+        FETCH: machine.training.batch_s,
+        PUBLISH: weights.publish_s,
+        PULL: weights.pull_s,
+        COPY: delays.checkpoint_s,
+        WRITE: delays.durable_s,
+    }
+    for one in moved:
+        if one.what in known:
+            yield replace(one, seconds=known[one.what], source=f"measured: profile {machine.name}")
+        else:
+            yield one
+
+
+def _batch(config: RunConfig, machines: Machines, standing: Standing) -> Iterator[StepTransfer]:
+    pipeline, ranks = config.pipeline, config.trainer.processes
+    tokens = pipeline.prompts_per_step * pipeline.samples_per_prompt * config.rollout.max_tokens
     fetched = tokens * TOKEN_BYTES["fetched"] / ranks
-    seconds = tokens / ranks / FETCH_TOKENS_PER_S
-    source = "data_plane.py, two cores"
-    if far and machines.node is not None:
+    seconds, source = tokens / ranks / FETCH_TOKENS_PER_S, "data_plane.py, two cores"
+    if any(standing.nodes[rank] for rank in standing.ranks) and machines.node is not None:
         wire = fetched * ranks / machines.node.rdma.bandwidth  # all of it leaves the controller's machine
         seconds, source = max(seconds, wire), f"{source}; one NIC"
     yield StepTransfer(FETCH, f"each of {ranks} ranks", fetched, seconds, True, source)
-    version = published_bytes(config, model)
+
+
+def _weights(config: RunConfig, machines: Machines, standing: Standing, model: RunModel) -> Iterator[StepTransfer]:
+    version, ranks, device = published_bytes(config, model), config.trainer.processes, machines.device
     rate = None if device is None else device.publish_bandwidth
-    yield StepTransfer(
-        PUBLISH, f"each of {ranks} ranks", version / ranks, _at(version / ranks, rate), True, "docs/gpu.md, one H100"
-    )
+    mine = version / ranks
+    yield StepTransfer(PUBLISH, f"each of {ranks} ranks", mine, _at(mine, rate), True, _RECORD)
     nodes = sum(relays_on(config, machines, node) > 0 for node in range(machines.nodes))
     if nodes > 1 and device is not None and model.shape is not None:
         cost = WeightCost.of(model.shape, device, 1, node=machines.node)
-        yield StepTransfer(
-            BROADCAST, f"{nodes} relays, in a chain", version, cost.broadcast_s(nodes), False, "Laminar, eq. 1"
-        )
-    widest = max((member.spans for member in standing.replicas), default=1)
+        whole_s = cost.broadcast_s(nodes)
+        yield StepTransfer(BROADCAST, f"{nodes} relays, in a chain", version, whole_s, False, "Laminar, eq. 1")
+    part = version / max((member.spans for member in standing.replicas), default=1)
     rate = None if device is None else device.pull_bandwidth
-    yield StepTransfer(
-        PULL, "each worker of a replica", version / widest, _at(version / widest, rate), False, "docs/gpu.md, one H100"
-    )
-    copied = checkpoint_copy_bytes(config, model)
-    rate = None if device is None else device.pcie_bandwidth
-    yield StepTransfer(COPY, f"each of {ranks // table.cells} ranks", copied, _at(copied, rate), True, "PCIe, pinned")
-    whole = checkpoint_bytes(config, model)
-    busiest = (
-        max(sum(standing.nodes[rank] == node for rank in standing.ranks) for node in range(machines.nodes)) / ranks
-    )
+    yield StepTransfer(PULL, "each worker of a replica", part, _at(part, rate), False, _RECORD)
+
+
+def _state(config: RunConfig, machines: Machines, standing: Standing, model: RunModel) -> Iterator[StepTransfer]:
+    table, device = config.trainer, machines.device
+    of_cell = table.processes // table.cells
+    pcie = None if device is None else device.pcie_bandwidth
+    copied, whole = checkpoint_copy_bytes(config, model), checkpoint_bytes(config, model)
+    yield StepTransfer(COPY, f"each of {of_cell} ranks", copied, _at(copied, pcie), True, _RECORD)
+    on_node = (sum(standing.nodes[rank] == node for rank in standing.ranks) for node in range(machines.nodes))
+    busiest = max(on_node) / table.processes
     rate = None if device is None else device.disk_bandwidth
-    yield StepTransfer(WRITE, "all ranks", whole, _at(whole * busiest, rate), False, "a machine's disk")
+    yield StepTransfer(WRITE, "all ranks", whole, _at(whole * busiest, rate), False, _RECORD)
     if "optimizer" in trainer_config(config).offload:
-        moments = 2 * 8 * model.parameters / (ranks // table.cells)
-        rate = None if device is None else device.pcie_bandwidth
-        yield StepTransfer(OFFLOAD, "each rank", moments, _at(moments, rate), True, "PCIe, pinned")
-    workers = config.reward.math.workers
-    yield StepTransfer(
-        SCORE,
-        f"{workers} workers, {responses / workers:,.0f} responses each",
-        0.0,
-        responses * VERIFY_S / workers,
-        False,
-        "10 ms each, assumed",
-    )
+        moments = 2 * 8 * model.parameters / of_cell
+        yield StepTransfer(OFFLOAD, "each rank", moments, _at(moments, pcie), True, _RECORD)
+
+
+def _scores(config: RunConfig) -> Iterator[StepTransfer]:
+    """Work of scoring by core: answers of functions, programs in a sandbox."""
+    responses = config.pipeline.prompts_per_step * config.pipeline.samples_per_prompt
+    named = {config.task.verifier, *(one.verifier for one in config.task.sources)}
+    code = "code" in named
+    for kind, workers, each_s, source in (
+        ("answers", config.reward.math.workers, VERIFY_S, "10 ms of a core each, assumed"),
+        (
+            "programs",
+            config.reward.code.workers,
+            SANDBOX_S,
+            "29 ms of a core each and the program's own: docs/sandboxes.md",
+        ),
+    ):
+        if code == (kind == "programs"):
+            by = f"{workers} workers, {responses / workers:,.0f} {kind} each"
+            yield StepTransfer(SCORE, by, 0.0, responses * each_s / workers, False, source)
 
 
 def _at(size: float, bandwidth: float | None) -> float | None:
