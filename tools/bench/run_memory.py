@@ -25,6 +25,9 @@ COMMON = (
     "pipeline.steps=2", "pipeline.prompts_per_step=4", "pipeline.samples_per_prompt=2", "evaluation.controls=false",
     "evaluation.every=0", "warm_start.steps=1", "warm_start.batch=2", "rollout.engine=transformers", "rollout.max_tokens=48",
     "task.held_out_size=4", "deadlines.start_s=1200.0",
+    # what is predicted is the most: batches and KV caches are of a size that such a run fills
+    "rollout.options={threads=1, max_model_len=128, max_num_seqs=4}", "trainer.options.micro_batch_tokens=256",
+    "trainer.options.shared_prompt_tokens=0",
 )  # fmt: skip
 SHAPE = "model.small={hidden=%d, layers=%d, mlp=%d, heads=8, kv_heads=8, head_dim=64}"
 CONFIGURATIONS: dict[str, tuple[str, ...]] = {
@@ -132,7 +135,7 @@ def predicted(settings: tuple[str, ...], executor: str) -> tuple[dict[str, float
     owners = host.owners()
     owners["relays"] = owners.get("relays", 0.0) - shared
     if executor == "local":  # threads of one process
-        apart = {name: owners.pop(name, 0.0) for name in ("relays", "scorer")}
+        apart = {name: owners.pop(name, 0.0) for name in ("relays", "scorer", "controller")}
         owners = {"members": sum(owners.values()), **apart}
     return {**owners, "shared memory": shared}, host.peak
 
