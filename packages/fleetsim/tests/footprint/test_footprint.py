@@ -127,6 +127,12 @@ def test_an_engine_does_not_span_machines():
         ("8", (), FleetError, "--devices: found '8', expected a number and a kind of device, such as 8xH100"),
         ("0xH100", (), FleetError, "--devices: found '0xH100'"),
         ("12xH100", (), FleetError, "12 x H100, expected at most 8, those of one machine, or a multiple"),
+        (
+            "8xH100",
+            ('rollout.pools=[{name="far", count=4, device="H20"}]',),
+            FleetError,
+            "key 'rollout.pools.0.device': found 'H20' among 8 x H100, expected 'H100', or none",
+        ),
         ("8xH1000", (), UnknownNameError, "unknown device 'H1000', did you mean 'H100'"),
         ("8xH100", ("model.path=/nowhere/Qwen9",), FleetError, "'Qwen9' is none of the known models"),
         (

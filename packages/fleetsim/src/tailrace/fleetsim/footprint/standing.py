@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tailrace.fleetsim.errors import DoesNotFitError
+from tailrace.fleetsim.errors import DoesNotFitError, FleetError
 from tailrace.fleetsim.footprint.machines import Machines
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.device_shares import trainer_group
@@ -93,7 +93,14 @@ def stand(config: RunConfig, machines: Machines) -> Standing:
 
     Raises:
         DoesNotFitError: there are too few devices, or no machine has as many as one engine spans.
+        FleetError: a pool asks for another kind of device.
     """
+    for place, pool in enumerate(config.rollout.pools):
+        if machines.device is not None and pool.device not in ("", machines.device.name):
+            raise FleetError(
+                f"key 'rollout.pools.{place}.device': found {pool.device!r} among {machines}, expected "
+                f"{machines.device.name!r}, or none: a run is counted for one kind of device at a time"
+            )
     ranks, replicas = ranks_and_replicas(config)
     per = machines.per_node
     seats = [DeviceSeat(number // per, number % per) for number in range(machines.devices)] if per else []
