@@ -108,19 +108,19 @@ def settings(folder: Path) -> DataSettings:
     return DataSettings(folder / "store", prompts, "exact", mixed_versions=True, archive=folder / "trained")
 
 
-def generate(caller: Any, batch: list[str], options: argparse.Namespace) -> None:
+def generate(caller: Any, batch: list[str], options: argparse.Namespace, flush: int) -> None:
     """Have fake replicas write the batch: each flush has one delta of each response of the replica's."""
     numbers = random.Random(1)
     # what engines return: single precision, in Python's floats
-    values = tuple(array("f", [-numbers.random() for _ in range(options.flush)]))
-    ids = tuple(numbers.randrange(150_000) for _ in range(options.flush))
+    values = tuple(array("f", [-numbers.random() for _ in range(flush)]))
+    ids = tuple(numbers.randrange(150_000) for _ in range(flush))
 
     def replica(number: int) -> None:
         mine, owner = batch[number :: options.replicas], f"{number}#1"
         refs = [TrajectoryRef(name, int(name.split(".")[0]), 0, prompt=int(name.split(".")[0])) for name in mine]
         caller.call("begin", owner, 0, refs, 0, timeout_s=600)
-        for start in range(0, options.tokens, options.flush):
-            size = min(options.flush, options.tokens - start)
+        for start in range(0, options.tokens, flush):
+            size = min(flush, options.tokens - start)
             finish = FinishReason.STOP if start + size == options.tokens else None
             version = 0 if start < options.tokens // 2 else 1
             deltas = [PartialDelta(name, start, version, ids[:size], values[:size], finish) for name in mine]
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument(
-        "--flush", type=int, default=4, help="tokens of a response in one append: 512 at once flush in 0.1 s"
+        "--flush", type=int, default=20, help="tokens of a response in one append: 512 at once make in 0.5 s"
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -197,8 +197,14 @@ def measure(
     pid, beats = member.pid, Heartbeats(member)
     report: dict[str, Any] = {"benchmark": "data_plane", "responses": len(batch), "tokens": options.tokens}
     report |= {"ranks": options.ranks, "flush": options.flush}
+    often = [
+        f"{number // GROUP}.{number % GROUP}" for number in range(len(batch), len(batch) + max(GROUP, len(batch) // 8))
+    ]
+    cpu = processor_s(pid)
+    generate(caller, often, options, max(1, options.flush // 5))
+    report["often_tokens_per_s_per_core"] = len(often) * options.tokens / (processor_s(pid) - cpu)
     cpu, wall = processor_s(pid), time.perf_counter()
-    generate(caller, batch, options)
+    generate(caller, batch, options, options.flush)
     report["data_role_tokens_per_s_per_core"] = tokens / (processor_s(pid) - cpu)
     report["append_wall_s"] = time.perf_counter() - wall
     report["store_bytes_per_token"] = sum(file.stat().st_size for file in folder.glob("store*")) / tokens
@@ -238,8 +244,9 @@ def show(report: dict[str, Any]) -> None:
                 print(f"  {key + ' ' + part:<48} {number:>16,.3f}")
         elif isinstance(value, float):
             print(f"  {key:<48} {value:>16,.3f}")
-    cores = FLEET / report["data_role_tokens_per_s_per_core"]
+    often, cores = (FLEET / report[f"{how}_tokens_per_s_per_core"] for how in ("often", "data_role"))
     print(f"eight replicas at 20,000 tokens/s need {cores:.2f} cores of the data role")
+    print(f"  {often:.2f} if they append five times as often")
 
 
 if __name__ == "__main__":

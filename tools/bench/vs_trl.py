@@ -1,8 +1,15 @@
 """Tailrace's `laminar` and TRL's `GRPOTrainer` on the same model, prompts, batch, loss, reward and two cores.
 
-    uv run --group bench python tools/bench/vs_trl.py [--json FILE] [--repeats N] [--steps N] [--task long|short|both]
+    uv run --group bench python tools/bench/vs_trl.py [--size 0.2|3|30 ...] [--task long|short|both] [--quick] [--json FILE]
 
-Runs alternate (A B A B ...), each in a process of its own. Both start from the warm-started model of the quick start.
+Runs alternate (A B A B ...), each in a process of its own. Both start from the warm-started model of the quick start, of 0.2
+million parameters, or from one of 3 or 30 million that answers as it does (`trl_comparison/sizes.py`): lengths and accuracy
+before training are the same, the cost of a token is not. Learning rates are smaller for larger models, and the largest has
+batches of 8 prompts. TRL generates with padding by transformers; `--continuous` adds a column with its continuous batching,
+`--vllm` one with its vLLM mode.
+
+On two quiet cores (an estimate until it is measured there): `--quick` without accuracy takes about 3, 4 and 6 minutes for the
+three sizes, half of that with one `--task`; a whole run with `--repeats 1` about twice as long.
 
     rate                 completion tokens that were trained on per second, over the same steps of both: without the first
                          (caches, Tailrace's buffer fills) and the last (it empties). Median of the repeats.
@@ -20,6 +27,7 @@ threads wait for each other: how many cores other programs kept busy is printed 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import shutil
@@ -41,6 +49,7 @@ from trl_comparison.measures import (
     whole_tokens_per_s,
     window,
 )
+from trl_comparison.sizes import SIZES, Size, sized
 from trl_comparison.task import Prepared, prepare
 
 HERE = Path(__file__).parent
@@ -54,15 +63,22 @@ RUN_TIMEOUT_S = 1800.0
 def main() -> None:
     parser = argparse.ArgumentParser(description="Tailrace beside TRL on two cores.")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument(
+        "--size", choices=SIZES, action="append", help="million parameters; may be repeated; all of them"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer steps, and no accuracy")
+    parser.add_argument("--steps", type=int, help="optimizer steps, in place of the sizes' own")
     parser.add_argument("--task", choices=[*TASKS, "both"], default="both")
     parser.add_argument("--accuracy", type=float, default=0.50, help="held-out accuracy to reach")
     parser.add_argument("--draws", type=int, default=4, help="responses per held-out problem")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", type=Path, help="a model directory instead of the quick start's warm start")
-    parser.add_argument("--trl-rows", type=int, default=256, help="completions in one of TRL's forward passes")
-    parser.add_argument("--continuous", action="store_true", help="a third column: TRL with continuous batching")
+    parser.add_argument(
+        "--trl-rows", type=int, help="completions in one of TRL's forward passes, in place of the sizes' own"
+    )
+    parser.add_argument("--continuous", action="store_true", help="a column more: TRL with continuous batching")
+    parser.add_argument("--vllm", action="store_true", help="a column more: TRL with vLLM in its process")
     parser.add_argument("--keep", type=Path, help="directory for the runs' files; else they are removed")
     arguments = parser.parse_args()
     work = arguments.keep or Path(tempfile.mkdtemp(prefix="vs-trl-"))
@@ -80,10 +96,12 @@ def main() -> None:
 class Comparison:
     def __init__(self, arguments: argparse.Namespace, work: Path) -> None:
         self.arguments, self.work = arguments, work
-        self.sides = [*SIDES, *(["trl_continuous"] if arguments.continuous else [])]
+        more = [f"trl_{name}" for name in ("continuous", "vllm") if getattr(arguments, name)]
+        self.sides = [*SIDES, *more]
         self.loads: list[float] = []
 
     def run(self) -> dict[str, Any]:
+        """Figures by size and task: of the quick start's size as `long` and `short`, of others as `3 long` and so on."""
         arguments = self.arguments
         names = list(TASKS) if arguments.task == "both" else [arguments.task]
         begun = time.monotonic()
@@ -93,45 +111,67 @@ class Comparison:
         tasks = {name: prepare(TASKS[name], self.work / name, arguments.seed, arguments.model) for name in names}
         outcome: dict[str, Any] = {"equivalence": self.equivalence(tasks[names[0]])}
         times: dict[str, Any] = {}
-        for name in names:
-            results = self.results(name, tasks[name])
-            times[name] = {
-                side: (tailrace_times if side == "tailrace" else trl_times)(_middle(results[side]))
-                for side in self.sides
-            }
-            outcome[name] = self.figures(name, tasks[name], results)
-            show(name, outcome[name], times[name])
+        for million in arguments.size or SIZES:
+            size = SIZES[million]
+            model = sized(tasks[names[0]].model, self.work / f"model-{million}", size, arguments.seed)
+            for task in names:
+                name = task if not size.shape else f"{million} {task}"
+                prepared = dataclasses.replace(tasks[task], model=model)
+                results = self.results(name, prepared, size)
+                times[name] = {
+                    side: (tailrace_times if side == "tailrace" else trl_times)(_middle(results[side]))
+                    for side in self.sides
+                }
+                outcome[name] = self.figures(name, prepared, results) | {
+                    "task": TASKS[task],
+                    "million_parameters": float(million),
+                    "steps": self.steps(size),
+                    "window_steps": list(window(self.steps(size))),
+                }
+                show(name, outcome[name], times[name])
         return {
             **outcome,
             "where_time_goes": times,
             "repeats": arguments.repeats,
-            "steps": arguments.steps,
-            "window_steps": list(window(arguments.steps)),
             "load_before_runs": self.loads,
             "cores": os.cpu_count(),
             "wall_s": round(time.monotonic() - begun, 1),
             "notes": " ".join((__doc__ or "").split()),
         }
 
-    def results(self, name: str, task: Prepared) -> dict[str, list[dict[str, Any]]]:
+    def steps(self, size: Size) -> int:
+        return int(self.arguments.steps or (size.quick_steps if self.arguments.quick else size.steps))
+
+    def results(self, name: str, task: Prepared, size: Size) -> dict[str, list[dict[str, Any]]]:
         """All runs of a task, sides in turn."""
         results: dict[str, list[dict[str, Any]]] = {side: [] for side in self.sides}
         for repeat in range(self.arguments.repeats):
             for side in self.sides:
-                job = self.job(task, self.arguments.seed + repeat)
-                results[side].append(self.one(side, job, self.work / f"{name}-{repeat}-{side}"))
+                job = self.job(task, size, self.arguments.seed + repeat)
+                out = self.work / f"{name.replace(' ', '-')}-{repeat}-{side}"
+                results[side].append(self.one(side, job, out, size))
         return results
 
-    def job(self, task: Prepared, seed: int) -> Job:
-        return Job(str(task.model), str(task.train), self.arguments.steps, SNAPSHOT_EVERY, seed, max_tokens=MAX_TOKENS)
+    def job(self, task: Prepared, size: Size, seed: int) -> Job:
+        return Job(
+            str(task.model),
+            str(task.train),
+            self.steps(size),
+            SNAPSHOT_EVERY,
+            seed,
+            prompts=size.prompts,
+            max_tokens=MAX_TOKENS,
+            lr=size.lr,
+        )
 
-    def one(self, side: str, job: Job, out: Path) -> dict[str, Any]:
+    def one(self, side: str, job: Job, out: Path, size: Size) -> dict[str, Any]:
         self.loads.append(round(os.getloadavg()[0], 2))
         begun = time.monotonic()
         if side == "tailrace":
             result = _side("tailrace_side", job, out)
         else:
-            result = _side("trl_side", job, out, "padded" if side == "trl" else "continuous", self.arguments.trl_rows)
+            rows = min(self.arguments.trl_rows or size.trl_rows, job.completions)
+            result = _side("trl_side", job, out, side.partition("_")[2] or "padded", rows)
         others = others_cores(result)
         result["start_up_s"] = time.monotonic() - begun - result["steps"][-1]["at_s"]
         print(
@@ -144,7 +184,7 @@ class Comparison:
         return result
 
     def equivalence(self, task: Prepared) -> dict[str, Any]:
-        found = _side("equivalence", self.job(task, self.arguments.seed), self.work / "equivalence")
+        found = _side("equivalence", self.job(task, SIZES["0.2"], self.arguments.seed), self.work / "equivalence")
         same, configured = found["given_trl_advantages"], found["as_configured"]
         print(
             f"loss: TRL's {found['loss_type']!r} is Tailrace's token mean: gradients differ by "
@@ -157,7 +197,7 @@ class Comparison:
 
     def figures(self, name: str, task: Prepared, results: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         reached = self.to_accuracy(name, task, results)
-        figures: dict[str, Any] = {"task": TASKS[name], "accuracy": self.arguments.accuracy}
+        figures: dict[str, Any] = {"accuracy": self.arguments.accuracy}
         for side, runs in results.items():
             rates = [tokens_per_s(run) for run in runs]
             seconds = [one["seconds"] for one in reached[side] if one["seconds"] is not None]
@@ -188,12 +228,15 @@ class Comparison:
         self, name: str, task: Prepared, results: dict[str, list[dict[str, Any]]]
     ) -> dict[str, list[dict[str, Any]]]:
         """Accuracy of the saved weights of each run, as far as the first that is good enough, and when that was."""
+        if self.arguments.quick:
+            nothing: dict[str, Any] = {"seconds": None, "accuracies": {}}
+            return {side: [nothing for _ in done] for side, done in results.items()}
         runs = {
             (side, number): {0: str(task.model), **{int(step): model for step, model in run["models"].items()}}
             for side, done in results.items()
             for number, run in enumerate(done)
         }
-        request, out = self.work / f"{name}-accuracy-request.json", self.work / f"{name}-accuracy.json"
+        request, out = (self.work / f"{name.replace(' ', '-')}-accuracy{end}" for end in ("-request.json", ".json"))
         content = {
             "held_out": str(task.held_out),
             "draws": self.arguments.draws,
@@ -223,7 +266,7 @@ def show(name: str, figures: dict[str, Any], times: dict[str, Any]) -> None:
         print(
             f"  {side:15} {figures[f'{side}_tokens_per_s']:8.0f} tokens/s ({min(rates):.0f} to {max(rates):.0f}), whole run "
             f"{figures[f'{side}_whole_run_tokens_per_s']:.0f}; accuracy {figures['accuracy']:.2f} after "
-            + ("more steps than these" if seconds is None else f"{seconds:.1f} s")
+            + ("more steps than these, or not measured" if seconds is None else f"{seconds:.1f} s")
         )
     for side in sides[1:]:
         suffix = side.removeprefix("trl")

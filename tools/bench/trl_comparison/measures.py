@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from processor_time import cores
+
 Result = Mapping[str, Any]
 BUFFERED_STEPS = (
     3  # batches that Tailrace's buffer holds: when no prompt is left to admit, the last steps have the cores alone
@@ -59,16 +61,17 @@ def trl_times(result: Result) -> dict[str, float]:
     def total(*names: str) -> float:
         return float(sum(step.get(name, 0.0) for step in steps for name in names))
 
-    generation_s = total("transformers.generate", "transformers.generate_batch")
+    generation_s = total("transformers.generate", "transformers.generate_batch", "vLLM.generate")
     reward_s, rollout_s, step_s = total("_calculate_rewards"), total("_prepare_inputs"), total("training_step")
+    sync_s = total("sync_weights")
     before = _before(result, steps[0])
     cpu_s, machine_s = (steps[-1][name] - before[name] for name in ("cpu_s", "machine_s"))
     return {
         "generation": generation_s / length_s,
         "training": (step_s - rollout_s) / length_s,
         "reward": reward_s / length_s,
-        "weight_sync": 0.0,
-        "other": (length_s - generation_s - reward_s - (step_s - rollout_s)) / length_s,
+        "weight_sync": sync_s / length_s,
+        "other": (length_s - generation_s - reward_s - sync_s - (step_s - rollout_s)) / length_s,
         "seconds_per_step": length_s / len(steps),
         "busy_cores": cpu_s / length_s,
         "others_cores": max(0.0, machine_s - cpu_s) / length_s,
@@ -86,15 +89,15 @@ def tailrace_times(result: Result) -> dict[str, Any]:
         spans = [span for span in result["spans"] if span[0] == role]
         members = len({span[1] for span in spans})
         roles[role] = _shares(spans, begin_s, end_s, members)
-    cores = _cores(result["cpu"], begin_s, end_s)
-    machine = cores.pop("machine", None)
+    used = cores([(float(at_s), seconds) for at_s, seconds in result["cpu"]], begin_s, end_s)
+    machine = used.pop("machine", None)
     parts = ("fetch_s", "forward_s", "backward_s", "optimizer_s", "wall_s")
     return {
         **roles,
         "trainer_step": {name: sum(step[name] for step in steps) / length_s for name in parts},
         "seconds_per_step": length_s / len(steps),
-        "busy_cores": {"all": sum(cores.values()), **cores},
-        "others_cores": None if machine is None else max(0.0, machine - sum(cores.values())),
+        "busy_cores": {"all": sum(used.values()), **used},
+        "others_cores": None if machine is None else max(0.0, machine - sum(used.values())),
         "staleness_mean": sum(step["staleness_mean"] or 0.0 for step in steps) / len(steps),
         "longest_completion_mean": sum(step["longest"] for step in steps) / len(steps),
     }
@@ -115,15 +118,6 @@ def _shares(spans: Iterable[list[Any]], begin_s: float, end_s: float, members: i
             name = f"{doing}: {label}" if doing in ("idle", "waiting") else doing
             shares[name] += inside / (members * (end_s - begin_s))
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
-
-
-def _cores(samples: list[tuple[float, dict[str, float]]], begin_s: float, end_s: float) -> dict[str, float]:
-    inside = [(at_s, used) for at_s, used in samples if begin_s <= at_s <= end_s]
-    if len(inside) < 2:
-        return {}
-    (from_s, before), (to_s, after) = inside[0], inside[-1]
-    cores = {role: (after[role] - before.get(role, 0.0)) / (to_s - from_s) for role in after}
-    return dict(sorted(cores.items(), key=lambda item: -item[1]))
 
 
 def _window(result: Result) -> tuple[float, float, list[dict[str, Any]]]:

@@ -8,17 +8,12 @@ The quick start as it is, checkpoint of every version included, except for its e
 from __future__ import annotations
 
 import json
-import os
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
+from processor_time import ProcessorTime
 from trl_comparison.job import Job
-from trl_comparison.machine import busy_core_seconds
-
-CPU_SAMPLE_S = 1.0
 
 
 def main() -> None:
@@ -34,7 +29,7 @@ def main() -> None:
     processors = ProcessorTime()
 
     def listen(status: RunStatus) -> None:
-        processors.roles = {member["pid"]: str(member["role"]) for member in status.members if member["pid"]}
+        processors.members(status.members)
 
     processors.start()
     launch(config, directory, listen)
@@ -58,7 +53,14 @@ def settings(job: Job) -> dict[str, Any]:
         "seed": job.seed,
         "task": {"name": None, "train": job.train},
         "model": {"path": job.model, "small": None},
-        "pipeline": {"steps": job.steps, "prompts_per_step": job.prompts, "samples_per_prompt": job.samples},
+        "pipeline": {
+            "steps": job.steps,
+            "prompts_per_step": job.prompts,
+            "samples_per_prompt": job.samples,
+            # in the proportions of the quick start: two batches ahead, half a batch on each of its two replicas
+            "buffer_prompts": 2 * job.prompts,
+            "prompts_per_replica": max(1, job.prompts // 2),
+        },
         "rollout": {"temperature": job.temperature, "max_tokens": job.max_tokens},
         "trainer": {"options": options, "loss": {"name": "dapo", "clip_low": job.clip_low, "clip_high": job.clip_high}},
         "evaluation": {"every": 0, "controls": False},
@@ -97,45 +99,6 @@ def outcome(directory: Any, job: Job, processors: ProcessorTime) -> dict[str, An
         "cpu": [[at - offset - zero, used] for at, used in processors.samples],
         "summary": {key: value for key, value in (record.summary or {}).items() if not isinstance(value, dict)},
     }
-
-
-class ProcessorTime:
-    """Processor seconds of this process and everything below it, by role, sampled once a second."""
-
-    def __init__(self) -> None:
-        self.roles: dict[int, str] = {}
-        self.samples: list[tuple[float, dict[str, float]]] = []
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="processor time", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(CPU_SAMPLE_S):
-            self.samples.append((time.time(), {**self._used(), "machine": busy_core_seconds()}))
-
-    def _used(self) -> dict[str, float]:
-        import psutil  # type: ignore[import-untyped]  # Ray brings it
-
-        used: dict[str, float] = {}
-        own = psutil.Process()
-        for process in [own, *own.children(recursive=True)]:
-            try:
-                times = process.cpu_times()
-                name = process.name()
-            except psutil.Error:  # it ended between the listing and the question
-                continue
-            if process.pid == os.getpid():
-                role = "driver"
-            else:
-                role = self.roles.get(process.pid) or ("ray" if not name.startswith("python") else "other python")
-            used[role] = used.get(role, 0.0) + times.user + times.system
-        return used
 
 
 if __name__ == "__main__":

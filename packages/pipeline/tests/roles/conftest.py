@@ -144,6 +144,8 @@ class Batches:
         self.failing = False
         self.go, self.reached = threading.Event(), threading.Event()
         self.go.set()
+        self.mark = threading.Event()
+        self.mark.set()
 
     def batch(self, number):
         return tuple(f"{number}.{sample}" for sample in range(4))
@@ -156,6 +158,9 @@ class Batches:
         return self._packed.outlines(names)
 
     def consume(self, names, version):
+        assert self.mark.wait(30)
+        if self.failing:
+            raise ZeroDivisionError("in the store")
         self.consumed.append((version, list(names)))
 
     def trim(self, version):

@@ -35,7 +35,7 @@ def phases(events):
     return [(event.phase, event.progress) for event in fold(events, Activity)]
 
 
-def test_a_batch_in_one_go_and_in_parts(make_trainer, data, gather):
+def test_a_batch_in_one_go_and_in_parts(make_trainer, data, gather, until):
     role = make_trainer()
     assert role.ready(None) == {"version": None}
     assert data.rolled_back == [0]
@@ -45,7 +45,7 @@ def test_a_batch_in_one_go_and_in_parts(make_trainer, data, gather):
     assert (stepped.version, stepped.answers, stepped.metrics["trajectories"]) == (1, 1, 8.0)
     assert [phase for phase, _ in phases(events)] == ["training", "idle"]
     assert phases(events)[1][1] >= 2  # micro-batches, of two mini-batches
-    assert data.consumed == [(1, [*data.batch(0), *data.batch(1)])]
+    until(lambda: data.consumed == [(1, [*data.batch(0), *data.batch(1)])], "the marks")
 
     role.submit([Accumulate(2, 2, data.batch(2)), Accumulate(3, 2, data.batch(3)), Step(4, 2, (data.batch(4),))])
     events = gather(role, lambda events: fold(events, Stepped), "the second step")
@@ -55,11 +55,11 @@ def test_a_batch_in_one_go_and_in_parts(make_trainer, data, gather):
     ]
     (stepped,) = fold(events, Stepped)
     assert (stepped.version, stepped.answers, stepped.metrics["trajectories"]) == (2, 4, 12.0)
-    assert data.consumed[1:] == [(2, [*data.batch(2), *data.batch(3), *data.batch(4)])]
+    until(lambda: data.consumed[1:] == [(2, [*data.batch(2), *data.batch(3), *data.batch(4)])], "the marks")
     assert role.events(0.1) in ([], [Activity("trainer", "0", "idle", 4)])
 
 
-def test_gradients_of_groups_are_added_and_the_batch_is_one_step(make_trainer, data, gather):
+def test_gradients_of_groups_are_added_and_the_batch_is_one_step(make_trainer, data, gather, until):
     role = make_trainer()
     role.ready(None)
     commands = [Accumulate(seq, 1, data.batch(seq), update=False, cell=0) for seq in (1, 2)]
@@ -72,7 +72,8 @@ def test_gradients_of_groups_are_added_and_the_batch_is_one_step(make_trainer, d
     first, second = fold(events, Stepped)
     assert (first.version, first.answers, first.metrics["trajectories"]) == (1, 3, 12.0)
     assert (second.version, second.answers, second.metrics["trajectories"]) == (2, 5, 4.0)  # nothing was left
-    assert data.consumed == [(1, [*data.batch(1), *data.batch(2), *data.batch(3)]), (2, [*data.batch(4)])]
+    marked = [(1, [*data.batch(1), *data.batch(2), *data.batch(3)]), (2, [*data.batch(4)])]
+    until(lambda: data.consumed == marked, "the marks")
     assert {"staleness_max", "staleness_mean", "wall_s", "grad_norm"} < first.metrics.keys()
     assert "version_oldest" not in first.metrics
 
@@ -215,6 +216,35 @@ def test_a_checkpoint_that_cannot_be_written_breaks_it(make_trainer, data, gathe
         gather(role, lambda events: fold(events, Durable), "a checkpoint")
 
 
+def test_a_step_does_not_wait_for_the_marks_of_its_batch_and_its_checkpoint_does(make_trainer, data, gather, tmp_path):
+    role = make_trainer()
+    role.ready(None)
+    data.mark.clear()
+    role.submit([Step(1, 1, (data.batch(1),)), Publish(2, 1, {}), Checkpoint(3, 1, ())])
+    gather(role, lambda events: [phase for phase, _ in phases(events)][-1:] == ["saving"], "the checkpoint's command")
+    assert (data.consumed, list((tmp_path / "checkpoints").iterdir())) == ([], [])
+    role.submit([Step(4, 2, (data.batch(2),))])
+    data.mark.set()
+    events = gather(role, lambda events: fold(events, Durable) and fold(events, Stepped), "checkpoint and step")
+    assert data.consumed[0] == (1, list(data.batch(1)))
+    assert (
+        fold(events, Stepped)[0].metrics["save_blocking_s"] > fold(events, Stepped)[0].metrics["publish_blocking_s"] > 0
+    )
+
+
+def test_a_batch_that_cannot_be_marked_has_no_checkpoint(make_trainer, data, gather, tmp_path):
+    role = make_trainer()
+    role.ready(None)
+    data.mark.clear()
+    role.submit([Step(1, 1, (data.batch(1),)), Checkpoint(2, 1, ())])
+    gather(role, lambda events: fold(events, Stepped), "a step")
+    data.failing = True
+    data.mark.set()
+    with pytest.raises(ZeroDivisionError, match="in the store"):
+        gather(role, lambda events: fold(events, Durable), "a checkpoint")
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
 def test_one_that_is_closed_in_the_middle_of_a_step_consumes_nothing(make_trainer, data):
     role = make_trainer()
     role.ready(None)
@@ -229,7 +259,7 @@ def test_one_that_is_closed_in_the_middle_of_a_step_consumes_nothing(make_traine
     assert data.consumed == []
 
 
-def test_in_one_process_a_new_one_waits_until_the_last_is_through(make_trainer, data, gather):
+def test_in_one_process_a_new_one_waits_until_the_last_is_through(make_trainer, data, gather, until):
     last = make_trainer()
     last.ready(None)
     data.go.clear()
@@ -244,7 +274,7 @@ def test_in_one_process_a_new_one_waits_until_the_last_is_through(make_trainer, 
     role.submit([Step(1, 1, (data.batch(1),))])
     gather(role, lambda events: fold(events, Stepped), "a step")
     closing.join(30)
-    assert data.consumed == [(1, list(data.batch(1)))]
+    until(lambda: data.consumed == [(1, list(data.batch(1)))], "the marks")
     role.close()
     role.close()
 

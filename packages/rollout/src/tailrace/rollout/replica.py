@@ -47,7 +47,9 @@ class ReplicaWorker:
         source: gives prompts and kept tokens, takes new tokens.
         weights: gives weight versions.
         sampling: how a trajectory's tokens are drawn.
-        flush_s: seconds between two batches of tokens to the source.
+        flush_s: seconds between two batches to the source: of tokens and of events, which wait for them.
+        partial_s: seconds between two batches with tokens of responses that go on, which are lost with the replica; those of
+            ended and interrupted ones are in every batch. None: as `flush_s`.
         snapshot_s: seconds between two `Snapshot` events; there is also one when everything in flight has finished.
         pull_timeout_s: deadline of a pull.
         flush_timeout_s: deadline of the source for one batch of tokens.
@@ -67,6 +69,7 @@ class ReplicaWorker:
         *,
         sampling: SamplingRule,
         flush_s: float = 0.1,
+        partial_s: float | None = None,
         snapshot_s: float = 0.25,
         pull_timeout_s: float = 120.0,
         flush_timeout_s: float = 60.0,
@@ -85,7 +88,15 @@ class ReplicaWorker:
         self._flusher = Flusher(replica, source, self._outbox, self._reject, flush_timeout_s)
         self._standstill = Standstill(replica, still_report_s, clock)
         # Only the worker thread uses the attributes below.
-        self._reports = Reports(replica, self._flusher, self._standstill, clock, flush_s=flush_s, snapshot_s=snapshot_s)
+        self._reports = Reports(
+            replica,
+            self._flusher,
+            self._standstill,
+            clock,
+            flush_s=flush_s,
+            partial_s=flush_s if partial_s is None else partial_s,
+            snapshot_s=snapshot_s,
+        )
         self._work = ReplicaWork(
             replica,
             engine,

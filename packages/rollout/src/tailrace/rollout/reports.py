@@ -40,20 +40,29 @@ class Reports:
         standstill: counts engine steps, and is told of that waiting.
         clock: the clock for both intervals.
         flush_s: seconds between two batches.
+        partial_s: seconds between two batches with tokens of responses that go on; those of others are in every batch.
         snapshot_s: seconds between two `Snapshot` events.
     """
 
     def __init__(
-        self, replica: str, flusher: Flusher, standstill: Standstill, clock: Clock, *, flush_s: float, snapshot_s: float
+        self,
+        replica: str,
+        flusher: Flusher,
+        standstill: Standstill,
+        clock: Clock,
+        *,
+        flush_s: float,
+        partial_s: float,
+        snapshot_s: float,
     ) -> None:
         self._replica, self._flusher, self._standstill, self._clock = replica, flusher, standstill, clock
-        self._flush_s, self._snapshot_s = flush_s, snapshot_s
+        self._flush_s, self._partial_s, self._snapshot_s = flush_s, partial_s, snapshot_s
         self._begun: list[str] = []
         self._unsent: dict[str, _Unsent] = {}
         self._events: list[Event] = []
         self._finished = 0
         self._tokens_since_snapshot = 0
-        self._flushed_at = self._snapshot_at = clock.now()
+        self._flushed_at = self._partials_at = self._snapshot_at = clock.now()
 
     @property
     def snapshot_due_s(self) -> float:
@@ -125,21 +134,32 @@ class Reports:
         if self._clock.now() - self._flushed_at >= self._flush_s:
             self.flush()
 
-    def flush(self) -> None:
-        """Hand everything collected to the flusher.
+    def flush(self, *, everything: bool = False) -> None:
+        """Hand to the flusher what was collected: all events, and the tokens of the responses that they are about.
+
+        Tokens of responses that go on wait, since each costs the source less with more beside it.
+
+        Args:
+            everything: their tokens too, though `partial_s` has not passed since they were handed over last.
 
         Raises:
             FlushTimeoutError: the trajectory source is behind for longer than the deadline.
         """
-        self._flushed_at = self._clock.now()
-        if not (self._begun or self._unsent or self._events):
+        now = self._flushed_at = self._clock.now()
+        sent = self._unsent
+        if everything or now - self._partials_at >= self._partial_s:
+            self._partials_at, self._unsent = now, {}
+        else:
+            about = {getattr(event, "trajectory", None) for event in self._events}
+            sent = {id_: self._unsent.pop(id_) for id_ in about & self._unsent.keys()}
+        if not (self._begun or sent or self._events):
             return
         deltas = tuple(
             PartialDelta(
                 id_, made.offset, made.version, tuple(made.tokens), tuple(made.logprobs), made.finish, made.turn_ends
             )
-            for id_, made in self._unsent.items()
+            for id_, made in sent.items()
         )
         with self._standstill.elsewhere():
             self._flusher.put(FlushedBatch(tuple(self._begun), deltas, tuple(self._events)))
-        self._begun, self._unsent, self._events = [], {}, []
+        self._begun, self._events = [], []

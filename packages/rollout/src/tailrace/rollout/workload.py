@@ -148,7 +148,7 @@ class ReplicaWork:
     def stop(self) -> None:
         """Stop everything in flight and hand over the last tokens."""
         self._record(self._engine.abort(list(self._in_flight)))
-        self._reports.flush()
+        self._reports.flush(everything=True)
 
     def _note_phase(self) -> None:
         self._standstill.at(GENERATING if self._in_flight else IDLE)

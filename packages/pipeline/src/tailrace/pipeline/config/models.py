@@ -182,6 +182,8 @@ class RolloutConfig(_Strict):
     """most tokens of a response; with turns, what the environment answers is counted too, since it fills the context"""
     stop_tokens: Annotated[tuple[int | str, ...] | None, BeforeValidator(as_tuple)] = None
     """tokens that end a response, by id or text; none: eos_token_id of the model's generation_config.json or config.json"""
+    flush_s: Seconds = 0.5
+    """seconds between two appends of the tokens of responses under way: what a replica that dies loses at most"""
     cost_model: CostModelConfig | None = None
     """decoding time for the policies that plan with it; none: the run fits it to its own steps (summary.json)"""
     options: dict[str, Any] = {}

@@ -64,6 +64,9 @@ class Publishing:
         followers: Sequence[Caller] = (),
     ) -> None:
         self._published, self._broke = published, broke
+        self.newest_s: float | None = None
+        """Seconds from the start of copying the newest version that is visible until it was; None before the first."""
+        self._begun_s: dict[int, float] = {}
         self._followers = [TRAINER_DOOR.open(follower, _FOLLOW_S) for follower in followers]
         self._numbers: dict[int, int] = {}  # number of the newest command for each version
         self._relays: dict[str, str] = {}
@@ -87,6 +90,7 @@ class Publishing:
         while len(self._numbers) > _REMEMBERED:
             del self._numbers[next(iter(self._numbers))]
         if weights is not None:
+            self._begun_s = {version: time.monotonic(), **dict([*self._begun_s.items()][:_REMEMBERED])}
             self._rank.publish(version, weights(), sealed=command.sealed)
         self._follow(command.relays, command.sites)
         if weights is None:
@@ -143,6 +147,9 @@ class Publishing:
             self._broke(error)
 
     def _tell(self, version: int) -> None:
+        begun_s = self._begun_s.get(version)
+        if begun_s is not None:
+            self.newest_s = time.monotonic() - begun_s
         seq = self._numbers.get(version)
         if seq is not None:
             self._published(version, seq)

@@ -105,7 +105,7 @@ class RelayRole:
             left_s = deadline - time.monotonic()
             if left_s <= 0 and self._answers():
                 break
-            self._closed.wait(min(_LOOK_S, left_s) if left_s > 0 else _LOOK_S)
+            self._closed.wait(left_s if left_s > 0 else _LOOK_S)
         return []
 
     def adopt(self) -> None:

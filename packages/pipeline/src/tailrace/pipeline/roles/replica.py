@@ -64,6 +64,7 @@ class ReplicaSettings:
         sampling: how trajectories are drawn.
         checkpoints, transfer: see `RelayWeights`.
         snapshot_s: seconds between two snapshots.
+        flush_s: seconds between two appends of tokens of responses that go on, see `ReplicaWorker`.
         still_report_s: seconds between two reports that the engine stands still.
         adapter: what is published is an adapter of `model` with these settings, which is merged; None: whole weights are.
         data_timeout_s: how long the data role may be gone before a restarted one must answer.
@@ -76,6 +77,7 @@ class ReplicaSettings:
     checkpoints: Path
     transfer: WeightTransfer = field(default_factory=WeightTransfer)
     snapshot_s: float = SNAPSHOT_S
+    flush_s: float = 0.5
     still_report_s: float = 5.0
     adapter: AdapterConfig | None = None
     data_timeout_s: float = 180.0
@@ -101,6 +103,7 @@ class ReplicaRole:
             _Source(DATA_DOOR.open(start.data, settings.data_timeout_s), name),
             self._weights,
             sampling=settings.sampling,
+            partial_s=settings.flush_s,
             snapshot_s=settings.snapshot_s,
             still_report_s=settings.still_report_s,
             flush_timeout_s=settings.data_timeout_s,

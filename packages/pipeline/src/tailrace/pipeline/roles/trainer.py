@@ -4,7 +4,7 @@ Step, Accumulate   wait only for the batch's tokens from the data role
 Accumulate(cell)   only the ranks of a cell carry it out: it adds gradients without the others, and changes no weights
 Publish            copies this rank's weights once; relays get them in the background (see `Publishing`)
 Reveal             is carried out at once, beside the others
-Checkpoint         copies the state to host memory; a background thread makes it durable
+Checkpoint         copies the state to host memory, once the batch is marked as consumed; a background thread makes it durable
 
 A thread carries the commands out in order. They are collectives: from the commands alone, every rank decides in the same way
 whether to stage weights. Every rank sends its own shards to the master relay. Only the first rank chooses the master relay,
@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,6 +115,11 @@ class TrainerRole:
         )
         self._staged: int | None = None
         self._parts: list[tuple[Sequence[str], dict[str, float]]] = []  # accumulated since the last step
+        # Consumption is marked beside the way of `Stepped` to the controller and back, and before a checkpoint is begun.
+        self._marking = ThreadPoolExecutor(1, thread_name_prefix="consumption")
+        self._marked: Future[None] | None = None
+        self._marks_s = settings.data_timeout_s + _CLOSE_S
+        self._handed: dict[str, float] = {}  # seconds that the weights before a step held its thread up
         self._added: list[str] = []  # since the last step, by all cells; their gradients changed no weights yet
         self._cell, self._place = divmod(rank, world_size // start.cells)
         self._cells = start.cells
@@ -202,6 +208,9 @@ class TrainerRole:
         if self._tensor_cores is not None:
             self._tensor_cores.close()
         idle = self._worker.close(_CLOSE_S)
+        if self._marked is not None:
+            wait([self._marked], _CLOSE_S)
+        self._marking.shutdown(wait=False, cancel_futures=True)
         self._saving.close()
         if idle:  # otherwise it is in use
             self._backend.close()
@@ -282,9 +291,25 @@ class TrainerRole:
         if self._publishing is not None and not self._worker.closing:
             batch = [added, *(names for names, _ in parts), *mini_batches]
             names = [name for part in batch for name in part]
-            self._data.consume(names, version)
+            self._wait_for_marks()
+            self._marked = self._marking.submit(self._data.consume, names, version)
         self._made = version
-        return merge_metrics([*(part for _, part in parts), metrics])
+        handed, self._handed = self._handed, {}
+        if self._publishing is not None and self._publishing.newest_s is not None:
+            handed["publish_s"] = self._publishing.newest_s
+        return merge_metrics([*(part for _, part in parts), metrics]) | handed
+
+    def _wait_for_marks(self) -> None:
+        """Return once all batches so far are marked as consumed.
+
+        A checkpoint whose batch is not could be gone on from, and the batch be trained on again.
+
+        Raises:
+            Exception: one could not be marked.
+        """
+        marked, self._marked = self._marked, None
+        if marked is not None:
+            marked.result(self._marks_s)
 
     def _step_on(self, version: int, mini_batches: Sequence[Sequence[str]]) -> dict[str, float]:
         """Make an optimizer step on each mini-batch."""
@@ -333,6 +358,7 @@ class TrainerRole:
         return metrics
 
     def _publish(self, command: Publish) -> None:
+        started = time.monotonic()
         fresh = command.version != self._staged
         if fresh and self._held is None:
             self._require(command.version, "publish")
@@ -343,13 +369,20 @@ class TrainerRole:
         elif self._follower is not None:
             self._follower.offer_again()
         self._staged = command.version
+        self._held_up("publish_blocking_s", started)
+
+    def _held_up(self, what: str, since: float) -> None:
+        self._handed[what] = self._handed.get(what, 0.0) + time.monotonic() - since
 
     def _checkpoint(self, command: Checkpoint) -> None:
+        started = time.monotonic()
         self._require(command.version, "save")
+        self._wait_for_marks()
         saved = self._backend.save(str(self._saving.directory(command.version)), command.version)
         self.stops.at("checkpoint")
         if self._publishing is not None:
             self._saving.follow(command, saved)
+        self._held_up("save_blocking_s", started)
 
     def _require(self, version: int, what: str) -> None:
         """Check that the weights are those of a version."""

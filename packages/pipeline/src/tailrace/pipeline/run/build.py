@@ -267,6 +267,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         sampling=sampling,
         checkpoints=checkpoints,
         transfer=transfer,
+        flush_s=config.rollout.flush_s,
         adapter=of_trainer.adapter if of_trainer.adapter.rank else None,
     )
     known = {field.name for field in dataclasses.fields(Deadlines)}

@@ -236,6 +236,7 @@ def make_deployment(
         checkpoints=checkpoints,
         transfer=transfer,
         snapshot_s=0.1,
+        flush_s=0.1,
         still_report_s=0.5,
     )
     data = DataSettings(

@@ -206,7 +206,7 @@ class LocalHost(OwnProcess):
         started_s: time now on the run's clock, in seconds.
     """
 
-    poll_s = 0.2
+    poll_s = 0.5
     tick_s = 0.5
 
     def __init__(self, started_s: float = 0.0) -> None:

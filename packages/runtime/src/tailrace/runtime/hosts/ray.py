@@ -159,7 +159,7 @@ class RayHost(OwnProcess):
         epoch: counts the controllers of the run.
     """
 
-    poll_s = 0.2
+    poll_s = 0.5  # a member answers at once when it has something to say; else each answer only costs
     tick_s = 0.5
 
     def __init__(

@@ -28,6 +28,9 @@ def environment(*, own: bool) -> None:
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         # Ray's workers have niceness 15 otherwise: beside any other program a run would nearly stand still.
         os.environ.setdefault("RAY_worker_niceness", "0")
+        # Nobody looks at Ray's own metrics of a run's own cluster, nor at its list of calls: it has no dashboard.
+        for name in ("RAY_enable_metrics_collection", "RAY_event_stats", "RAY_task_events_report_interval_ms"):
+            os.environ.setdefault(name, "0")
         # Ray takes the machine's own address for a node that is told 127.0.0.1, unless it supports no clusters of several
         # machines, as by default on macOS; and what does not stand at 127.0.0.1 listens to everybody.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
