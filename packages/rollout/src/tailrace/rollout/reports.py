@@ -151,7 +151,7 @@ class Reports:
             self._partials_at, self._unsent = now, {}
         else:
             about = {getattr(event, "trajectory", None) for event in self._events}
-            sent = {id_: self._unsent.pop(id_) for id_ in about & self._unsent.keys()}
+            sent = {id_: self._unsent.pop(id_) for id_ in [*self._unsent] if id_ in about}
         if not (self._begun or sent or self._events):
             return
         deltas = tuple(

@@ -36,6 +36,7 @@ from tailrace.runtime.executor.doors import Role
 from tailrace.runtime.executor.seam import MemberStart
 
 _AT_ONCE = 64  # responses that are fetched together
+_TOGETHER_S = 0.02  # outcomes of such a time are stored and told together: calls cost more than what is in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +182,7 @@ class ScorerRole:
         """Store rewards and report outcomes, those together that came together."""
         while True:
             await self._done.wait()
+            await asyncio.sleep(_TOGETHER_S)
             self._done.clear()
             outcomes, self._outcomes = self._outcomes, []
             rewards = {

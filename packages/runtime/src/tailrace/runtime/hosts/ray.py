@@ -61,6 +61,8 @@ class RayMember:
     ) -> None:
         self._name, self._logs, self._epoch = name, logs, epoch
         self._actor, self._machines, self._place = actor, machines, place
+        # a controller's calls have threads that no other member's call takes
+        self._control = actor.call.options(concurrency_group=_CONTROL)
         self._node: str | None = None
         self._pid: int | None = None
         self._killed = False
@@ -91,8 +93,8 @@ class RayMember:
         return _after(self._where, answer) if method == "ready" else answer
 
     def _begin(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Begin a controller's call, in a thread that no other member's call takes. Returns Ray's reference of its result."""
-        return self._actor.call.options(concurrency_group=_CONTROL).remote(method, arguments, self._epoch)
+        """Begin a controller's call. Returns Ray's reference of its result."""
+        return self._control.remote(method, arguments, self._epoch)
 
     def strike(self, kind: FaultKind) -> None:
         """Inject a fault into the role's engine or own process, if the role handles it, else into the actor's process."""
