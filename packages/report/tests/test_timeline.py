@@ -152,7 +152,18 @@ class Trainer:
         return c.Reason(c.Why.NO_BATCH)
 
 
-def test_gradients_that_were_added_before_the_step_are_training():
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({}, [(Doing.PUBLISHING, 5.0, 6.0)]),
+        (
+            {"publish_blocking_s": 0.25, "save_blocking_s": 0.125},
+            [(Doing.PUBLISHING, 5.0, 5.375), (Doing.WAITING, 5.375, 6.0)],
+        ),
+        ({"publish_blocking_s": 7.0}, [(Doing.PUBLISHING, 5.0, 6.0)]),
+    ],
+)
+def test_gradients_that_were_added_before_the_step_are_training_and_the_copies_of_weights_are_not(told, expected):
     run = Trainer()
     timeline = Timeline(run, Interruptions(run), Outages())  # type: ignore[arg-type]
     for now, one in (
@@ -161,18 +172,14 @@ def test_gradients_that_were_added_before_the_step_are_training():
         (2.0, c.Accumulate(2, 1, ("0.0",), update=False, cell=0)),
         (5.0, c.Accumulated(1, ("0.0",), answers=2, cell=0)),
         (5.0, c.Step(3, 1, (("1.0",),))),
-        (9.0, c.Stepped(1, {"wall_s": 3.0}, answers=3)),
+        (9.0, c.Stepped(1, {"wall_s": 3.0, **told}, answers=3)),
     ):
         run.take(one)
         timeline.hears[type(one)](now, one)
         timeline.settle(now)
     timeline.close(9.0)
     spans = [(span.doing, span.start_s, span.end_s) for span in timeline.spans if span.role == "trainer"]
-    assert spans[-3:] == [
-        (Doing.TRAINING, 2.0, 5.0),
-        (Doing.PUBLISHING, 5.0, 6.0),
-        (Doing.TRAINING, 6.0, 9.0),
-    ]
+    assert spans[-2 - len(expected) :] == [(Doing.TRAINING, 2.0, 5.0), *expected, (Doing.TRAINING, 6.0, 9.0)]
 
 
 def test_utilisation_adds_up_and_names_the_bubbles(hurt):

@@ -6,6 +6,7 @@ instant. What is neither work nor start-up is a bubble, and its label says why: 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,6 +39,8 @@ class Doing(StrEnum):
 
 
 BUBBLES = frozenset({Doing.IDLE, Doing.WAITING})
+COPIES = "weights copied for the relay and the checkpoint"
+ON_THE_WAY = "its command and what it answers are on their way"
 
 
 _HELD = {
@@ -190,13 +193,18 @@ class Timeline:
             self._spans.append(Span(*key, state.doing, state.start_s, now, state.label))
 
     def _split_step(self, now: float, event: c.Stepped) -> None:
-        """A step's command waits while the weights before it are handed to the relay and the checkpoint writer."""
-        key = (TRAINER, "0")
-        state, wall_s = self._open.get(key), event.metrics.get("wall_s")
+        """A step's command waits while the weights before it are copied, and both it and its answer take their way."""
+        key, metrics = (TRAINER, "0"), event.metrics
+        state, wall_s = self._open.get(key), metrics.get("wall_s")
         if state is not None and state.doing is Doing.TRAINING and wall_s is not None and now - wall_s > state.start_s:
-            handing = _Open(Doing.PUBLISHING, "", "weights copied for the relay and the checkpoint", state.start_s)
-            self._end(key, handing, now - wall_s)
-            state.start_s = now - wall_s
+            told = [metrics[name] for name in ("publish_blocking_s", "save_blocking_s") if name in metrics]
+            copied_s = sum(told) if told else math.inf  # runs of before tell neither
+            for doing, label, until_s in (
+                (Doing.PUBLISHING, COPIES, min(state.start_s + copied_s, now - wall_s)),
+                (Doing.WAITING, ON_THE_WAY, now - wall_s),
+            ):
+                self._end(key, _Open(doing, "", label, state.start_s), until_s)
+                state.start_s = until_s
 
     def _begin_step(self, now: float) -> None:
         """What the trainer was given of the batch before, to add gradients, is training and no wait of the step's."""
