@@ -8,6 +8,7 @@ step accumulates gradients over ``completions / ROWS_PER_PASS`` passes; the sum 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -29,6 +30,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = str(job.threads)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer is in the same process
     import torch
     from transformers import TrainerCallback
 
@@ -36,7 +38,8 @@ def main() -> None:
     timers = Timers()
     timers.listen()
     reward = Reward(job)
-    trainer = build_trainer(job, out, generation, rows, reward)
+    with kept_plain() if generation == "vllm" else contextlib.nullcontext():
+        trainer = build_trainer(job, out, generation, rows, reward)
 
     class Clock(TrainerCallback):
         """When each step ended, and its weights where they are wanted. Cloning them takes about a millisecond."""
@@ -150,6 +153,13 @@ def build_trainer(job: Job, out: Path, generation: str, rows: int, reward: Any) 
         processing_class=AutoTokenizer.from_pretrained(job.model),
         optimizers=(optimizer, schedule),
     )
+
+
+def kept_plain() -> contextlib.AbstractContextManager[None]:
+    """Let vLLM take the weights that TRL pushes: on CPU it repacks those that it loads, and takes no others (0.32)."""
+    from tailrace.rollout.vllm_process import updatable_linears
+
+    return updatable_linears()
 
 
 def warm_up(trainer: Any, job: Job) -> None:
