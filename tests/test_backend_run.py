@@ -1,4 +1,4 @@
-"""A whole run with another backend than FSDP2: a killed trainer comes back, the audit finds the same bits, export works."""
+"""A whole run with another backend than FSDP2, or a critic: a killed trainer comes back, the audit finds the same bits."""
 
 import json
 from importlib.util import find_spec
@@ -47,6 +47,10 @@ RANKS = {  # of threads in this process, or of processes on Ray
         "ray",
         'backend = "deepspeed"\nprocesses = 2\noptions = { lr = 1e-2, threads = 1, zero_stage = 3 }',
     ),
+    "fsdp2 with a critic": (
+        "local",
+        'loss = "ppo"\ncritic = { warmup_steps = 1 }\noptions = { lr = 1e-2, threads = 1 }',
+    ),
     "megatron": ("local", 'backend = "megatron"\noptions = { lr = 1e-2, threads = 1 }'),
     "megatron tensor-parallel": (
         "ray",
@@ -62,13 +66,14 @@ DEEP = [pytest.mark.deep, pytest.mark.timeout(900)]
     "name",
     [
         "deepspeed",
+        "fsdp2 with a critic",
         "megatron",
         pytest.param("deepspeed zero-3", marks=DEEP),
         pytest.param("megatron tensor-parallel", marks=DEEP),
     ],
 )
 def test_it_trains_comes_back_and_is_exported(name, tmp_path, capsys):
-    if find_spec(name.split()[0]) is None:
+    if name.split()[0] != "fsdp2" and find_spec(name.split()[0]) is None:
         pytest.skip(f"needs tailrace-trainer[{name.split()[0]}]")
     executor, trainer = RANKS[name]
     rows = [{"prompt": f"{a} + {b} = ", "answer": str(a + b)} for a in range(10) for b in range(10)]
@@ -90,3 +95,17 @@ def test_it_trains_comes_back_and_is_exported(name, tmp_path, capsys):
     after = AutoModelForCausalLM.from_pretrained(tmp_path / "whole").state_dict()
     assert after.keys() == before.keys()
     assert all(not torch.equal(before[name], after[name]) for name in before if name.endswith("proj.weight"))
+    if name == "fsdp2 with a critic":
+        told = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        steps = [step for step in told if "value_loss" in step]
+        assert [step["lr"] for step in steps] == [0.0, *[0.01] * (len(steps) - 1)]
+        again = [step["value_loss"] for step in steps if step["step"] == 2]  # the trainer was killed in it
+        assert len(set(again)) == 1
+        last = max((run / "checkpoints").iterdir(), key=lambda path: int(path.name)) / "trainer.json"
+        saved = last.read_bytes()
+        capsys.readouterr()
+        for change in ("trainer.loss.name=dapo", "trainer.advantages=group"):
+            assert main(["run", "--resume", str(run), "--plain", "--set", "pipeline.steps=5", "--set", change]) == 2
+            (line,) = capsys.readouterr().err.splitlines()
+            assert "key 'trainer.critic': found settings of a critic with advantages 'group'" in line
+        assert last.read_bytes() == saved

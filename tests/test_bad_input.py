@@ -88,6 +88,22 @@ def cut(name):
     return lambda: os.truncate(name, Path(name).stat().st_size // 2)
 
 
+def value_model(vocab_size=None, tokens=None):
+    """A preparation: a critic of the model's type, perhaps with another vocabulary or another tokenizer."""
+
+    def prepare():
+        from tailrace.trainer.testing import build_value_model
+
+        directory = build_value_model(Path("critic"), Path("model"))
+        changes = {"config.json": {"vocab_size": vocab_size}} if vocab_size else {}
+        changes |= {"tokenizer.json": {"model": {"vocab": tokens}}} if tokens else {}
+        for name, change in changes.items():
+            path = directory / name
+            path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+    return prepare
+
+
 def settings(*pairs):
     return ["run", "c.toml", *(word for pair in pairs for word in ("--set", pair))]
 
@@ -246,7 +262,42 @@ KINDS = {
         None,
         ["trainer.loss", "'dapo'", "clip_low = 1.5", "below 1"],
     ),
-    "loss-with-a-critic": (settings("trainer.loss.name=ppo"), None, ["trainer.loss", "'ppo'", "critic without a head"]),
+    "critic-of-another-backend": (
+        settings("trainer.loss.name=ppo", "trainer.backend=deepspeed"),
+        None,
+        ["trainer.backend", "'gae'", "'ppo'", "'deepspeed'", "trains no critic", "'fsdp2'"],
+    ),
+    "critic-without-a-head": (
+        settings("trainer.loss.name=ppo", "trainer.critic.init=model"),
+        None,
+        ["trainer.critic.init", "critic without a head", "score.weight: no such tensor", "a fresh head"],
+    ),
+    "critic-of-another-vocabulary": (
+        settings("trainer.loss.name=ppo", "trainer.critic.init=critic"),
+        value_model(vocab_size=999),
+        ["trainer.critic.init", "critic of another vocabulary", "999"],
+    ),
+    "critic-of-another-tokenizer": (
+        settings("trainer.loss.name=ppo", "trainer.critic.init=critic"),
+        value_model(tokens={"a": 0}),
+        ["trainer.critic.init", "critic of another tokenizer"],
+    ),
+    "critic-of-a-loss-without-one": (
+        settings("trainer.critic.epochs=2"),
+        None,
+        ["trainer.critic", "settings of a critic", "'group'", "'dapo'", "'gae'"],
+    ),
+    "critic-option-range": (settings("trainer.loss.name=ppo", "trainer.critic.epochs=0"), None, ["critic.epochs", "0"]),
+    "gae-option-range": (
+        settings("trainer.advantages={name='gae', lam=1.5}"),
+        None,
+        ["trainer.advantages", "'gae'", "lam = 1.5", "0 to 1"],
+    ),
+    "whitened-without-the-batch": (
+        settings("pipeline.training=streamed", "trainer.loss.name=ppo"),
+        None,
+        ["trainer.advantages", "pipeline.training", "'streamed'", "'gae'", "whiten = false"],
+    ),
     "loss-option-moved": (
         settings("trainer.options.clip_low=0.1"),
         None,

@@ -12,12 +12,33 @@ from tailrace.pipeline.config.options import read_options
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.build import build_spec, check
+from tailrace.pipeline.run.changes import with_changes
 from tailrace.pipeline.run.scripted_faults import build_faults
 
 
 def test_later_layers_win_and_the_rest_stays():
     config = validate([("a", {"pipeline": {"steps": 5, "sync": "barrier"}}), ("b", {"pipeline": {"steps": 7}})])
     assert (config.pipeline.steps, config.pipeline.sync.name) == (7, "barrier")
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "says"),
+    [
+        ("ppo", "trainer.loss.name=dapo", "found a trainer without one, expected one with a critic as before"),
+        ("ppo", "trainer.advantages=group", "found a trainer without one, expected one with a critic as before"),
+        ("dapo", "trainer.loss.name=ppo", "found a trainer with a critic, expected one without one as before"),
+        ("dapo", "trainer.advantages=gae", "found a trainer with a critic, expected one without one as before"),
+        ("ppo", "trainer.loss.clip_high=0.3", None),
+        ("dapo", "trainer.loss.name=grpo", None),
+    ],
+)
+def test_a_resumed_run_keeps_its_critic_and_gets_none(before, change, says):
+    config = validate([("a", {"trainer": {"loss": before}})])
+    if says is None:
+        with_changes(config, [change], done=3)
+        return
+    with pytest.raises(ConfigError, match=f"^keys 'trainer.loss' and 'trainer.advantages': {says}"):
+        with_changes(config, [change], done=3)
 
 
 def test_options_of_a_policy_are_laid_over_the_same_policy_only():

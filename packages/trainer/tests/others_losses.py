@@ -3,7 +3,7 @@
     python others_losses.py verl|torchrl|trl BATCH.json
 
 BATCH.json has rows of responses that are padded on the right (`mask`), in float64. Printed is, for each case, the loss of the
-batch and its gradient by the log-probabilities, as JSON on the last line.
+batch and its gradient by the log-probabilities, and what verl and TorchRL make of a critic's values, as JSON on the last line.
 """
 
 import collections
@@ -26,7 +26,8 @@ def main() -> None:
         loss.backward()
         found[case] = {"loss": loss.item(), "gradient": logprobs.grad.tolist()}
     advantages = verl_advantages(tensors, batch) if which == "verl" else {}
-    print(json.dumps({"losses": found, "advantages": advantages}))
+    critic = CRITICS[which](tensors, batch) if which in CRITICS else {}
+    print(json.dumps({"losses": found, "advantages": advantages, "critic": critic}))
 
 
 def verl(tensors, batch):
@@ -170,6 +171,57 @@ def trl(tensors, batch):
     }
 
 
+def verl_critic(tensors, batch):
+    """GAE over the tokens that a model generated, with an environment's between them, and the value loss."""
+    from verl.trainer.ppo import core_algos
+
+    values = tensors["values"].clone().requires_grad_()
+    advantages, returns = core_algos.compute_gae_advantage_return(
+        tensors["token_rewards"], tensors["values_before"], tensors["generated"], batch["gamma"], batch["lam"]
+    )
+    loss, _ = core_algos.compute_value_loss(
+        values, returns, tensors["values_before"], tensors["generated"], batch["value_clip"], "token-mean"
+    )
+    loss.backward()
+    return {
+        "advantages": advantages.tolist(),
+        "returns": returns.tolist(),
+        "loss": loss.item(),
+        "gradient": values.grad.tolist(),
+        "whitened": True,
+    }
+
+
+def torchrl_critic(tensors, batch):
+    """The same, of each response's generated tokens alone: TorchRL knows no tokens between them."""
+    from torchrl.objectives.utils import _clip_value_loss, distance_loss
+    from torchrl.objectives.value.functional import generalized_advantage_estimate
+
+    values = tensors["values"].clone().requires_grad_()
+    advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
+    losses = []
+    for row, kept in enumerate(tensors["generated"].bool()):
+        before, rewards = (tensors[name][row][kept][:, None] for name in ("values_before", "token_rewards"))
+        done = torch.zeros_like(before, dtype=torch.bool)
+        done[-1] = True
+        after = torch.cat([before[1:], torch.zeros_like(before[:1])])
+        found = generalized_advantage_estimate(batch["gamma"], batch["lam"], before, after, rewards, done)
+        advantages[row, kept], returns[row, kept] = (each[:, 0].detach() for each in found)
+        now, goal = values[row][kept], returns[row][kept].detach()
+        plain = distance_loss(goal, now, loss_function="l2")
+        losses.append(_clip_value_loss(before[:, 0], now, torch.tensor(batch["value_clip"]), goal, plain, "l2")[0])
+    loss = torch.cat(losses).mean() / 2  # its l2 is not halved
+    loss.backward()
+    return {
+        "advantages": advantages.tolist(),
+        "returns": returns.tolist(),
+        "loss": loss.item(),
+        "gradient": values.grad.tolist(),
+        "whitened": False,
+    }
+
+
+CRITICS = {"verl": verl_critic, "torchrl": torchrl_critic}
 SIDES = {"verl": verl, "torchrl": torchrl, "trl": trl}
 
 if __name__ == "__main__":

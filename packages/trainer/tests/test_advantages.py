@@ -10,7 +10,14 @@ from tailrace.trainer import group_advantages, token_weights
 from tailrace.trainer.advantages import Advantages, open_advantages, overlong_penalty, units
 from tailrace.trainer.testing import check_advantages
 
-batch_advantages, leave_one_out = open_advantages("batch", {}), open_advantages("leave-one-out", {})
+
+def of_groups(name):
+    found = open_advantages(name, {})
+    assert isinstance(found, Advantages)
+    return found
+
+
+batch_advantages, leave_one_out = of_groups("batch"), of_groups("leave-one-out")
 
 
 def test_worked_by_hand():
@@ -80,8 +87,8 @@ def test_leave_one_out_and_centred_by_hand():
     # Group "a": 1 against the mean 0 of 0 0, and 0 against 1/2 twice. Group "b" has one response, and "c" equal rewards.
     groups, rewards = ["a", "a", "a", "b", "c", "c"], [1.0, 0.0, 0.0, 5.0, 0.3, 0.1 + 0.2]
     assert leave_one_out(groups, rewards) == pytest.approx([1, -0.5, -0.5, 0, 0, 0])
-    assert open_advantages("centred", {})(groups, rewards) == pytest.approx([2 / 3, -1 / 3, -1 / 3, 0, 0, 0])
-    assert open_advantages("group", {})(groups, rewards) == group_advantages(groups, rewards)
+    assert of_groups("centred")(groups, rewards) == pytest.approx([2 / 3, -1 / 3, -1 / 3, 0, 0, 0])
+    assert of_groups("group")(groups, rewards) == group_advantages(groups, rewards)
 
 
 def test_the_overlong_penalty_by_hand():

@@ -122,6 +122,18 @@ def test_the_advice_is_a_setting_that_fits():
     assert "adapter" in advice(of_32b, BFLOAT16, ranks=4, longest=1536, limit=10**9)
 
 
+def test_a_critic_has_a_state_of_its_own_but_no_output_layer():
+    for tied in (False, True):
+        shape = shape_of(QWEN_7B | {"tie_word_embeddings": tied})
+        plain, with_critic = (
+            trainer_memory(shape, dataclasses.replace(BFLOAT16, loss=loss), ranks=4, longest=1536, gpu=True)
+            for loss in ("dapo", "ppo")
+        )
+        body = shape.layers * shape.layer_parameters + shape.hidden * (shape.vocabulary + 2)
+        assert with_critic.state - plain.state == pytest.approx(16 * body / 4, rel=1e-6)
+        assert with_critic.peak - plain.peak == with_critic.state - plain.state
+
+
 def test_more_of_anything_never_takes_less():
     shape = DenseModel(64, 3, 8, 2, 8, 176, 31, tied=True, head_norms=True, biases=False)
     base = trainer_memory(shape, TrainerConfig(), ranks=2).peak

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tailrace.trainer.advantages import open_advantages, token_weights, units
+from tailrace.trainer.advantages import Advantages, CriticAdvantages, open_advantages, token_weights, units
+from tailrace.trainer.critic import value_loss, whiten
 from tailrace.trainer.losses import LossTokens, open_loss
 
 SCRIPT = Path(__file__).with_name("others_losses.py")
@@ -49,7 +50,15 @@ def made(seed):
     logprobs = rows(lambda row, place: proximal[row][place] + draw.gauss(0, drift[row]))
     tensors = {"mask": rows(lambda _, __: 1.0), "behaviour": behaviour, "proximal": proximal, "logprobs": logprobs}
     tensors["advantages"] = rows(lambda row, _: advantages[row])
-    return {"tensors": tensors, "groups": groups, "rewards": rewards, "longest": LONGEST}
+    # of the tokens some are an environment's, never the last
+    tensors["generated"] = rows(lambda row, place: float(place == lengths[row] - 1 or draw.random() < 0.7))
+    tensors["token_rewards"] = rows(
+        lambda row, place: rewards[row] if place == lengths[row] - 1 else draw.gauss(0, 0.1)
+    )
+    tensors["values_before"] = rows(lambda _, __: draw.gauss(0.5, 0.5))
+    tensors["values"] = rows(lambda row, place: tensors["values_before"][row][place] + draw.gauss(0, 0.2))
+    options = {"gamma": 0.97, "lam": 0.9, "value_clip": 0.15}
+    return {"tensors": tensors, "groups": groups, "rewards": rewards, "longest": LONGEST, **options}
 
 
 def ours(name, batch):
@@ -67,6 +76,28 @@ def ours(name, batch):
     total = (weights * loss.loss(tokens)).sum() / units(lengths, loss.normalisation)
     total.backward()
     return total.item(), leaf.grad
+
+
+def critic_of_ours(batch, *, whitened):
+    """What our critic's functions make of the same tokens, each as values of the generated ones in order."""
+    tensors = {key: torch.tensor(rows, dtype=torch.float64) for key, rows in batch["tensors"].items()}
+    kept = tensors["generated"].bool()
+    gae = open_advantages("gae", {"gamma": batch["gamma"], "lam": batch["lam"]})
+    assert isinstance(gae, CriticAdvantages)
+    rows = [
+        gae.estimate(rewards[mask].tolist(), values[mask].tolist())
+        for rewards, values, mask in zip(tensors["token_rewards"], tensors["values_before"], kept, strict=True)
+    ]
+    advantages, returns = (
+        torch.tensor([v for row in rows for v in row[which]], dtype=torch.float64) for which in (0, 1)
+    )
+    if whitened:
+        advantages = whiten(advantages, torch.tensor([len(advantages), advantages.sum(), advantages.square().sum()]))
+    values = tensors["values"][kept].clone().requires_grad_()
+    of_tokens, _ = value_loss(values, tensors["values_before"][kept], returns, batch["value_clip"])
+    loss = of_tokens.mean()
+    loss.backward()
+    return {"advantages": advantages, "returns": returns, "gradient": values.grad, "loss": loss.item()}, kept
 
 
 @pytest.fixture(scope="session", params=sorted(INSTALLED))
@@ -105,7 +136,18 @@ def test_losses_and_gradients_are_those_of(theirs, tmp_path):
         print(f"{framework} {name}: loss {abs(value - other['loss']):.1e}, gradient {difference:.1e}")
         assert difference < 1e-6, name
         assert value == pytest.approx(other["loss"], rel=1e-6, abs=1e-9), name
+    if their := found["critic"]:
+        mine, kept = critic_of_ours(batch, whitened=their["whitened"])
+        for name in ("advantages", "returns", "gradient"):
+            other = torch.tensor(their[name], dtype=torch.float64)[kept]
+            difference = float((mine[name] - other).norm() / other.norm())
+            print(f"{framework} gae and value loss, {name}: {difference:.1e}")
+            assert difference < 1e-6, name
+        assert mine["loss"] == pytest.approx(their["loss"], rel=1e-6)
+    assert bool(found["critic"]) == (framework != "trl")  # its PPO has no functions for it
     for name, their in found["advantages"].items():
-        mine = open_advantages(name, {})(batch["groups"], batch["rewards"])
+        of_groups = open_advantages(name, {})
+        assert isinstance(of_groups, Advantages)
+        mine = of_groups(batch["groups"], batch["rewards"])
         scale = math.sqrt(3 / 4) if name == "group" else 1.0  # its standard deviation is that of a sample of 4
         assert [scale * value for value in mine] == pytest.approx(their, abs=1e-4), name

@@ -6,7 +6,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tailrace.contracts import Experience, PluginError, Segment, plugins
-from tailrace.trainer import BatchError, ModelError, NonFiniteGradientError, TrainerConfig, TrainerConfigError
+from tailrace.trainer import (
+    BatchError,
+    CriticConfig,
+    ModelError,
+    NonFiniteGradientError,
+    TrainerConfig,
+    TrainerConfigError,
+)
 from tailrace.trainer.backend import BackendPlugin, build_backend, check_backend
 from tailrace.trainer.small import build_model
 from tailrace.trainer.testing import BackendContract, inside, make_experiences, reference_loss
@@ -220,9 +227,13 @@ def test_bad_settings_are_refused(model_path, tmp_path):
     with pytest.raises(TrainerConfigError, match="without max_response_tokens"):
         TrainerConfig(loss="dr-grpo")
     with pytest.raises(
-        TrainerConfigError, match="advantages are those of a critic, and this trainer's model has no head"
+        TrainerConfigError, match=r"settings of a critic with advantages 'group' \(of the loss 'dapo'\)"
     ):
-        TrainerConfig(loss="ppo")
+        TrainerConfig(critic=CriticConfig(epochs=2))
+    with pytest.raises(TrainerConfigError, match="critic epochs = 0, expected at least 1"):
+        CriticConfig(epochs=0)
+    with pytest.raises(TrainerConfigError, match=r"found lam = 1\.5, expected a number from 0 to 1"):
+        TrainerConfig(loss="ppo", advantages="gae", advantages_options={"lam": 1.5})
     with pytest.raises(TrainerConfigError, match="overlong_buffer = 9 with max_response_tokens = 8"):
         TrainerConfig(overlong_buffer=9, max_response_tokens=8)
     assert TrainerConfig(threads=None).threads is None
@@ -251,12 +262,21 @@ def test_a_backend_is_asked_before_a_run_starts(monkeypatch):
             asked.append((config, processes))
             raise TrainerConfigError("found 3, expected 2")
 
-    monkeypatch.setattr(plugins, "load", lambda *_: Picky())
+    load = plugins.load
+
+    def instead(backend):
+        return lambda group, name: backend if group == "tailrace.backend" else load(group, name)
+
+    monkeypatch.setattr(plugins, "load", instead(Picky()))
     with pytest.raises(TrainerConfigError, match="found 3"):
         check_backend("picky", CPU, 3)
     assert asked == [(CPU, 3)]
-    monkeypatch.setattr(plugins, "load", lambda *_: TrainerWorker)
+    monkeypatch.setattr(plugins, "load", instead(TrainerWorker))
     check_backend("any", CPU, 3)  # one without a check takes anything
+    with pytest.raises(
+        TrainerConfigError, match=r"'gae' .of the loss 'ppo'. with the backend 'any', which trains no critic"
+    ):
+        check_backend("any", dataclasses.replace(CPU, loss="ppo"), 3)
 
 
 class TestFsdp2(BackendContract):
@@ -268,7 +288,9 @@ def test_a_backend_that_lacks_a_part_is_named_with_it(model_path, monkeypatch):
     class Half:
         on_phase = step = staticmethod(lambda *_: None)
 
-    monkeypatch.setattr(plugins, "load", lambda *_: lambda *_, **__: Half())
+    load = plugins.load
+    half = lambda *_, **__: Half()  # noqa: E731
+    monkeypatch.setattr(plugins, "load", lambda group, name: half if group == "tailrace.backend" else load(group, name))
     with pytest.raises(PluginError, match=r"^backend 'half' lacks device, expected what .*TrainingBackend has$"):
         build_backend("half", model_path, CPU, rank=0, world_size=1, rendezvous=None)
 

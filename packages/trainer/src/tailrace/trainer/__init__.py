@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tailrace.contracts import extra
 from tailrace.trainer.advantages import group_advantages, token_weights
 from tailrace.trainer.checkpoint_files import checkpoints
-from tailrace.trainer.config import AdapterConfig, TrainerConfig
+from tailrace.trainer.config import AdapterConfig, CriticConfig, TrainerConfig
 from tailrace.trainer.errors import (
     BatchError,
     CheckpointError,
@@ -41,6 +41,7 @@ __all__ = [
     "NonFiniteGradientError",
     "ProcessGroupError",
     "AdapterConfig",
+    "CriticConfig",
     "TrainerConfig",
     "TrainerConfigError",
     "TrainerError",

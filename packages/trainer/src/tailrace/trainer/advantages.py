@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from tailrace.contracts import PluginError, plugins, same_rewards
 from tailrace.trainer.losses import Normalisation
-from tailrace.trainer.options import build
+from tailrace.trainer.options import build, require
 
 GROUP = "tailrace.advantages"
 
@@ -36,20 +36,48 @@ class Advantages(ABC):
         """
 
 
-def open_advantages(name: str, options: Mapping[str, Any] | None = None) -> Advantages:
+@dataclass(frozen=True, slots=True)
+class CriticAdvantages(ABC):
+    """How rewards and a critic's values become advantages of tokens, as a frozen dataclass whose fields are its options.
+
+    A run with such advantages trains a critic. They are pure, and keep no state.
+
+    Args:
+        whiten: whether advantages are whitened over the tokens of the batch, to mean 0 and variance 1.
+        kl_coefficient: what the reward of each token is less by, times ``behaviour - reference``: its log-probability when it
+            was drawn less that under the model that training began with; above 0 a frozen copy of that model is kept.
+    """
+
+    whiten: bool = True
+    kl_coefficient: float = 0.0
+
+    def __post_init__(self) -> None:
+        require("kl_coefficient", self.kl_coefficient, 0.0, open_end=True)
+
+    @abstractmethod
+    def estimate(self, rewards: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
+        """The advantage of each generated token of a response before whitening, and the return that its value is to learn.
+
+        Args:
+            rewards: the reward of each generated token.
+            values: the critic's value of what stands before each. What an environment answered stands between two of them.
+        """
+
+
+def open_advantages(name: str, options: Mapping[str, Any] | None = None) -> Advantages | CriticAdvantages:
     """The advantages of this name in the group ``tailrace.advantages``.
 
     Args:
-        name: ``"group"``, ``"batch"``, ``"leave-one-out"``, ``"centred"`` or another plugin.
+        name: ``"group"``, ``"batch"``, ``"leave-one-out"``, ``"centred"``, ``"gae"`` or another plugin.
         options: its options by name.
 
     Raises:
-        PluginError: there are none, or what is registered is no `Advantages`.
+        PluginError: there are none, or what is registered is neither `Advantages` nor `CriticAdvantages`.
         TrainerConfigError: an option is unknown or wrong.
     """
     found = build(plugins.load(GROUP, name), options or {}, f"advantages {name!r}")
-    if not isinstance(found, Advantages):
-        expected = "expected a tailrace.trainer.advantages.Advantages"
+    if not isinstance(found, Advantages | CriticAdvantages):
+        expected = "expected a tailrace.trainer.advantages.Advantages or CriticAdvantages"
         raise PluginError(f"advantages {name!r} makes a {type(found).__name__}, {expected}")
     return found
 
@@ -133,6 +161,38 @@ class WholeBatch(Advantages):
         centred = group_advantages(groups, rewards, divide_by_std=False)
         std = math.sqrt(math.fsum(value * value for value in centred) / max(1, len(centred)))
         return [value / std if std else 0.0 for value in centred]
+
+
+@dataclass(frozen=True, slots=True)
+class Gae(CriticAdvantages):
+    """Generalised advantage estimation (arXiv:1506.02438, equation 16): ``A_t = d_t + gamma lam A_(t+1)`` with
+    ``d_t = r_t + gamma V_(t+1) - V_t``, and ``A_t + V_t`` as returns. Plugin ``gae``.
+
+    Steps are the tokens that the model generated: what an environment answers between two of them is no step, and takes no
+    discount. Behind the last one the value is 0, in a response that was cut off at the limit too.
+
+    Args:
+        whiten, kl_coefficient: see `CriticAdvantages`.
+        gamma: discount of each step.
+        lam: how far an advantage looks: 0 to the next value, 1 to the end.
+    """
+
+    gamma: float = 1.0
+    lam: float = 0.95
+
+    def __post_init__(self) -> None:
+        CriticAdvantages.__post_init__(self)
+        require("gamma", self.gamma, 0.0, 1.0)
+        require("lam", self.lam, 0.0, 1.0)
+
+    def estimate(self, rewards: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
+        """See `CriticAdvantages`."""
+        advantages, advantage, value_after = [0.0] * len(values), 0.0, 0.0
+        for step in reversed(range(len(values))):
+            delta = rewards[step] + self.gamma * value_after - values[step]
+            advantage = delta + self.gamma * self.lam * advantage
+            advantages[step], value_after = advantage, values[step]
+        return advantages, [value + ahead for value, ahead in zip(values, advantages, strict=True)]
 
 
 def overlong_penalty(length: int, longest: int, buffer: int) -> float:

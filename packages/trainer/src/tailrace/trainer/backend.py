@@ -131,9 +131,11 @@ class BackendPlugin(ABC):
 
     Attributes:
         adapters: whether it trains LoRA adapters (`TrainerConfig.adapter`).
+        critics: whether it trains a critic (`TrainerConfig.critic`).
     """
 
     adapters: bool = False
+    critics: bool = False
 
     @abstractmethod
     def __call__(
@@ -183,6 +185,11 @@ def check_backend(name: str, config: TrainerConfig, processes: int, model: Mappi
         raise TrainerConfigError(
             f"found an adapter of rank {config.adapter.rank} with the backend {name!r}, which trains none; expected "
             "'fsdp2' or 'deepspeed'"
+        )
+    if config.has_critic and not getattr(found, "critics", False):
+        raise TrainerConfigError(
+            f"found advantages {config.advantages_name!r} (of the loss {config.loss!r}) with the backend {name!r}, which "
+            "trains no critic; expected 'fsdp2', or advantages without one, such as 'group'"
         )
     if isinstance(found, BackendPlugin):
         found.check(config, processes)

@@ -16,7 +16,7 @@ from tailrace.trainer.errors import TrainerConfigError
 class Fsdp2(BackendPlugin):
     """PyTorch's FSDP2; see `tailrace.trainer.fsdp2`."""
 
-    adapters = True
+    adapters = critics = True
 
     def __call__(
         self, model_path: str | Path, config: TrainerConfig, *, rank: int, world_size: int, rendezvous: str | None

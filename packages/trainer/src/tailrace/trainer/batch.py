@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any
 
 from tailrace.contracts import Experience, ExperienceOutline, FinishReason
-from tailrace.trainer.advantages import overlong_penalty, token_weights
+from tailrace.trainer.advantages import CriticAdvantages, overlong_penalty, token_weights
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.demonstrations import TokenExample
 from tailrace.trainer.errors import BatchError
@@ -19,7 +19,8 @@ from tailrace.trainer.packed import PackedExperience
 def grpo_samples(
     mini_batches: Sequence[Sequence[Experience]], config: TrainerConfig, vocabulary: int | None = None
 ) -> list[list[TrainingSample]]:
-    """The samples of each mini-batch. Advantages are normalised over whole groups, even if mini-batches split a group.
+    """The samples of each mini-batch. Advantages are normalised over whole groups, even if mini-batches split a group; a critic
+    has yet to make them of rewards.
 
     Samples are left out if no token of them was generated, so a mini-batch may have none. What environments answered is context
     for the tokens behind it; behind the last generated token it is left out.
@@ -41,7 +42,8 @@ def grpo_samples(
             for reward, experience in zip(rewards, batch, strict=True)
         ]
     groups = [experience.group for experience in batch]
-    advantages, normalisation = iter(config.open_advantages()(groups, rewards)), config.normaliser
+    kind, normalisation = config.open_advantages(), config.normaliser
+    advantages = iter(rewards if isinstance(kind, CriticAdvantages) else kind(groups, rewards))
     result = []
     for mini_batch in mini_batches:
         lengths = weighted_lengths(mini_batch, config)

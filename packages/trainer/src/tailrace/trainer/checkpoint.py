@@ -42,7 +42,9 @@ from tailrace.trainer.sharded_model import MOMENTS, ShardedModel
 from tailrace.trainer.weights_file import ADAPTER_FILE, weights_sha256
 
 
-def restore(directory: Path, model: ShardedModel, rank: int, world_size: int, base: Path) -> int:
+def restore(
+    directory: Path, model: ShardedModel, rank: int, world_size: int, base: Path, *, critic: ShardedModel | None = None
+) -> int:
     """Load a checkpoint of any backend into this rank. Returns its version. Collective.
 
     Args:
@@ -50,11 +52,13 @@ def restore(directory: Path, model: ShardedModel, rank: int, world_size: int, ba
         model: what gets its state.
         rank, world_size: this process among the ranks.
         base: the directory that the model was loaded from, which an adapter's checkpoint names by its digest.
+        critic: the critic's model, which gets its state too; None without one.
     """
     from safetensors import safe_open
 
     manifest = verify(directory)
     _check_adapter(manifest, directory, model, base)
+    _check_critic(manifest, directory, critic)
     ranks, steps = manifest.get("world_size"), manifest.get("steps")
     if not isinstance(ranks, int) or not isinstance(steps, int) or ranks < 1:
         raise CheckpointError(f"{directory}: found no trainer state, expected a checkpoint of a trainer")
@@ -62,16 +66,30 @@ def restore(directory: Path, model: ShardedModel, rank: int, world_size: int, ba
     if missing := [name for name in names if name not in manifest["files"]]:
         raise CheckpointError(f"found no {missing[0]} in {directory}; the checkpoint is damaged, use another")
     files: list[Any] = [safe_open(str(directory / name), framework="pt") for name in names]
-    saved = _StateFiles(files[: ranks // int(manifest.get("cells", 1))], steps)  # ranks of the first cell
-    if saved.names != set(model.shapes):
-        odd = sorted(saved.names ^ set(model.shapes))[0]
-        raise CheckpointError(f"{directory} is of another model: only one of the two has {odd!r}")
-    model.restore(saved)
+    files_of_state = files[: ranks // int(manifest.get("cells", 1))]  # ranks of the first cell
+    found = [(model, _StateFiles(files_of_state, steps))]
+    if critic is not None:
+        found.append((critic, _StateFiles(files_of_state, int(manifest["critic"]["steps"]), _OF_CRITIC)))
+    for one, saved in found:
+        if saved.names != set(one.shapes):
+            odd = sorted(saved.names ^ set(one.shapes))[0]
+            raise CheckpointError(f"{directory} is of another model: only one of the two has {odd!r}")
+    for one, saved in found:
+        one.restore(saved)
     if ranks == world_size:
         torch.set_rng_state(files[rank].get_tensor("random/cpu"))
         if model.device.type == "cuda" and "random/cuda" in files[rank].keys():  # noqa: SIM118
             torch.cuda.set_rng_state(files[rank].get_tensor("random/cuda"), model.device)
     return int(manifest["version"])
+
+
+def _check_critic(manifest: dict[str, Any], directory: Path, critic: ShardedModel | None) -> None:
+    """Refuse a checkpoint with a critic where there is none, and one without where there is one. Nothing was changed."""
+    there = isinstance(manifest.get("critic"), dict)
+    if there != (critic is not None):
+        words = ("with a critic", "without one")
+        found, expected = words if there else reversed(words)
+        raise CheckpointError(f"{directory}: found a checkpoint {found}, expected one {expected}; nothing was changed")
 
 
 def _check_adapter(manifest: dict[str, Any], directory: Path, model: ShardedModel, base: Path) -> None:
@@ -96,18 +114,28 @@ def _listed(settings: dict[str, Any]) -> str:
     return f"rank {settings['rank']}, alpha {settings['alpha']} on {names}"
 
 
-class _StateFiles:
-    """Tensors whose rows are split over files."""
+_OF_CRITIC = "critic/"
 
-    def __init__(self, files: list[Any], steps: int) -> None:
-        self._files, self.steps = files, steps
-        keys = [key.partition("/") for key in files[0].keys()]  # noqa: SIM118
+
+class _StateFiles:
+    """Tensors whose rows are split over files.
+
+    Args:
+        files: the files, opened.
+        steps: optimizer steps of the model.
+        prefix: what the names of its tensors begin with.
+    """
+
+    def __init__(self, files: list[Any], steps: int, prefix: str = "") -> None:
+        self._files, self.steps, self._prefix = files, steps, prefix
+        mine = (key.removeprefix(prefix) for key in files[0].keys() if key.startswith(prefix))  # noqa: SIM118
+        keys = [key.partition("/") for key in mine]
         self.names = {name for kind, _, name in keys if kind == "parameter"}
         self.has_moments = any(kind == MOMENTS[0] for kind, _, _ in keys)
 
     def rows(self, kind: str, name: str, rows: slice, like: Tensor) -> Tensor:
         """See `SavedState`."""
-        parts, offset, key = [], 0, f"{kind}/{name}"
+        parts, offset, key = [], 0, f"{self._prefix}{kind}/{name}"
         start, stop = rows.start or 0, sys.maxsize if rows.stop is None else rows.stop
         for file in self._files:
             part = file.get_slice(key)
@@ -180,11 +208,21 @@ class CheckpointWriter:
         model: what is saved.
         rank, world_size: this process among the ranks.
         timeout_s: how long a further save waits for room, and a rank for the files of the others.
+        critic: the critic's model, whose state is saved beside the policy's; None without one.
     """
 
-    def __init__(self, model_path: Path, model: ShardedModel, rank: int, world_size: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        model_path: Path,
+        model: ShardedModel,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        *,
+        critic: ShardedModel | None = None,
+    ) -> None:
         self._model_path = model_path
-        self._model = model
+        self._model, self._critic = model, critic
         self._adapter = model.config.adapter if model.config.adapter.rank else None
         self._base_sha256 = ""
         self._rank = rank
@@ -209,7 +247,9 @@ class CheckpointWriter:
         dist.barrier()
         shards = self._copies.take(self._tensors())
         steps, cells = self._model.steps, self._model.cells
-        manifest = {"version": version, "steps": steps, "world_size": self._world_size, "cells": cells}
+        manifest: dict[str, Any] = {"version": version, "steps": steps, "world_size": self._world_size, "cells": cells}
+        if self._critic is not None:
+            manifest["critic"] = {"steps": self._critic.steps}
 
         def write() -> Path:
             try:
@@ -263,6 +303,8 @@ class CheckpointWriter:
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The rows of parameters and moments, which the first cell's ranks write, and this rank's random state."""
         yield from self._model.state()
+        if self._critic is not None:
+            yield from ((_OF_CRITIC + name, tensor) for name, tensor in self._critic.state())
         yield "random/cpu", torch.get_rng_state()
         if self._model.device.type == "cuda":
             yield "random/cuda", torch.cuda.get_rng_state(self._model.device)

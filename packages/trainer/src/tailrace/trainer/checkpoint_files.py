@@ -2,7 +2,7 @@
 
     config.json, tokenizer files    copied from the model's directory
     model.safetensors               the weights, Hugging Face names; of several ranks model-R-of-N.safetensors and an index
-    state-R-of-N.safetensors        rank R's shards of parameters and moments, its random state
+    state-R-of-N.safetensors        rank R's shards of parameters and moments, the critic's too, its random state
     trainer.json                    version, steps, and size and CRC-32 of every file above
 
 A checkpoint is written under a hidden name, synced, and renamed. So a directory with its final name is complete.

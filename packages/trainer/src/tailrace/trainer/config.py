@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from tailrace.contracts import PluginError
-from tailrace.trainer.advantages import Advantages, open_advantages
+from tailrace.trainer.advantages import Advantages, CriticAdvantages, open_advantages
 from tailrace.trainer.errors import TrainerConfigError
 from tailrace.trainer.losses import Loss, Normalisation, open_loss
 
@@ -45,6 +46,40 @@ class AdapterConfig:
             raise TrainerConfigError(
                 f"found adapter targets = {self.targets!r}, expected {ALL_LINEAR!r} or a list of names of layers"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class CriticConfig:
+    """The critic, whose values make the advantages of tokens: a model of the policy's architecture with a head of one number.
+
+    Args:
+        init: directory of a model of the policy's type, vocabulary and tokenizer with such a head (``score.weight``, as
+            Hugging Face's sequence classifiers with one label have, reward models among them); None: the policy's model with
+            a fresh head.
+        lr: learning rate; None: the policy's `lr`. Its other options are the policy's, without a schedule.
+        value_clip: how far a value moves from what it was before the batch until its loss is clipped; 0 does not clip.
+        epochs: passes over each batch.
+        warmup_steps: optimizer steps of the critic before the policy begins to move; until then batches train the critic
+            alone.
+        grad_clip_norm: largest 2-norm of its gradient, which is clipped to it; 0 does not clip.
+
+    Raises:
+        TrainerConfigError: a value is outside its range.
+    """
+
+    init: Path | None = None
+    lr: float | None = None
+    value_clip: float = 0.2
+    epochs: int = 1
+    warmup_steps: int = 0
+    grad_clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, low in (("value_clip", 0.0), ("epochs", 1), ("warmup_steps", 0), ("grad_clip_norm", 0.0)):
+            if not getattr(self, name) >= low:
+                raise TrainerConfigError(f"found critic {name} = {getattr(self, name)!r}, expected at least {low}")
+        if self.lr is not None and not self.lr >= 0:
+            raise TrainerConfigError(f"found critic lr = {self.lr!r}, expected at least 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +130,7 @@ class TrainerConfig:
         device: the device; ``"auto"`` takes CUDA if available.
         threads: CPU threads of torch; 0 or None leaves torch's setting.
         adapter: the LoRA adapter that is trained instead of the weights; of rank 0, there is none.
+        critic: the critic, of advantages that need one. It is trained whole, beside an adapter too.
         cells: groups of ranks that can each compute gradients without the others. The model is sharded within a cell and
             replicated over cells. The number of ranks is a multiple of it.
         tensor_parallel: ranks that follow each other and split every layer between them, with the backend megatron; it divides
@@ -137,6 +173,7 @@ class TrainerConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = 0
     adapter: AdapterConfig = AdapterConfig()
+    critic: CriticConfig = CriticConfig()
     cells: int = 1
     tensor_parallel: int = 1
     zero_stage: Literal[1, 2, 3] | None = None
@@ -188,18 +225,18 @@ class TrainerConfig:
 
     def _check_loss(self) -> None:
         try:
-            loss = self.open_loss()
-            if loss.needs_values and self.advantages == AUTO:
-                raise TrainerConfigError(
-                    f"found the loss {self.loss!r}, whose advantages are those of a critic, and this trainer's model has no "
-                    "head for values; expected a loss without a critic, or advantages without one, such as 'group'"
-                )
+            self.open_loss()
             self.open_advantages()
         except PluginError as error:
             raise TrainerConfigError(str(error)) from error
         if self.advantages == AUTO and self.advantages_options:
             raise TrainerConfigError(
                 f"found options of advantages ({', '.join(self.advantages_options)}) without their name, expected it"
+            )
+        if self.critic != CriticConfig() and not self.has_critic:
+            raise TrainerConfigError(
+                f"found settings of a critic with advantages {self.advantages_name!r} (of the loss {self.loss!r}), which need "
+                "none; expected no such settings, or advantages 'gae', as the loss 'ppo' has them"
             )
         if self.normaliser == "constant" and not self.max_response_tokens:
             raise TrainerConfigError(
@@ -238,11 +275,34 @@ class TrainerConfig:
         """The loss."""
         return open_loss(self.loss, self.loss_options)
 
-    def open_advantages(self) -> Advantages:
+    @property
+    def advantages_name(self) -> str:
         """The advantages: those that are named, or else the loss's."""
-        if self.advantages == AUTO:
-            return open_advantages(self.open_loss().advantages)
-        return open_advantages(self.advantages, self.advantages_options)
+        return self.open_loss().advantages if self.advantages == AUTO else self.advantages
+
+    def open_advantages(self) -> Advantages | CriticAdvantages:
+        """The advantages: those that are named, or else the loss's."""
+        return open_advantages(self.advantages_name, self.advantages_options)
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a critic is trained: whether the advantages need one."""
+        return isinstance(self.open_advantages(), CriticAdvantages)
+
+    @property
+    def of_critic(self) -> TrainerConfig:
+        """The settings of the critic's own model and optimizer."""
+        lr = self.lr if self.critic.lr is None else self.critic.lr
+        schedule: dict[str, Any] = dict.fromkeys(("warmup_steps", "lr_stable_steps", "lr_decay_steps", "lr_min"), 0)
+        schedule |= {"lr": lr, "lr_schedule": "constant", "grad_clip_norm": self.critic.grad_clip_norm}
+        return replace(self, **schedule, adapter=AdapterConfig(), kl_coefficient=0.0)
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether a frozen copy of the model that training began with is kept, for the loss or for rewards of tokens."""
+        advantages = self.open_advantages()
+        of_rewards = isinstance(advantages, CriticAdvantages) and advantages.kl_coefficient > 0
+        return self.kl_coefficient > 0 or of_rewards
 
     @property
     def normaliser(self) -> Normalisation:
@@ -256,11 +316,19 @@ class TrainerConfig:
             return (
                 f"found the loss {self.loss!r} with gradients of parts of a batch, expected another: it needs all of it"
             )
-        if advantages.needs_batch:
-            name = self.open_loss().advantages if self.advantages == AUTO else self.advantages
+        if isinstance(advantages, CriticAdvantages):
+            found = "whiten = true" if advantages.whiten else f"critic epochs = {self.critic.epochs}"
+            expected = "whiten = false" if advantages.whiten else "1"
+            if not advantages.whiten and self.critic.epochs == 1:
+                return ""
             return (
-                f"found advantages = {name!r} (with the loss {self.loss!r}) with gradients of parts of a batch, expected "
-                "others, such as 'group': they need the rewards of the whole batch"
+                f"found advantages = {self.advantages_name!r} (with the loss {self.loss!r}) with {found} and gradients of "
+                f"parts of a batch, expected {expected}: it needs the values of the whole batch"
+            )
+        if advantages.needs_batch:
+            return (
+                f"found advantages = {self.advantages_name!r} (with the loss {self.loss!r}) with gradients of parts of a "
+                "batch, expected others, such as 'group': they need the rewards of the whole batch"
             )
         return ""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -65,6 +66,8 @@ class Gradients:
         alone: bool,
         supervised: bool = False,
         proximal: Sequence[Tensor] = (),
+        advantages: Sequence[Tensor] = (),
+        learn: bool = True,
     ) -> Tally:
         """Add gradients of the weighted sum of the samples' losses.
 
@@ -75,18 +78,23 @@ class Gradients:
             supervised: whether the loss is the cross-entropy.
             proximal: what `logprobs` gave for these samples before an optimizer step on the batch; without it, the weights are
                 those from before the batch.
+            advantages: of the tokens of each of this rank's `micro_batches`, as a critic has them; without it, those of the
+                samples.
+            learn: whether there is a backward pass; without it only losses are summed up.
 
         Returns:
             This rank's losses, nothing counted.
         """
         model = self._model
-        mine = self._plan(samples, alone=alone)
-        tally, self.planned = Tally(model.device), len(mine)
+        mine = self.micro_batches(samples, alone=alone)
+        tally = Tally(model.device)
         for number, rows in enumerate(mine):
             begun = time.perf_counter()
             batch = to_tensors(rows, model.device, model.dtype)
+            if advantages:
+                batch = replace(batch, advantages=advantages[number])
             self._on_phase("forward")
-            with model.micro_batch(last=number == len(mine) - 1) as forward:
+            with torch.set_grad_enabled(learn), model.micro_batch(last=number == len(mine) - 1) as forward:
                 if supervised:
                     logprobs, _ = forward(batch, 1.0, False)
                     loss = -(batch.weights * logprobs).sum()
@@ -94,8 +102,9 @@ class Gradients:
                 else:
                     loss, values = self._policy_loss(forward, batch, proximal[number] if proximal else None)
                 turned = time.perf_counter()
-                self._on_phase("backward")
-                model.backward(loss)
+                if learn:
+                    self._on_phase("backward")
+                    model.backward(loss)
             tally.see(values)
             tally.forward_s += turned - begun
             tally.backward_s += time.perf_counter() - turned
@@ -105,16 +114,15 @@ class Gradients:
     def logprobs(self, samples: Sequence[TrainingSample]) -> list[Tensor]:
         """Log-probabilities under the weights as they are, of each micro-batch that `add` of these samples has. Collective."""
         model, found = self._model, []
-        mine = self._plan(samples, alone=False)
-        for rows in mine:
+        for rows in self.micro_batches(samples, alone=False):
             self._on_phase("forward")
             with torch.no_grad(), model.micro_batch(last=True) as forward:
                 found.append(forward(to_tensors(rows, model.device, model.dtype), self._config.temperature, False)[0])
             self.ended()
         return found
 
-    def _plan(self, samples: Sequence[TrainingSample], *, alone: bool) -> list[list[PackedRow]]:
-        """This rank's micro-batches, with their tokens."""
+    def micro_batches(self, samples: Sequence[TrainingSample], *, alone: bool) -> list[list[PackedRow]]:
+        """This rank's micro-batches of samples, with their tokens. The same ones for the same samples."""
         model, cells = self._model, 1 if alone else self._model.cells
         mine = plan(
             samples,
@@ -124,6 +132,7 @@ class Gradients:
             shared_prompt_tokens=self._shared_prompt_tokens,
         )[model.place if alone else model.cell * model.shares + model.place]
         load_tokens(sample for rows in mine for row in rows for sample in row.samples)
+        self.planned = len(mine)
         return mine
 
     def _policy_loss(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from tailrace.paramserver.layout import Layout, from_fsdp2
 from tailrace.trainer.adapters import add_adapter, base_logprobs, published_name
 from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig, check_owners
+from tailrace.trainer.critic_init import HEAD, check_critic_init
 from tailrace.trainer.errors import TrainerConfigError
 from tailrace.trainer.microbatch import MicroBatch
 from tailrace.trainer.offload import HostParts
@@ -30,6 +32,7 @@ from tailrace.trainer.optimizer import MuonWithAdamW, adamw, clip_gradients
 from tailrace.trainer.policy import PREFIX, Policy, load_policy
 from tailrace.trainer.sharded_load import ModelFiles, assign, empty_lm, sources
 from tailrace.trainer.sharded_model import MOMENTS, SavedState, ShardedModel, parameter_dtype
+from tailrace.trainer.value_model import ValueModel, empty_value_lm, fresh_head, load_value_model
 from tailrace.trainer.weights_file import has_weights_file
 
 logger = logging.getLogger(__name__)
@@ -45,6 +48,9 @@ class Fsdp2Model(ShardedModel):
         model_path: directory of a Hugging Face causal LM.
         config, device, rank, world_size: see `ShardedModel`.
     """
+
+    _fresh: tuple[str, ...] = ()
+    """heads that no file has"""
 
     def __init__(
         self, model_path: Path, config: TrainerConfig, device: torch.device, rank: int, world_size: int
@@ -89,18 +95,25 @@ class Fsdp2Model(ShardedModel):
 
         Of a large one each rank reads its own rows alone.
         """
-        wide = parameter_dtype(self.config)
         files = ModelFiles(path) if has_weights_file(path) else None
         if files is not None and files.elements > SMALL_MODEL_PARAMETERS:
             self._whole = False
-            if (of := sources(empty_lm(path, wide), files)) is not None:
+            if (of := sources(self._empty(path).lm, files, self._fresh)) is not None:
                 return self._open_by_rows(path, files, of, frozen=frozen)
             logger.warning(
                 "each rank loads all of %s: its files have other tensors than the model has parameters", path
             )
-        policy = load_policy(path, wide)
+        policy = self._load(path)
         self._whole = sum(parameter.numel() for parameter in policy.parameters()) <= SMALL_MODEL_PARAMETERS
         return self._shard(self._prepared(policy, frozen=frozen), frozen=frozen)
+
+    def _load(self, path: Path) -> Policy:
+        """The model in a directory, whole and probed."""
+        return load_policy(path, parameter_dtype(self.config))
+
+    def _empty(self, path: Path) -> Policy:
+        """The same without memory and not probed."""
+        return Policy(empty_lm(path, parameter_dtype(self.config)))
 
     def _prepared(self, policy: Policy, *, frozen: bool) -> Policy:
         """The policy with the configuration's settings and its adapter."""
@@ -117,24 +130,19 @@ class Fsdp2Model(ShardedModel):
 
         Shortcuts are looked for in the whole precision, so on a model of its own that has the same rows.
         """
-        wide = parameter_dtype(self.config)
-        policy = Policy(empty_lm(path, wide)).requires_grad_(False).eval()
+        policy = self._empty(path).requires_grad_(False).eval()
         probed = self._shard(policy, frozen=True, precision=MixedPrecisionPolicy())
         tensors: dict[str, Tensor] = {}
         held = dict(probed.named_parameters()) | dict(probed.named_buffers())
         for name, source in of.items():
+            read = functools.partial(files.read, source)
+            tensors[PREFIX + name] = self._own_rows(held[PREFIX + name], read)
+        for name in self._fresh:
             like = held[PREFIX + name]
-            if isinstance(like, DTensor):
-                rows = self.rows.of(like.shape[0])
-                local = torch.empty((rows.stop - rows.start, *like.shape[1:]), dtype=like.dtype, device=self.device)
-                files.read(source, rows, local)
-                whole: Any = {"shape": like.shape, "stride": like.stride(), "run_check": False}
-                sharded = DTensor.from_local(local, like.device_mesh, like.placements, **whole)
-                tensors[PREFIX + name] = nn.Parameter(sharded, requires_grad=False)
-            else:
-                tensors[PREFIX + name] = torch.empty_like(like, device=self.device)
-                files.read(source, slice(None), tensors[PREFIX + name])
-        policy = Policy(empty_lm(path, wide))
+            tensors[PREFIX + name] = self._own_rows(
+                like, functools.partial(_copy_rows, fresh_head(like, self.config.seed))
+            )
+        policy = self._empty(path)
         if frozen:  # the same architecture as the model's
             policy.direct_head, policy.shares_prompts = self.module.direct_head, self.module.shares_prompts
         else:
@@ -147,6 +155,24 @@ class Fsdp2Model(ShardedModel):
         module = self._shard(self._prepared(policy, frozen=frozen), frozen=frozen)
         assign(module, tensors)
         return module
+
+    def _own_rows(self, like: Tensor, fill: Callable[[slice, Tensor], object]) -> Tensor:
+        """This rank's part of a parameter, or a whole buffer.
+
+        Args:
+            like: what it is like, without memory.
+            fill: copies rows of the whole into a tensor.
+        """
+        if not isinstance(like, DTensor):
+            whole = torch.empty_like(like, device=self.device)
+            fill(slice(None), whole)
+            return whole
+        rows = self.rows.of(like.shape[0])
+        local = torch.empty((rows.stop - rows.start, *like.shape[1:]), dtype=like.dtype, device=self.device)
+        fill(rows, local)
+        about: Any = {"shape": like.shape, "stride": like.stride(), "run_check": False}
+        sharded = DTensor.from_local(local, like.device_mesh, like.placements, **about)
+        return nn.Parameter(sharded, requires_grad=False)
 
     def _shard(self, policy: Policy, *, frozen: bool = False, precision: MixedPrecisionPolicy | None = None) -> Any:
         """Shard a model over the ranks of each cell: layer by layer, a small one as a whole.
@@ -180,6 +206,10 @@ class Fsdp2Model(ShardedModel):
             self.module.set_requires_gradient_sync(last)
             self.module.set_reshard_after_backward(last)
         yield self.module
+        if (
+            not torch.is_grad_enabled()
+        ):  # no backward pass gives the outermost part back; weights may change before it is used
+            self.module.reshard()
 
     def total_gradients(self, divisor: float) -> None:
         """See `ShardedModel`."""
@@ -271,6 +301,14 @@ class Fsdp2Model(ShardedModel):
 
         return logprobs
 
+    def critic(self, model_path: Path) -> ShardedModel:
+        """See `ShardedModel`."""
+        init = self.config.critic.init
+        if init is not None:
+            check_critic_init(init, model_path)
+        ranks = self.cells * self.shares
+        return Fsdp2Critic(init or model_path, self.config, self.device, dist.get_rank(), ranks)
+
     # ---- weights --------------------------------------------------------------------------------------------------
 
     @property
@@ -324,3 +362,32 @@ class Fsdp2Model(ShardedModel):
                     **{moment: saved.rows(moment, name, rows, shard) for moment in MOMENTS},
                 }
         self.steps = saved.steps
+
+
+def _copy_rows(whole: Tensor, rows: slice, out: Tensor) -> None:
+    out.copy_(whole[rows])
+
+
+class Fsdp2Critic(Fsdp2Model):
+    """The critic, sharded like the policy; with its own optimizer.
+
+    Args:
+        model_path: directory of a model with a value head, or of the policy, for a fresh one.
+        config: the settings of both.
+        device, rank, world_size: see `ShardedModel`.
+    """
+
+    def __init__(
+        self, model_path: Path, config: TrainerConfig, device: torch.device, rank: int, world_size: int
+    ) -> None:
+        self._fresh = (HEAD,) if config.critic.init is None else ()
+        super().__init__(model_path, config.of_critic, device, rank, world_size)
+
+    def _load(self, path: Path) -> Policy:
+        """See `Fsdp2Model`."""
+        fresh = self.config.seed if self._fresh else None
+        return load_value_model(path, parameter_dtype(self.config), fresh=fresh)
+
+    def _empty(self, path: Path) -> Policy:
+        """See `Fsdp2Model`."""
+        return ValueModel(empty_value_lm(path, parameter_dtype(self.config)))

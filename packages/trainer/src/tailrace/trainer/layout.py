@@ -20,7 +20,7 @@ class TrainingSample:
         response: response token ids, at least one; values for each token may come later too (`tailrace.trainer.packed`).
         weight: weight of each trained token in the sum over the batch (see `advantages.token_weights`).
         behaviour: log-probability of each response token when it was drawn; empty for supervised samples.
-        advantage: the response's advantage.
+        advantage: the response's advantage; with a critic, which makes advantages of tokens of it, its reward.
         generated: for each response token, whether it is trained on, at least one; otherwise it is context for those behind
             it, as what an environment answered is. Empty: all are.
         versions: the weight version that drew each response token; empty if that is not known.

@@ -69,6 +69,11 @@ class DenseModel:
         return self.hidden * (self.vocabulary * (1 if self.tied else 2) + 1)
 
     @property
+    def critic_parameters(self) -> int:
+        """All parameters of a critic of this architecture: without an output layer, with a head of one row."""
+        return self.layers * self.layer_parameters + self.hidden * (self.vocabulary + 2)
+
+    @property
     def parameters(self) -> int:
         """All parameters, tied ones once."""
         return self.layers * self.layer_parameters + self.outer_parameters
@@ -112,7 +117,7 @@ class TrainerMemory:
     """Bytes of one rank.
 
     Args:
-        parameters, gradients, optimizer: its shards; with those of the reference model, if there is one.
+        parameters, gradients, optimizer: its shards; with those of the reference model and of the critic, if there are any.
         activations: what layers keep for the backward pass of the largest micro-batch.
         logits: logits, what is computed from them, and the gradient of the output layer.
         gathered: parameters that are gathered while a layer computes.
@@ -173,9 +178,15 @@ def trainer_memory(
     if whole:  # gradients of earlier micro-batches are whole until the last one, and no shard is there yet
         gathered += outer * wide - share
     reducing = outer * (2 * size + wide) + (0 if whole else 2 * shape.layer_parameters * size)
-    copies = 2 if config.kl_coefficient else 1
-    away = 2 * share if config.offload and gpu else 0
-    return TrainerMemory(copies * share, share, 2 * share, activations, logits, gathered, reducing, away)
+    copies, trained = 2 if config.keeps_reference else 1, share
+    if config.has_critic:
+        # Its passes keep what the policy's do, but for the logits, and have no outermost unit that is larger: the policy's are
+        # the most. Both models' gradients are there at once only while a batch is streamed.
+        trained += -(-shape.critic_parameters // ranks) * wide
+    away = 2 * trained if config.offload and gpu else 0
+    return TrainerMemory(
+        (copies - 1) * share + trained, trained, 2 * trained, activations, logits, gathered, reducing, away
+    )
 
 
 def advice(shape: DenseModel, config: TrainerConfig, *, ranks: int, longest: int, limit: int) -> str:

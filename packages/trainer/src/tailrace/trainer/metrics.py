@@ -16,9 +16,10 @@ _BY_TOKENS = frozenset(
             "reference_kl",
         ),
         "effective_sample_size",
+        *("value_clip_fraction", "value_mean", "return_mean", "explained_variance"),
     }
 )
-_BY_PARTS = frozenset({"loss", "grad_norm"})
+_BY_PARTS = frozenset({"loss", "grad_norm", "value_loss", "critic_grad_norm"})
 _SUMS = frozenset({"offload_bytes", "tokens", "trajectories"})
 _FIRST = frozenset({"mismatch_kl"})  # later steps differ from the engine by the steps before them, too
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from tailrace.contracts import Experience
 from tailrace.trainer.batch import check_experiences, grpo_samples
+from tailrace.trainer.critic import Critic
 from tailrace.trainer.errors import BatchError, TrainerConfigError
 from tailrace.trainer.forward_backward import Gradients
 from tailrace.trainer.sharded_model import ShardedModel
@@ -24,11 +25,14 @@ class PartialBatch:
     Args:
         gradients: adds gradients up.
         model: the model, which has the sums.
+        critic: the critic, whose gradients are added up beside the policy's; None without one.
         vocabulary: token ids that the model knows.
     """
 
-    def __init__(self, gradients: Gradients, model: ShardedModel, vocabulary: int | None = None) -> None:
-        self._gradients, self._model, self._config = gradients, model, model.config
+    def __init__(
+        self, gradients: Gradients, model: ShardedModel, critic: Critic | None = None, vocabulary: int | None = None
+    ) -> None:
+        self._gradients, self._model, self._config, self._critic = gradients, model, model.config, critic
         self._vocabulary = vocabulary
         self._groups: dict[int, None] = {}
         self._tally = Tally(model.device)
@@ -66,15 +70,19 @@ class PartialBatch:
 
     def forget(self) -> None:
         """Drop what was added."""
-        self._model.drop_gradients()
+        self._drop_gradients()
         self._tally, self._groups = Tally(self._model.device), {}
 
     def _add(self, experiences: Sequence[Experience], *, alone: bool) -> Tally:
         (samples,) = grpo_samples([experiences], self._config, self._vocabulary)
         if not self._groups:
-            self._model.drop_gradients()
+            self._drop_gradients()
         try:
-            found = self._gradients.add(samples, alone=alone)
+            if self._critic is None:
+                found = self._gradients.add(samples, alone=alone)
+            else:
+                advantages = self._critic.add(samples, alone=alone)
+                found = self._gradients.add(samples, alone=alone, advantages=advantages, learn=self._critic.is_warm)
         except BaseException:  # some of it may be in the sums
             self.forget()
             raise
@@ -83,6 +91,11 @@ class PartialBatch:
         self._tally.add(found)
         self._groups.update(dict.fromkeys(experience.group for experience in experiences))
         return found
+
+    def _drop_gradients(self) -> None:
+        self._model.drop_gradients()
+        if self._critic is not None:
+            self._critic.forget()
 
     def _check(self, before: Iterable[Iterable[int]], experiences: Sequence[Experience]) -> None:
         """Check that groups may be added to those that cells have."""

@@ -206,11 +206,8 @@ class Policy(nn.Module):
 
     def forward(self, batch: MicroBatch, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the micro-batch's response tokens; see `token_logprobs` for their shapes."""
-        inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
-        if batch.mask is not None:
-            inputs |= {"attention_mask": batch.mask, "position_ids": batch.position_ids}
         if self.direct_head:
-            hidden = self.lm.base_model(**inputs)[0].flatten(0, 1)[batch.index]
+            hidden = self.lm.base_model(**model_inputs(batch))[0].flatten(0, 1)[batch.index]
             weight = self.lm.get_output_embeddings().weight
             return token_logprobs(
                 hidden,
@@ -220,7 +217,7 @@ class Policy(nn.Module):
                 entropy=entropy,
                 logits_budget=self.logits_budget,
             )
-        logits = self.lm(**inputs).logits.flatten(0, 1)[batch.index]
+        logits = self.lm(**model_inputs(batch)).logits.flatten(0, 1)[batch.index]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
         table = logits.log_softmax(-1)
         spread = -(table.exp() * table).sum(-1).detach() if entropy else table.new_zeros(0)
@@ -258,6 +255,14 @@ class Policy(nn.Module):
         return bool((found - truth).abs().max() < _PROBE_TOLERANCE)
 
 
+def model_inputs(batch: MicroBatch) -> dict[str, Any]:
+    """What a Hugging Face model takes for a micro-batch."""
+    inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
+    if batch.mask is not None:
+        inputs |= {"attention_mask": batch.mask, "position_ids": batch.position_ids}
+    return inputs
+
+
 def _windowed(config: Any) -> bool:
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
@@ -276,21 +281,36 @@ def load_policy(path: str | Path, dtype: torch.dtype = torch.float32) -> Policy:
         ModelError: the directory holds no causal LM.
     """
     from transformers import AutoModelForCausalLM
+
+    policy = Policy(read_pretrained(AutoModelForCausalLM, Path(path), dtype))
+    policy.probe()
+    return policy
+
+
+def read_pretrained(kind: Any, path: Path, dtype: torch.dtype, **options: Any) -> Any:
+    """A model of a directory as Hugging Face loads it, without a bar on the terminal.
+
+    Args:
+        kind: one of Hugging Face's ``AutoModel...``.
+        path: the directory.
+        dtype: dtype of the parameters.
+        options: what it takes beside them.
+
+    Raises:
+        ModelError: the directory holds no such model.
+    """
     from transformers.utils import logging as logging_settings
 
-    if not (Path(path) / "config.json").is_file():
+    if not (path / "config.json").is_file():
         raise ModelError(f"found no config.json in {path}, expected the directory of a Hugging Face causal LM")
-    if is_adapter(Path(path)):
+    if is_adapter(path):
         raise ModelError(f"found an adapter in {path}, expected a whole model; tailrace export --merge writes one")
     bars = logging_settings.is_progress_bar_enabled()
     logging_settings.disable_progress_bar()
     try:
-        lm = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype, local_files_only=True)
+        return kind.from_pretrained(str(path), dtype=dtype, local_files_only=True, **options)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{path} does not load as a causal LM: {error}") from error
     finally:
         if bars:
             logging_settings.enable_progress_bar()
-    policy = Policy(lm)
-    policy.probe()
-    return policy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,18 +73,24 @@ def _fill(file: io.FileIO, buffer: Tensor, path: Path, name: str) -> None:
         view = view[read:]
 
 
-def empty_lm(path: Path, dtype: torch.dtype) -> Any:
-    """The causal LM of a directory's configuration: parameters without memory, on the meta device; buffers as it computes them.
+def empty_lm(path: Path, dtype: torch.dtype, kind: str = "AutoModelForCausalLM", **settings: Any) -> Any:
+    """The model of a directory's configuration: parameters without memory, on the meta device; buffers as it computes them.
+
+    Args:
+        path: the directory.
+        dtype: dtype of the parameters.
+        kind: which of Hugging Face's models.
+        settings: what its configuration is to have beside the directory's.
 
     Raises:
         ModelError: the directory has no configuration of a causal LM.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 
     try:
-        config = AutoConfig.from_pretrained(str(path), local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, **settings)
         with torch.device("meta"):
-            lm = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            lm = getattr(transformers, kind).from_config(config, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{path} does not load as a causal LM: {error}") from error
     for module in lm.modules():
@@ -97,8 +103,13 @@ def empty_lm(path: Path, dtype: torch.dtype) -> Any:
     return lm
 
 
-def sources(lm: nn.Module, files: ModelFiles) -> dict[str, str] | None:
+def sources(lm: nn.Module, files: ModelFiles, fresh: Collection[str] = ()) -> dict[str, str] | None:
     """For each parameter and persistent buffer, tied ones once, the tensor in the files that has it.
+
+    Args:
+        lm: the model.
+        files: the files.
+        fresh: parameters that are not looked for.
 
     Returns:
         None if there is one for which not exactly one tensor is there: the model's files are not what its parameters are, as
@@ -111,6 +122,8 @@ def sources(lm: nn.Module, files: ModelFiles) -> dict[str, str] | None:
         tensors[name] = tensor
     found = {}
     for names in aliases.values():
+        if names[0] in fresh:
+            continue
         there = [name for name in names if files.has(name, tensors[name].shape)]
         if len(there) != 1:
             return None

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -185,6 +186,22 @@ class ShardedModel(ABC):
             f"({model_path}); expected 0, or backend fsdp2"
         )
 
+    def critic(self, model_path: Path) -> ShardedModel:
+        """The critic of `TrainerConfig.critic`, sharded like this one. Its `micro_batch` gives values in place of
+        log-probabilities, and it is never published. Collective.
+
+        Args:
+            model_path: directory of the policy's model.
+
+        Raises:
+            TrainerConfigError: this backend trains none.
+            ModelError: a directory has no model with a value head, or one that does not fit the policy.
+        """
+        raise TrainerConfigError(
+            f"found advantages {self.config.advantages_name!r} with {type(self).__name__}, which trains no critic "
+            f"(of {model_path}); expected backend fsdp2, or others, such as 'group'"
+        )
+
     def offload(self, what: Collection[str]) -> int:
         """Move parts of the state into host memory, where nothing may use them. What is there already stays.
 
@@ -236,3 +253,29 @@ class ShardedModel(ABC):
     @abstractmethod
     def restore(self, saved: SavedState) -> None:
         """Take weights, moments and step from a checkpoint. Collective."""
+
+
+@contextlib.contextmanager
+def onloaded(models: Sequence[ShardedModel], what: Collection[str]) -> Iterator[dict[str, float]]:
+    """Have parts of models that are offloaded between steps on the device in this context.
+
+    Args:
+        models: the models.
+        what: see `ShardedModel.offload`; nothing is moved without any.
+
+    Yields:
+        Metrics of moving them, once the context has ended: ``offload_bytes`` in both directions, ``onload_s``, ``offload_s``.
+    """
+    moved: dict[str, float] = {}
+    if not what:
+        yield moved
+        return
+    begun = time.perf_counter()
+    moved["offload_bytes"] = sum(model.onload(what) for model in models)
+    moved["onload_s"] = time.perf_counter() - begun
+    try:
+        yield moved
+    finally:
+        begun = time.perf_counter()
+        moved["offload_bytes"] += sum(model.offload(what) for model in models)
+        moved["offload_s"] = time.perf_counter() - begun

@@ -12,16 +12,16 @@ from __future__ import annotations
 import math
 import random
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tailrace.contracts import Experience, ExperienceOutline, PackedTokens, Segment, plugins
-from tailrace.trainer.advantages import Advantages, open_advantages
+from tailrace.trainer.advantages import Advantages, CriticAdvantages, open_advantages
 from tailrace.trainer.backend import TrainingBackend
-from tailrace.trainer.config import TrainerConfig
+from tailrace.trainer.config import CriticConfig, TrainerConfig
 from tailrace.trainer.errors import BatchError, CheckpointError, TrainerConfigError
 from tailrace.trainer.losses import Loss, LossTokens, open_loss
 
@@ -43,6 +43,15 @@ class BackendContract:
     def build(self, model_path: Path, config: TrainerConfig) -> TrainingBackend:
         """The backend under test: rank 0 of 1."""
         raise TypeError(f"{type(self).__name__} must override build({model_path=}, {config=})")
+
+    def _with_critic(self, model_path: Path, config: TrainerConfig) -> TrainingBackend | None:
+        """The backend with a critic; None if it refuses one by name."""
+        try:
+            return self.build(model_path, config)
+        except TrainerConfigError as error:
+            if "critic" not in str(error):
+                raise
+            return None
 
     def test_the_loss_is_that_of_the_reference(self, tmp_path: Path) -> None:
         from transformers import AutoModelForCausalLM
@@ -76,7 +85,8 @@ class BackendContract:
             loss = open_loss(name)
             if not type(loss).__module__.startswith("tailrace."):
                 continue  # the reference does not know it
-            whole = loss.needs_values or open_advantages(loss.advantages).needs_batch
+            own = open_advantages(loss.advantages)
+            whole = isinstance(own, CriticAdvantages) or own.needs_batch
             config = replace(
                 _CONFIG, lr=0.0, loss=name, max_response_tokens=30, advantages="group" if whole else "auto"
             )
@@ -88,6 +98,59 @@ class BackendContract:
             for found in (plain, streamed):
                 assert abs(found["loss"] - expected) <= self.tolerance, f"{name}: {found['loss']} and {expected}"
             assert abs(plain["grad_norm"] - streamed["grad_norm"]) <= self.tolerance * plain["grad_norm"], name
+
+    def test_ppo_and_its_critic_are_those_of_the_reference_plain_and_streamed(self, tmp_path: Path) -> None:
+        from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+        model, batch = _model(tmp_path), _batch(9)
+        init = build_value_model(tmp_path / "critic", model)
+        lm = AutoModelForCausalLM.from_pretrained(model)
+        critic = AutoModelForSequenceClassification.from_pretrained(init)
+        for options in ({"whiten": False}, {}):
+            settings = CriticConfig(init=init, value_clip=0.1)
+            config = replace(_CONFIG, lr=0.0, loss="ppo", critic=settings, advantages="gae", advantages_options=options)
+            opened = self._with_critic(model, config)
+            if opened is None:
+                return
+            expected = reference_estimates(critic, batch, config)
+            of_values = reference_value_loss(critic, batch, expected, config).item()
+            loss = reference_loss(lm, batch, config, advantages=expected.advantages).item()
+            with closing(opened) as backend:
+                found = [backend.step([batch])]
+                if not options:
+                    with pytest_raises(TrainerConfigError, "whiten = false"):
+                        backend.accumulate([each for each in batch if each.group == 0])
+                else:
+                    backend.accumulate([each for each in batch if each.group == 0])
+                    found.append(backend.apply([each for each in batch if each.group != 0]))
+            for metrics in found:
+                assert abs(metrics["loss"] - loss) <= self.tolerance, f"{metrics['loss']} and {loss}"
+                assert abs(metrics["value_loss"] - of_values) <= self.tolerance
+
+    def test_a_checkpoint_brings_back_the_critic_bit_for_bit(self, tmp_path: Path) -> None:
+        directory, model = tmp_path / "7", _model(tmp_path)
+        config = replace(_CONFIG, loss="ppo")
+        opened = self._with_critic(model, config)
+        if opened is None:
+            return
+        with closing(opened) as backend:
+            backend.step([_batch(3)])
+            saved = backend.save(directory, 7)
+            after = [backend.step([_batch(seed)]) for seed in (4, 5)], _weights(backend)
+            saved.result(60)
+        with closing(self.build(model, config)) as backend:  # another one, whose critic began anew
+            assert backend.load(directory) == 7
+            again = [backend.step([_batch(seed)]) for seed in (4, 5)], _weights(backend)
+        told = [
+            [{k: v for k, v in one.items() if not k.endswith("_s")} for one in steps] for steps, _ in (after, again)
+        ]
+        assert told[0] == told[1]
+        assert _differ(after[1], again[1]) == 0
+        with closing(self.build(model, replace(_CONFIG, loss="ppo", advantages="group"))) as backend:
+            before = _weights(backend)
+            with pytest_raises(CheckpointError, "found a checkpoint with a critic, expected one without one"):
+                backend.load(directory)
+            assert _differ(_weights(backend), before) == 0
 
     def test_the_proximal_policy_of_a_second_mini_batch_is_that_before_the_first(self, tmp_path: Path) -> None:
         import pytest
@@ -229,12 +292,15 @@ def check_loss(loss: Loss, *, seeds: range = range(20)) -> None:
             )
 
 
-def check_advantages(advantages: Advantages, *, seeds: range = range(20)) -> None:
-    """Check that advantages keep what `Advantages` says, on random groups.
+def check_advantages(advantages: Advantages | CriticAdvantages, *, seeds: range = range(20)) -> None:
+    """Check that advantages keep what `Advantages` or `CriticAdvantages` says, on random groups or responses.
 
     Raises:
         AssertionError: they do not; the message has the seed.
     """
+    if isinstance(advantages, CriticAdvantages):
+        _check_critic_advantages(advantages, seeds)
+        return
     assert isinstance(advantages, Advantages), f"found a {type(advantages).__name__}, expected Advantages"
     for seed in seeds:
         draw = random.Random(seed)
@@ -253,6 +319,23 @@ def check_advantages(advantages: Advantages, *, seeds: range = range(20)) -> Non
             alone = advantages([groups[place] for place in mine], [rewards[place] for place in mine])
             same = all(abs(found[place] - value) < 1e-9 for place, value in zip(mine, alone, strict=True))
             assert same, f"seed {seed}: a group's advantages change without the other groups: needs_batch"
+
+
+def _check_critic_advantages(advantages: CriticAdvantages, seeds: range) -> None:
+    for seed in seeds:
+        draw = random.Random(seed)
+        size = draw.randint(1, 9)
+        rewards, values = ([draw.gauss(0, 1) for _ in range(size)] for _ in range(2))
+        found = advantages.estimate(rewards, values)
+        assert all(len(each) == size for each in found), (
+            f"seed {seed}: expected advantages and returns of {size} tokens"
+        )
+        assert all(math.isfinite(value) for each in found for value in each), f"seed {seed}: expected finite numbers"
+        assert found == advantages.estimate(rewards, values), (
+            f"seed {seed}: equal rewards have other advantages: it keeps a state"
+        )
+        nothing = advantages.estimate([0.0] * size, [0.0] * size)
+        assert not any(map(any, nothing)), f"seed {seed}: rewards and values of 0 say nothing"
 
 
 def _model(directory: Path) -> Path:
@@ -276,6 +359,43 @@ def _differ(one: dict[str, Any], other: dict[str, Any]) -> float:
     """The largest difference between two sets of tensors, which must have the same names."""
     assert one.keys() == other.keys()
     return max(float((one[name].float() - other[name].float()).abs().max()) for name in one)
+
+
+def pytest_raises(kind: type[BaseException], words: str) -> Any:
+    """``pytest.raises`` of an error that has these words; pytest is imported by tests alone."""
+    import re
+
+    import pytest
+
+    return pytest.raises(kind, match=re.escape(words))
+
+
+def build_value_model(directory: Path, model: Path, *, labels: int = 1, seed: int = 0) -> Path:
+    """Write a causal LM's directory as that of a value model: a sequence classifier, with a random head of about unit values.
+
+    Args:
+        directory: the directory to create.
+        model: directory of a causal LM.
+        labels: rows of the head.
+        seed: seed of the head.
+
+    Returns:
+        The directory.
+    """
+    import shutil
+
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForSequenceClassification
+
+    lm = AutoModelForSequenceClassification.from_pretrained(model, num_labels=labels)
+    draw = torch.Generator().manual_seed(seed)
+    lm.score.weight.data = torch.randn(lm.score.weight.shape, generator=draw) / lm.score.weight.shape[1] ** 0.5
+    shutil.copytree(model, directory)
+    lm.config.architectures = [type(lm).__name__]
+    lm.config.save_pretrained(directory)
+    save_file({name: tensor.detach() for name, tensor in lm.named_parameters()}, str(directory / "model.safetensors"))
+    return directory
 
 
 def inside(worker: Any) -> Any:
@@ -371,7 +491,12 @@ def _observation(draw: random.Random, version: int, vocab_size: int) -> Segment:
 
 
 def reference_loss(
-    lm: Any, mini_batch: Sequence[Experience], config: TrainerConfig, reference: Any = None, proximal: Any = None
+    lm: Any,
+    mini_batch: Sequence[Experience],
+    config: TrainerConfig,
+    reference: Any = None,
+    proximal: Any = None,
+    advantages: Mapping[str, Sequence[float]] | None = None,
 ) -> Any:
     """The loss of a mini-batch, computed token by token as in the papers. `reference_objective` has the objective of a token.
 
@@ -387,6 +512,7 @@ def reference_loss(
         config: loss, advantages, normalisation, temperature, KL coefficient.
         reference: the causal LM that the KL penalty refers to; None without one.
         proximal: the causal LM whose log-probabilities are the proximal ones; None: `lm` itself, as it is.
+        advantages: of each generated token, by trajectory, as a critic has them; None: those of `config`.
 
     Returns:
         A scalar tensor, differentiable in the parameters of `lm`.
@@ -399,10 +525,9 @@ def reference_loss(
         for segment in experience.segments:
             lengths[experience.trajectory] += 0 if segment.observation else len(segment.tokens)
     tokens = sum(lengths.values())
-    advantages = _reference_advantages(mini_batch, config)
+    of_responses = {} if advantages is not None else _reference_advantages(mini_batch, config)
     loss = config.open_loss()
     for experience in mini_batch:
-        advantage = advantages[experience.trajectory]
         ids = torch.tensor([experience.prompt + experience.tokens])
         logprobs: Any
         logprobs, before, other = (
@@ -417,6 +542,8 @@ def reference_loss(
         old = [experience.logprobs[place] for place in places]
         middle = [before[place].item() for place in at]
         for number, place in enumerate(at):
+            name = experience.trajectory
+            advantage = of_responses[name] if advantages is None else advantages[name][number]
             objective = reference_objective(loss, advantage, number, new, old, middle)
             if other is not None:
                 ref_log_ratio = other[place].detach() - new[number]
@@ -428,6 +555,106 @@ def reference_loss(
             }[config.normaliser]
             total = total - objective / share
     return total
+
+
+class ReferenceEstimates(NamedTuple):
+    """What a critic makes of a batch: for each trajectory a number for each generated token."""
+
+    values: dict[str, list[float]]
+    advantages: dict[str, list[float]]
+    returns: dict[str, list[float]]
+
+
+def reference_estimates(
+    critic: Any, batch: Sequence[Experience], config: TrainerConfig, anchor: Any = None
+) -> ReferenceEstimates:
+    """Values, advantages and returns of a batch, token by token: the lambda-return as the mean of n-step returns, weighed by
+    ``(1 - lam) lam^(n - 1)``, and the rest at the last one (Sutton and Barto, equation 12.3); advantages are less the value.
+
+    Args:
+        critic: a Hugging Face sequence classifier with one label.
+        batch: the whole batch.
+        config: the options of its advantages `gae`.
+        anchor: the causal LM that the rewards of tokens refer to; None without one.
+    """
+    gae: Any = config.open_advantages()
+    found = ReferenceEstimates({}, {}, {})
+    for experience in batch:
+        places = _generated_places(experience)
+        if not places:
+            continue
+        values = [value.item() for value in _reference_values(critic, experience)]
+        rewards = [0.0] * len(places)
+        if anchor is not None:
+            ids = _tensor([experience.prompt + experience.tokens])
+            table = (anchor(input_ids=ids).logits[0].double() / config.temperature).log_softmax(-1)
+            for number, place in enumerate(places):
+                was = table[len(experience.prompt) + place - 1, experience.tokens[place]].item()
+                rewards[number] = -gae.kl_coefficient * (experience.logprobs[place] - was)
+        rewards[-1] += experience.reward or 0.0
+        returns = []
+        for step in range(len(places)):
+            ahead, weight = 0.0, 1.0
+            for steps in range(1, len(places) - step + 1):
+                last = step + steps == len(places)
+                sum_of_rewards = sum(gae.gamma**k * rewards[step + k] for k in range(steps))
+                n_step = sum_of_rewards + (0.0 if last else gae.gamma**steps * values[step + steps])
+                ahead += weight * (1.0 if last else 1.0 - gae.lam) * n_step
+                weight *= gae.lam
+            returns.append(ahead)
+        name = experience.trajectory
+        found.values[name], found.returns[name] = values, returns
+        found.advantages[name] = [one - value for one, value in zip(returns, values, strict=True)]
+    if gae.whiten:
+        every = [value for values in found.advantages.values() for value in values]
+        mean = sum(every) / len(every)
+        variance = sum((value - mean) ** 2 for value in every) / (len(every) - 1)
+        for name, values in found.advantages.items():
+            found.advantages[name] = [(value - mean) / math.sqrt(variance + 1e-8) for value in values]
+    return found
+
+
+def reference_value_loss(
+    critic: Any, mini_batch: Sequence[Experience], before: ReferenceEstimates, config: TrainerConfig
+) -> Any:
+    """The loss of a critic on a mini-batch, token by token: half the larger square of two errors, a mean over tokens.
+
+    Args:
+        critic: a Hugging Face sequence classifier with one label, as it is.
+        mini_batch: some of the batch.
+        before: what the critic made of the batch before it.
+        config: its clip.
+
+    Returns:
+        A scalar tensor, differentiable in the parameters of the critic.
+    """
+    losses = []
+    for experience in mini_batch:
+        for number, value in enumerate(_reference_values(critic, experience)):
+            old, goal = before.values[experience.trajectory][number], before.returns[experience.trajectory][number]
+            moved, clip = value.item() - old, config.critic.value_clip
+            error, bounded = value.item() - goal, old + max(-clip, min(clip, moved)) - goal
+            held = clip and abs(moved) > clip and bounded**2 > error**2  # then the value has no gradient
+            losses.append((value * 0 + bounded**2) / 2 if held else (value - goal) ** 2 / 2)
+    return sum(losses) / len(losses)
+
+
+def _reference_values(critic: Any, experience: Experience) -> list[Any]:
+    """The critic's value of what stands before each generated token."""
+    hidden = critic.base_model(input_ids=_tensor([experience.prompt + experience.tokens]))[0][0]
+    start = len(experience.prompt)
+    return [critic.score(hidden[start + place - 1])[0].double() for place in _generated_places(experience)]
+
+
+def _generated_places(experience: Experience) -> list[int]:
+    observed = [segment.observation for segment in experience.segments for _ in segment.tokens]
+    return [place for place, is_observation in enumerate(observed) if not is_observation]
+
+
+def _tensor(values: Any) -> Any:
+    import torch
+
+    return torch.tensor(values)
 
 
 def _reference_advantages(mini_batch: Sequence[Experience], config: TrainerConfig) -> dict[str, float]:

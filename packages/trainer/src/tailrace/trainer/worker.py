@@ -13,7 +13,6 @@ batch is split over micro-batches, ranks, cells and time (RollPacker, section 4.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -31,6 +30,7 @@ from tailrace.paramserver.layout import Layout
 from tailrace.trainer.batch import check_mini_batches, grpo_samples, supervised_samples
 from tailrace.trainer.checkpoint import CheckpointWriter, export_model, restore
 from tailrace.trainer.config import TrainerConfig
+from tailrace.trainer.critic import Critic
 from tailrace.trainer.demonstrations import TokenExample
 from tailrace.trainer.errors import BatchError, DeviceError, ProcessGroupError, TrainerConfigError
 from tailrace.trainer.forward_backward import Gradients
@@ -41,7 +41,7 @@ from tailrace.trainer.lr_schedule import learning_rate
 from tailrace.trainer.meeting import SCHEME, Met, meet
 from tailrace.trainer.metrics import merge_metrics
 from tailrace.trainer.partial_batch import PartialBatch
-from tailrace.trainer.sharded_model import ShardedModel
+from tailrace.trainer.sharded_model import ShardedModel, onloaded
 from tailrace.trainer.tally import Tally, means, versions
 
 
@@ -205,15 +205,31 @@ class TrainerWorker:
         self._model = model(model_path, config, self.device, self.rank, self.world_size)
         shared_prompt_tokens = config.shared_prompt_tokens if self._model.shares_prompts else 0
         self._vocabulary = self._model.vocabulary
-        reference = self._model.reference(model_path) if config.kl_coefficient else None
+        reference = self._model.reference(model_path) if config.keeps_reference else None
+        self._critic_model = self._model.critic(model_path) if config.has_critic else None
+        if self._critic_model is not None and not self._critic_model.shares_prompts:
+            shared_prompt_tokens = 0
         self._mini_batches = 1
         self.on_phase: Callable[[str], None] = lambda _: None
         """Called as "forward" and "backward" of a micro-batch, and the "optimizer" step, begin. It may be set to another."""
-        self._gradients = Gradients(self._model, reference, shared_prompt_tokens, lambda phase: self.on_phase(phase))
+        of_loss = reference if config.kl_coefficient else None
+        self._gradients = Gradients(self._model, of_loss, shared_prompt_tokens, lambda phase: self.on_phase(phase))
+        self._critic: Critic | None = None
+        if self._critic_model is not None:
+            self._critic = Critic(
+                self._critic_model,
+                config,
+                self._gradients.micro_batches,
+                reference,
+                on_phase=lambda phase: self.on_phase(phase),
+                ended=lambda: self._gradients.ended(),
+            )
         self._needs_proximal = config.open_loss().needs_proximal
-        self._parts = PartialBatch(self._gradients, self._model, self._vocabulary)
+        self._parts = PartialBatch(self._gradients, self._model, self._critic, self._vocabulary)
         self._model_path = model_path
-        self._checkpoints = CheckpointWriter(model_path, self._model, self.rank, self.world_size, config.timeout_s)
+        self._checkpoints = CheckpointWriter(
+            model_path, self._model, self.rank, self.world_size, config.timeout_s, critic=self._critic_model
+        )
 
     def watch_micro_batches(self, ended: Callable[[], None]) -> bool:
         """Have a function called at the end of each micro-batch from now on, on the thread that computes it. Returns True."""
@@ -223,7 +239,8 @@ class TrainerWorker:
     @property
     def expected_micro_batches(self) -> int:
         """About how many micro-batches the call under way has, on this rank: its mini-batches are taken for alike."""
-        return self._gradients.planned * self._mini_batches
+        passes = 1 if self._critic is None else 1 + self._critic.passes
+        return self._gradients.planned * self._mini_batches * passes
 
     @property
     def weights_version(self) -> int | None:
@@ -233,6 +250,16 @@ class TrainerWorker:
     @weights_version.setter
     def weights_version(self, version: int | None) -> None:
         self._gradients.version = version
+
+    @property
+    def _models(self) -> list[ShardedModel]:
+        """The policy's model, and the critic's, if there is one."""
+        return [self._model] if self._critic_model is None else [self._model, self._critic_model]
+
+    @property
+    def _policy_moves(self) -> bool:
+        """Whether the policy makes its next optimizer step: not while a critic alone is trained."""
+        return self._critic is None or self._critic.is_warm
 
     @property
     def steps(self) -> int:
@@ -253,8 +280,12 @@ class TrainerWorker:
             tokens). With `weights_version`: ``mismatch_kl`` (nats, of engine and trainer with equal weights: over tokens of
             staleness 0, before the first optimizer step), and ``tokens_staleness_K``, ``ratio_staleness_K``,
             ``kl_staleness_K``, ``effective_sample_size_staleness_K`` for each staleness K of tokens, of which 7 is 7 and more.
-            Seconds of this rank: ``step_s``, ``forward_s``, ``backward_s``, ``optimizer_s``, ``proximal_s`` of passes for it
-            (on CUDA the time to launch, not to finish).
+            With a critic, over all its optimizer steps on the batch: ``value_loss``, ``value_clip_fraction`` (of tokens whose
+            gradient its clip took away), ``critic_grad_norm`` (before clipping), and of its values before them ``value_mean``,
+            ``return_mean`` and ``explained_variance`` (1 - variance of their errors / variance of returns); ``lr`` and
+            ``grad_norm`` are 0 while it alone is trained.
+            Seconds of this rank: ``step_s``, ``forward_s``, ``backward_s``, ``optimizer_s``, ``proximal_s`` of passes for it,
+            ``critic_s`` of all that a critic does (on CUDA the time to launch, not to finish).
 
         Raises:
             BatchError: the batch cannot be trained on, or `accumulate` began another. Nothing was changed.
@@ -268,14 +299,16 @@ class TrainerWorker:
             if not samples:
                 raise BatchError(f"found no response token in mini-batch {number}, expected at least one")
         steps, self._mini_batches = [], len(mini_batches)
+        moves = self._policy_moves
+        of_critic, advantages = self._learned(batches)
         seconds, proximal = self._proximal(batches)
-        for experiences, samples, before in zip(mini_batches, batches, proximal, strict=True):
+        for experiences, samples, before, ahead in zip(mini_batches, batches, proximal, advantages, strict=True):
             self._model.drop_gradients()
-            tally = self._gradients.add(samples, alone=False, proximal=before)
+            tally = self._gradients.add(samples, alone=False, proximal=before, advantages=ahead, learn=moves)
             if self._model.counts_all(alone=False):
                 tally.count(experiences, self.config)
-            steps.append(self._finish(tally, tally.over(self._model.group), self._scheduled_lr()))
-        return merge_metrics(steps) | seconds | {"step_s": time.perf_counter() - started}
+            steps.append(self._finish(tally, tally.over(self._model.group), self._scheduled_lr(), moves=moves))
+        return merge_metrics(steps) | of_critic | seconds | {"step_s": time.perf_counter() - started}
 
     def accumulate(self, experiences: Sequence[Experience]) -> dict[str, float]:
         """Add the gradients of complete groups of a batch to this cell's, without an optimizer step. Collective in the cell.
@@ -320,7 +353,9 @@ class TrainerWorker:
         total = tally.over(self._model.group)
         if not total["tokens"]:
             raise BatchError("found no response token in the whole batch, expected at least one")
-        metrics = self._finish(tally, total, self._scheduled_lr()) | versions(total)
+        moves = self._policy_moves
+        of_critic = {} if self._critic is None else self._critic.apply()
+        metrics = self._finish(tally, total, self._scheduled_lr(), moves=moves) | versions(total) | of_critic
         return metrics | {"step_s": time.perf_counter() - started}
 
     def sft_step(self, sequences: Sequence[TokenExample], *, lr: float) -> dict[str, float]:
@@ -377,7 +412,7 @@ class TrainerWorker:
         Raises:
             CheckpointTimeoutError: two are under way, and the first is still being written at the deadline.
         """
-        with self._onloaded():
+        with onloaded(self._models, self.config.offload):
             return self._checkpoints.save(Path(directory), version)
 
     def load(self, directory: str | Path) -> int:
@@ -390,11 +425,13 @@ class TrainerWorker:
             The version of the checkpoint.
 
         Raises:
-            CheckpointError: the checkpoint is missing, damaged, or of another model.
+            CheckpointError: the checkpoint is missing, damaged, of another model, or one of the two has no critic.
         """
         self._parts.forget()
-        with self._onloaded():
-            return restore(Path(directory), self._model, self.rank, self.world_size, self._model_path)
+        with onloaded(self._models, self.config.offload):
+            return restore(
+                Path(directory), self._model, self.rank, self.world_size, self._model_path, critic=self._critic_model
+            )
 
     def export(self, directory: str | Path) -> None:
         """Write the weights as a Hugging Face model directory, without the trainer's state. Collective; not atomic."""
@@ -440,6 +477,13 @@ class TrainerWorker:
     def _scheduled_lr(self) -> float:
         return learning_rate(self.config, self._model.steps)
 
+    def _learned(self, batches: Sequence[Sequence[TrainingSample]]) -> tuple[dict[str, float], list[Sequence[Tensor]]]:
+        """The critic's metrics, and the advantages that it gives the micro-batches of each mini-batch; nothing without one."""
+        if self._critic is None:
+            return {}, [()] * len(batches)
+        metrics, advantages = self._critic.learn(batches)
+        return metrics, [*advantages]
+
     def _proximal(self, batches: Sequence[Sequence[TrainingSample]]) -> tuple[dict[str, float], list[Sequence[Tensor]]]:
         """Seconds, and the log-probabilities of each mini-batch under the weights as they are, if its gradient lacks them."""
         if not self._needs_proximal or len(batches) == 1:
@@ -455,38 +499,29 @@ class TrainerWorker:
                 f"found gradients of {self._parts.begun} groups of a batch, expected `apply` before {what}"
             )
 
-    def _finish(self, tally: Tally, total: dict[str, float], lr: float) -> dict[str, float]:
-        """Sum the gradients over cells, scale them once, and do an optimizer step. Returns the metrics of its batch."""
-        begun = time.perf_counter()
-        self.on_phase("optimizer")
-        self._model.total_gradients(max(1.0, total["units"]))
-        with self._onloaded() as moved:
-            grad_norm = self._model.apply_gradients(lr)
+    def _finish(self, tally: Tally, total: dict[str, float], lr: float, *, moves: bool = True) -> dict[str, float]:
+        """Sum the gradients over cells, scale them once, and do an optimizer step. Returns the metrics of its batch.
+
+        Args:
+            tally: this rank's.
+            total: that of all ranks.
+            lr: the learning rate.
+            moves: whether there is a step; otherwise the weights stay, at a rate of 0.
+        """
+        begun, grad_norm, moved = time.perf_counter(), 0.0, dict[str, float]()
+        if moves:
+            self.on_phase("optimizer")
+            self._model.total_gradients(max(1.0, total["units"]))
+            with onloaded([self._model], self.config.offload) as moved:
+                grad_norm = self._model.apply_gradients(lr)
         return self._reported(means(total)) | {
             "grad_norm": grad_norm,
-            "lr": lr,
+            "lr": lr if moves else 0.0,
             "forward_s": tally.forward_s,
             "backward_s": tally.backward_s,
             "optimizer_s": time.perf_counter() - begun,
             **moved,
         }
-
-    @contextlib.contextmanager
-    def _onloaded(self) -> Iterator[dict[str, float]]:
-        """Have what is offloaded between steps on the device in this context. Gives the metrics of moving it, at the end."""
-        moved: dict[str, float] = {}
-        if not self.config.offload:
-            yield moved
-            return
-        begun = time.perf_counter()
-        moved["offload_bytes"] = self._model.onload(self.config.offload)
-        moved["onload_s"] = time.perf_counter() - begun
-        try:
-            yield moved
-        finally:
-            begun = time.perf_counter()
-            moved["offload_bytes"] += self._model.offload(self.config.offload)
-            moved["offload_s"] = time.perf_counter() - begun
 
     def _reported(self, metrics: dict[str, float]) -> dict[str, float]:
         """The metrics without those that were not asked for."""

@@ -98,10 +98,17 @@ def shared_parts(
 
 def checkpoint_bytes(config: RunConfig, model: RunModel) -> float:
     """Bytes of a checkpoint: the state and, in the trainer's dtype, the weights."""
-    if config.trainer.adapter.rank:
-        return 0.0
     weights = {"float32": 4, "bfloat16": 2, "float64": 8}[trainer_config(config).dtype]
-    return model.parameters * (SAVED_STATE_BYTES + weights)
+    published = 0 if config.trainer.adapter.rank else model.parameters
+    return SAVED_STATE_BYTES * trained_parameters(config, model) + weights * published
+
+
+def trained_parameters(config: RunConfig, model: RunModel) -> int:
+    """Parameters with moments: the policy's and the critic's. An adapter is thousands of times smaller than its model."""
+    policy = 0 if config.trainer.adapter.rank else model.parameters
+    if not trainer_config(config).has_critic:
+        return policy
+    return policy + (model.parameters if model.dense is None else model.dense.critic_parameters)
 
 
 def disk_parts(config: RunConfig, model: RunModel) -> list[OwnedBytes]:
@@ -120,7 +127,7 @@ def disk_parts(config: RunConfig, model: RunModel) -> list[OwnedBytes]:
 def checkpoint_copy_bytes(config: RunConfig, model: RunModel) -> float:
     """Bytes of one copy of a rank's state in host memory."""
     table = config.trainer
-    return 0.0 if table.adapter.rank else SAVED_STATE_BYTES * model.parameters / (table.processes // table.cells)
+    return SAVED_STATE_BYTES * trained_parameters(config, model) / (table.processes // table.cells)
 
 
 def _members(
@@ -193,7 +200,7 @@ def _ranks(config: RunConfig, model: RunModel, ranks: list[StandingMember]) -> I
         yield OwnedBytes(
             "trainer",
             "moments, pinned",
-            count * 8 * model.parameters / (config.trainer.processes // config.trainer.cells),
+            count * 8 * trained_parameters(config, model) / (config.trainer.processes // config.trainer.cells),
         )
     pipeline = config.pipeline
     batch = pipeline.prompts_per_step * pipeline.samples_per_prompt * config.rollout.max_tokens

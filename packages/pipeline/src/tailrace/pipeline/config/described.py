@@ -41,7 +41,7 @@ _ELSEWHERE = {
     "pipeline.detection.silent_s",
     *(f"warm_start.options.{name}" for name in ("steps", "batch", "lr", "processes", "seed")),
     *(f"rollout.options.{name}" for name in ("seed", "device")),
-    *(f"trainer.options.{name}" for name in ("adapter", "cells", "seed", "device", "max_response_tokens")),
+    *(f"trainer.options.{name}" for name in ("adapter", "critic", "cells", "seed", "device", "max_response_tokens")),
     *(f"trainer.options.{name}" for name in ("loss", "loss_options", "advantages", "advantages_options")),
 }
 _WORDS = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "array": "list"}

@@ -212,6 +212,24 @@ class AdapterTable(_Strict):
     """names of the linear layers that get one, such as q_proj; all-linear: all but the output layer"""
 
 
+class CriticTable(_Strict):
+    """The critic, of advantages that need one (gae, as the loss ppo has them). It is trained and saved, and never published."""
+
+    init: FilePath | None = None
+    """directory of a model of the policy's type, vocabulary and tokenizer with a value head (score.weight of one row); none:
+    the policy's model with a fresh head"""
+    lr: float | None = Field(default=None, ge=0)
+    """its learning rate; none: the policy's"""
+    value_clip: float = Field(default=0.2, ge=0)
+    """how far a value moves from what it was before the batch until its loss is clipped; 0: not clipped"""
+    epochs: Positive = 1
+    """passes over each batch"""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """its optimizer steps before the policy begins to move; until then batches train it alone"""
+    grad_clip_norm: float = Field(default=1.0, ge=0)
+    """largest 2-norm of its gradient; 0: not clipped"""
+
+
 class TrainerConfigModel(_Strict):
     """The trainer. Its options are those of `tailrace.trainer.TrainerConfig`."""
 
@@ -228,12 +246,13 @@ class TrainerConfigModel(_Strict):
     """whether the cells stand on the replicas' devices, or those of `hybrid` pools; a cell then computes alone only on devices
     that are lent to it"""
     adapter: AdapterTable = AdapterTable()
+    critic: CriticTable = CriticTable()
     loss: Annotated[Choice, BeforeValidator(_as_loss)] = Choice(name=DEFAULT_LOSS)
-    """the policy's loss, a plugin of tailrace.loss: grpo, dapo, dr-grpo, rloo, reinforce++, gspo, cispo, decoupled-ppo, tis or
-    icepop"""
+    """the policy's loss, a plugin of tailrace.loss: grpo, dapo, dr-grpo, rloo, reinforce++, ppo, gspo, cispo, decoupled-ppo,
+    tis or icepop"""
     advantages: Policy | None = None
-    """how rewards become advantages, a plugin of tailrace.advantages: group, batch, leave-one-out, centred; none: as the loss's
-    paper has it"""
+    """how rewards become advantages, a plugin of tailrace.advantages: group, batch, leave-one-out, centred, gae; none: as the
+    loss's paper has it"""
     options: dict[str, Any] = {}
     """options of the gradients and the optimizer, see `tailrace.trainer.TrainerConfig`"""
 

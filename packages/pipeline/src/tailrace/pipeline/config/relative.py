@@ -9,7 +9,14 @@ from typing import Any
 
 from tailrace.trajstore import DATASET
 
-_PATHS = ("task.train", "task.held_out", "model.path", "environment.python", "fleet.workload.trace")
+_PATHS = (
+    "task.train",
+    "task.held_out",
+    "model.path",
+    "trainer.critic.init",
+    "environment.python",
+    "fleet.workload.trace",
+)
 _VERIFIER, _ENVIRONMENT = "task.verifier", "environment.name"  # a name, module:function or file.py:function
 _TABLES_OR_NAMES = ("fleet.profile", "fleet.model", "fleet.trainer.device", "fleet.rollout.device")
 """Keys whose value is the name of a built-in, or the user's own TOML file."""

@@ -79,9 +79,11 @@ from tailrace.runtime.hosts.ray import RayHost
 from tailrace.trainer import TrainerError
 from tailrace.trainer.adapters import check_adapter
 from tailrace.trainer.backend import check_backend
+from tailrace.trainer.critic_init import check_critic_init
 
 _ELSEWHERE = {
     "adapter": "the table trainer.adapter",
+    "critic": "the table trainer.critic",
     "cells": "trainer.cells",
     "loss": "trainer.loss.name",
     "loss_options": "options in trainer.loss",
@@ -206,6 +208,7 @@ def check(config: RunConfig) -> None:
         _backend,
         _mixture,
         _adapter,
+        _critic,
         check_domains,
         check_scoring,
         check_ranker,
@@ -421,6 +424,16 @@ def _adapter(config: RunConfig) -> None:
         )
 
 
+def _critic(config: RunConfig) -> None:
+    """Check that the critic begins with a model that has a value head and fits the policy."""
+    init = trainer_config(config).critic.init
+    if init is not None:
+        try:
+            check_critic_init(init, config.model.path)
+        except TrainerError as error:
+            raise ConfigError(f"key 'trainer.critic.init': {error}") from error
+
+
 def _model_config(config: RunConfig) -> dict[str, Any] | None:
     """The Hugging Face config of the run's model, or what is known of it before it is built; None of no readable directory."""
     if config.model.path is None:
@@ -451,7 +464,7 @@ def trainer_config(config: RunConfig) -> Any:
     Raises:
         ConfigError: an option is unknown or wrong, or options do not fit together.
     """
-    from tailrace.trainer import AdapterConfig, TrainerConfig
+    from tailrace.trainer import AdapterConfig, CriticConfig, TrainerConfig
 
     table = config.trainer
     gathered = Gathered()
@@ -465,10 +478,15 @@ def trainer_config(config: RunConfig) -> Any:
             f"keys 'trainer.processes' and 'trainer.cells': found {table.processes} and {table.cells}, expected a multiple of "
             "the cells: each has as many processes"
         )
+    critic = read_options(CriticConfig, table.critic.model_dump(mode="json"), "key 'trainer.critic'")
     options = {"device": config.executor.device, "seed": config.seed, "cells": table.cells, **table.options}
     options = {"max_response_tokens": config.rollout.max_tokens, **options, **_loss(config)}
     adapter = read_options(AdapterConfig, table.adapter.model_dump(), "key 'trainer.adapter'")
     read = dataclasses.replace(read_options(TrainerConfig, options, "key 'trainer.options'"), adapter=adapter)
+    try:
+        read = dataclasses.replace(read, critic=critic)
+    except TrainerError as error:  # of a loss that needs none
+        raise ConfigError(f"key 'trainer.critic': {error}") from error
     training = config.pipeline.training
     if (refused := read.early_gradients_refused()) and build_policy("training", training).early_gradients() is not None:
         raise ConfigError(
@@ -479,8 +497,6 @@ def trainer_config(config: RunConfig) -> Any:
 
 def _loss(config: RunConfig) -> dict[str, Any]:
     """The loss and its advantages as options of the trainer, each checked against the types of its own options."""
-    from tailrace.trainer.losses import Loss
-
     loss, advantages = config.trainer.loss, config.trainer.advantages
     gathered = Gathered()
     found: dict[str, Any] = {}
@@ -492,13 +508,7 @@ def _loss(config: RunConfig) -> dict[str, Any]:
                     kind = plugins.load(f"tailrace.{key}", choice.name)
                 except PluginError as error:
                     raise ConfigError(f"key 'trainer.{key}': {error}") from error
-                opened = read_options(kind, choice.options, f"key 'trainer.{key}': {choice.name!r}")
-                if isinstance(opened, Loss) and opened.needs_values and advantages is None:
-                    raise ConfigError(
-                        f"keys 'trainer.loss' and 'trainer.advantages': found {choice.name!r}, whose advantages are those of a "
-                        "critic without a head for values; expected a loss without a critic, such as 'dapo', or advantages "
-                        "without one, such as 'group'"
-                    )
+                read_options(kind, choice.options, f"key 'trainer.{key}': {choice.name!r}")
                 found |= {key: choice.name, f"{key}_options": choice.options}
     gathered.done()
     return found

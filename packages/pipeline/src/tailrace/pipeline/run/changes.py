@@ -13,7 +13,8 @@ from typing import Any
 from tailrace.pipeline.config.loading import parse_setting, validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.relative import rooted
-from tailrace.pipeline.errors import config_error
+from tailrace.pipeline.errors import ConfigError, config_error
+from tailrace.pipeline.run.build import trainer_config
 
 MAY_CHANGE = (
     "pipeline.steps",
@@ -65,7 +66,20 @@ def with_changes(before: RunConfig, settings: Sequence[str], *, done: int) -> tu
     lines = [line for key, (was, now) in changed.items() if (line := _refused(before, key, was, now, done))]
     if lines:
         raise config_error(lines)
+    _check_critic(before, config)
     return config, changed
+
+
+def _check_critic(before: RunConfig, after: RunConfig) -> None:
+    """Refuse a critic for a run without one, and the other way round: its checkpoints would not load."""
+    had, has = (trainer_config(config).has_critic for config in (before, after))
+    if had != has:
+        words = ("with a critic", "without one")
+        found, expected = words if has else reversed(words)
+        raise ConfigError(
+            f"keys 'trainer.loss' and 'trainer.advantages': found a trainer {found}, expected one {expected} as before, whose "
+            "checkpoints the run has"
+        )
 
 
 def _differences(

@@ -125,7 +125,7 @@ def reward_chart(record: Record) -> Chart | None:
 
 
 def trainer_charts(record: Record) -> list[Chart]:
-    """Loss, clip fraction, KL divergences, effective sample size, entropy and gradient norm by step."""
+    """Loss, clip fraction, KL divergences, effective sample size, entropy, gradient norm, a critic's explained variance."""
     wanted = (
         ("loss", "Loss", "loss", "$training"),
         ("clip_fraction", "Clip fraction", "share of tokens", "$control-2"),
@@ -134,6 +134,7 @@ def trainer_charts(record: Record) -> list[Chart]:
         ("effective_sample_size", "Effective sample size", "share of tokens", "$control-2"),
         ("entropy", "Entropy", "nats per token", "$reward"),
         ("grad_norm", "Gradient norm", "before clipping", "$control-4"),
+        ("explained_variance", "Explained variance", "of returns, by the critic", "$control-2"),
     )
     charts = []
     for key, title, label, color in wanted:

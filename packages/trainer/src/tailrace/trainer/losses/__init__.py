@@ -51,7 +51,6 @@ class Loss(ABC):
         normalisation: how a paper's loss weighs tokens (see `advantages.token_weights`).
         advantages: a paper's advantages, by name in the group ``tailrace.advantages``.
         needs_proximal: whether `LossTokens.proximal` is computed.
-        needs_values: whether it is meant for the advantages of a critic.
         streams: whether the loss of a response depends on no other response, so that gradients of parts of a batch add up to
             the batch's.
     """
@@ -60,7 +59,6 @@ class Loss(ABC):
     normalisation: ClassVar[Normalisation] = "token"
     advantages: ClassVar[str] = "group"
     needs_proximal: ClassVar[bool] = False
-    needs_values: ClassVar[bool] = False
     streams: ClassVar[bool] = True
 
     @abstractmethod

@@ -126,11 +126,11 @@ class ReinforcePlusPlus(Surrogate):
 
 @dataclass(frozen=True, slots=True)
 class Ppo(Surrogate):
-    """PPO (arXiv:1707.06347, equation 7): the clipped surrogate with the advantages of a critic. Plugin ``ppo``.
+    """PPO (arXiv:1707.06347, equation 7): the clipped surrogate with the advantages of a critic, a mean over all tokens. Plugin
+    ``ppo``.
 
     Args:
         clip_low, clip_high: see `Surrogate`.
     """
 
     advantages: ClassVar[str] = "gae"
-    needs_values: ClassVar[bool] = True
