@@ -58,6 +58,7 @@ def make(caller, data_settings, model, token, tmp_path, split_settings):
             "token": token,
             "checkpoints": tmp_path,
             "snapshot_s": 0.1,
+            "flush_s": 0.1,
         }
         roles.append(FakeReplica(*split_settings(ReplicaSettings, **{**arguments, **options})))
         return roles[-1]
