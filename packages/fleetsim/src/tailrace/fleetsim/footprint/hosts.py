@@ -18,20 +18,23 @@ from tailrace.runtime.executor.deployment import TRAINER
 
 SHARED = "/dev/shm"  # noqa: S108 - where Linux has it
 PROCESS_BYTES = {
-    "members": 850e6,
-    "watcher": 65e6,
+    "members": 550e6,
+    "watcher": 56e6,
     "controller": 150e6,
     "ray": 500e6,
-    "role": 150e6,
-    "trainer": 550e6,
-    "replica vllm": 900e6,
-    "replica transformers": 600e6,
-    "relay": 30e6,
-    "verifier": 105e6,
-    "ranker": 500e6,
-    "environment": 120e6,
+    "role": 75e6,
+    "trainer": 470e6,
+    "replica vllm": 800e6,
+    "replica transformers": 460e6,
+    "relay": 26e6,
+    "verifier": 98e6,
+    "ranker": 470e6,
+    "environment": 100e6,
 }
-"""Bytes of each process with what it imports, before it loads anything; no pages of files, which processes share."""
+"""Bytes of each process with what it imports, before it loads anything; no pages of files, which processes share.
+
+Measured (tools/bench/run_memory.py; imports alone for members with a process of their own); vLLM's and Ray's are inferred.
+"""
 CPU_ENGINES = {"vllm": (128, 256), "transformers": (32, 32)}
 """Tokens of a block of the KV cache and most requests of a batch, by engine, on a CPU where no option says them."""
 SAVED_STATE_BYTES = 12
