@@ -222,6 +222,28 @@ def test_the_forecast_is_a_simulation_of_the_same_run():
     assert slower.step_s > result.step_s
 
 
+def test_a_forecast_is_of_the_settings_that_train():
+    from tailrace.fleetsim.footprint.forecast import fleet_table
+
+    def trained(*settings):
+        found = counted("8xH200", *settings)
+        return found, fleet_table(found.config, found.machines, found.standing, found.model, found.transfers)["trainer"]
+
+    plain, table = trained()
+    assert (table["gpus"], table["passes"], table["critic"]) == (
+        4,
+        1.0,
+        False,
+    )  # a pass of layers that keep their inputs
+    assert table["data_s"] == pytest.approx(sum(one.seconds for one in plain.transfers[:2]))  # fetch and publish
+    assert trained("trainer.options.kl_coefficient=0.1", "trainer.loss=decoupled-ppo")[1]["passes"] == 3.0
+    critic, table = trained("trainer.loss=ppo")
+    assert table["critic"]
+    assert bytes_of(critic.place("GPU 0"), "trainer", "moments") > 1.8 * bytes_of(
+        plain.place("GPU 0"), "trainer", "moments"
+    )
+
+
 def test_a_shape_is_that_of_config_json():
     known = model("Qwen3-30B-A3B")
     found = shape_of(

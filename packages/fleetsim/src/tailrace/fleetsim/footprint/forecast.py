@@ -63,6 +63,7 @@ def fleet_table(
             "device": kind,
             **({} if colocated else {"gpus": len(standing.ranks)}),
             "passes": passes,
+            "critic": settings.has_critic,
             "tensor_parallel": settings.tensor_parallel,
             "data_s": seconds_of(moved, FETCH, PUBLISH),
             "optimizer_s": _OPTIMIZER_S + seconds_of(moved, OFFLOAD),
