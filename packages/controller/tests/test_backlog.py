@@ -95,3 +95,37 @@ def test_the_first_part_of_a_pool(sizes, older, most):
     assert found == names[: len(found)]  # the same order: the oldest version first
     assert min(most, len(names)) <= len(found) < most + 4
     assert list(part) == list(pool)[: len(part)]
+
+
+def test_each_trajectory_that_resumes_takes_a_turn_of_the_routing():
+    run = Scripted(spec(routing=policy("routing", "round-robin")))
+    run.go(c.Tick(), leave=(c.Route,))
+    ledger = run.controller.ledger
+
+    def started():
+        return len([group for group in ledger.groups.values() if group.version is not None])
+
+    assert run.controller.coordinator.routings == started()
+    held = {name for name, one in ledger.trajectories.items() if one.replica == "r0"}
+    given = run.down("replica", "r0", leave=(c.Route,))
+    assert held < {ref.trajectory for route in of(c.Route, given) for ref in route.trajectories}
+    assert run.controller.coordinator.routings == started() + len(held)
+
+
+def test_routing_is_not_asked_while_no_replica_serves():
+    least_loaded = type(policy("routing", "least-loaded"))
+
+    class Serving(least_loaded):
+        def route(self, cycle):
+            assert any(view.version is not None and not view.pulling for view in cycle.replicas)
+            return super().route(cycle)
+
+    run = Scripted(spec(routing=Serving()))
+    run.go(c.Tick(), leave=(c.Route,))
+    run.forget(c.Route)
+    for name in ("r0", "r1"):
+        run.down("replica", name, leave=("replica", c.Route))
+    assert run.controller.ledger.waiting.queues
+    run.later(1.0, leave=(c.Route,))
+    run.catch_up()
+    assert run.view.finished, run.view.failure

@@ -69,3 +69,10 @@ def test_fewer_steps_end_a_run_that_has_done_them():
     done = run.view.step
     resume(run, steps=done)
     assert (run.view.finished, run.view.step) == (True, done)
+
+
+def test_replicas_that_are_added_start_at_once_and_not_after_the_store_has_answered():
+    run = Scripted(spec(steps=6))
+    run.go(c.Tick(), leave=(c.Step,))
+    given = run.handle(c.Resumed(tuple(run.controller.trainer.fallbacks), replicas=4))
+    assert [command.id for command in of(c.Start, given)] == ["r2", "r3"]

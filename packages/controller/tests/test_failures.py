@@ -303,3 +303,29 @@ def test_detection_is_asked_no_more_of_one_that_was_given_up():
     for _ in range(5):
         run.later(1.0, leave=(c.Route,))
     assert detection.asked == asked
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_detection_looks_at_each_tick_while_a_member_is_silent(silent):
+    class Looks(c.DetectionPolicy):
+        look_s = 100.0
+
+        def __init__(self):
+            self.seen = []
+
+        def suspects(self, signs):
+            self.seen.append({sign.id: sign.silent_s for sign in signs if sign.role == "replica"})
+            return ()
+
+        def within_s(self, role):
+            return float("inf")
+
+    detection = Looks()
+    run = Scripted(spec(detection=detection))
+    run.go(c.Tick(), leave=(c.Route,))
+    if silent:
+        run.go(c.Silent("replica", "r0", 5.0), leave=(c.Route,))
+    detection.seen.clear()
+    for _ in range(2):
+        run.later(1.0, leave=(c.Route,))
+    assert detection.seen == ([{"r0": 6.0, "r1": 0.0}, {"r0": 7.0, "r1": 0.0}] if silent else [])

@@ -306,8 +306,6 @@ def test_a_move_ends_with_its_trajectory():
     assert books.ledger.moving == {first.id: REPLICA, second.id: REPLICA}
     books.ledger.bind(first, None)
     assert (list(books.ledger.moving), first.destination) == ([second.id], None)
-    books.ledger.orphaned(second)
-    assert (books.ledger.moving, second.destination, second.replica) == ({}, None, None)
     books = Books().started()
     books.ledger.bind(books.first, "r1")
     books.ledger.drop(books.group.index, GroupPhase.FAILED, "why")

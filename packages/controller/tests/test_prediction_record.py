@@ -3,6 +3,7 @@
 import math
 import random
 from statistics import fmean, pstdev
+from types import SimpleNamespace
 
 import pytest
 from scripted import Scripted, of, policy, spec
@@ -10,7 +11,7 @@ from scripted import Scripted, of, policy, spec
 from tailrace import contracts as c
 from tailrace.contracts import Why
 from tailrace.controller.controller import Controller
-from tailrace.controller.lengths import Outcome, measured_recall, recall_of
+from tailrace.controller.lengths import Outcome, PredictionRecord, measured_recall, recall_of
 
 COST = {"k1": 0.0, "k2": 0.0, "k3": 4e-4, "k4": 0.01}
 GROUPS = 16  # of a batch
@@ -175,3 +176,13 @@ def test_without_a_ranker_nothing_is_kept():
     run = to_the_end(run_of(lambda _: None, ranker=False))
     assert run.view.prediction_outcomes == []
     assert run.controller.ledger.predictions.record.ended == 0
+
+
+def test_recall_is_measured_after_every_sixteen_groups_on_the_last_128():
+    record = PredictionRecord()
+    for count in range(1, 200):
+        states = [SimpleNamespace(generated=length(count))] * 2
+        record.completed(SimpleNamespace(prompt=count, predicted=float(length(count)), states=states))
+        assert record.ended == count
+        measured = None if record.recall is None else record.recall.groups
+        assert measured == (None if count < 32 else min(128, count - count % 16)), count

@@ -77,6 +77,25 @@ def test_what_runs_and_what_was_interrupted_is_seen_with_its_prompt_and_its_resp
         assert (view.tokens, view.prompt_tokens) == (2_005 + prompts[name], 2_000 + prompts[name])
 
 
+def test_what_waits_by_itself_is_seen_with_its_prompt_once_that_is_measured():
+    run = _run(sync=policy("sync", "interrupting"))
+    run.prompt_tokens = lambda prompt: 2_000 + prompt
+    run.go(c.Tick(), leave=(c.Route, c.Measure))
+    controller, prompts = run.controller, _prompts_of(run)
+    controller.trainer.newest = controller.trainer.publishing = 1
+    run.go(c.Published(1), leave=(c.Route, c.Pull, c.Step, c.Measure))
+
+    def waiting():
+        return {name: view for queue in controller.ledger.waiting.queues.values() for name, view in queue.items()}
+
+    before = waiting()
+    assert before
+    assert {(view.tokens, view.prompt_tokens) for view in before.values()} == {(5, 0)}
+    run.catch_up(c.Measure, leave=(c.Route, c.Pull, c.Step))
+    for name, view in waiting().items():
+        assert (view.tokens, view.prompt_tokens) == (2_005 + prompts[name], 2_000 + prompts[name])
+
+
 @pytest.mark.parametrize("kv", [0.0, 0.55, 0.75, 0.81])
 def test_no_replica_is_given_prompts_that_its_cache_has_no_room_for(kv):
     """Near a full cache, prompts of 2,000 tokens: equation 3 gives a trajectory that must wait no gain."""

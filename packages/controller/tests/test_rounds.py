@@ -239,3 +239,18 @@ def test_a_policy_that_watches_rounds_is_asked_as_one_begins_passes_a_milestone_
     state.now, replica.preempted, seen = 10.0, 6, None
     assert [history.look(), history.look()] == [True, False]
     assert list(history.records) == [c.RoundRecord(0, "long", 6, 2, 2, 5.0), c.RoundRecord(1, "long", 6, 2, 1, 1.0)]
+
+
+def test_a_prompt_that_cannot_be_scored_comes_again_as_often_as_the_policy_says():
+    source = TailBatching(prompts=1, samples=2, prompt_factor=1.0, sample_factor=1.0, deferrals=2).open()
+    progress = c.Progress(0, 0, 0, 0, 0, 0, 0, 1, 99)
+    fates = []
+    for group in range(10):
+        launch = source.next(progress)
+        source.launched(group, launch)
+        if launch.prompt == 0:
+            fates.append(source.ended(group, c.GroupEnd.UNSCORED))
+        else:
+            source.completed(group)
+            assert source.ended(group, c.GroupEnd.TRAINED) is c.PromptFate.DONE
+    assert fates == [c.PromptFate.AGAIN, c.PromptFate.AGAIN, c.PromptFate.DONE]

@@ -156,3 +156,69 @@ def test_a_replica_that_is_about_to_stop_leaves_with_the_restart(name):
     assert [(command.role, command.id) for command in of(c.Stop, given)] == [("replica", "r1")]
     assert ("replica", "r1", "task-restart") not in members(given)
     assert run.controller.members.get("replica", "r1") is None
+
+
+def test_after_a_restart_of_the_task_nothing_is_pulled_until_the_trainer_has_published_again():
+    """What was published was on relays that are gone."""
+    run = Scripted(spec(recovery=role_based()))
+    run.go(c.Tick(), leave=(c.Step,))
+    assert run.view.published == 0
+    run.forget(c.Step)
+    run.held = tuple(run.controller.ledger.trajectories)
+    run.down("trainer", leave=ROLES)
+    assert not of(c.Pull, run.catch_up("data", "scorer", "relay", "replica", leave=(c.Route,)))
+    assert run.view.published < 0
+    assert {pull.replica for pull in of(c.Pull, run.catch_up("trainer", leave=(c.Step, c.Route)))} == {"r0", "r1"}
+
+
+class Answering(c.RecoveryPolicy):
+    """Gives these answers, one after the other, and notes the failures for which it was asked."""
+
+    window_s = 600.0
+
+    def __init__(self, *answers):
+        self.answers, self.seen = list(answers), []
+
+    def on_down(self, failure):
+        self.seen.append((failure.role, failure.failures))
+        return self.answers.pop(0)
+
+
+TASK, OVER, FAIL = c.RecoveryAction.RESTART_TASK, c.RecoveryAction.START_OVER, c.RecoveryAction.FAIL
+
+
+def missed(*roles):
+    return [c.Down(role, "0", f"{role} was missed", c.Cause.DIED) for role in roles]
+
+
+def test_a_member_that_is_missed_twice_at_once_before_the_task_restarts_has_failed_once():
+    recovery = Answering(TASK)
+    run = Scripted(spec(recovery=recovery))
+    run.go(c.Tick(), leave=(c.Step,))
+    run.handle(*missed("trainer", "trainer"))
+    assert recovery.seen == [("trainer", 1)]
+
+
+@pytest.mark.parametrize(("answers", "over"), [((TASK, TASK), False), ((OVER, TASK), True), ((TASK, OVER), True)])
+def test_of_several_restarts_of_the_task_at_once_one_that_starts_over_is_enough(answers, over):
+    run = in_second_iteration(recovery=Answering(*answers))
+    run.held = tuple(run.controller.ledger.trajectories)
+    given = run.handle(*missed("trainer", "scorer"))
+    assert bool(of(c.Abort, given)) is over
+    assert run.view.task_restarts == 1
+
+
+@pytest.mark.parametrize(("steps", "kept"), [(0, True), (1, True), (2, True), (3, False)])
+def test_why_the_task_restarted_is_forgotten_once_the_step_in_which_it_did_is_done(steps, kept):
+    run = Scripted(spec(steps=9, checkpoint_every=9, recovery=Answering(TASK, FAIL)))
+    run.go(c.Tick(), leave=(c.Step,))
+    for _ in range(2):
+        run.catch_up(c.Step, leave=(c.Step,))
+    for number, due in enumerate((0, steps)):
+        for _ in range(due):
+            run.catch_up(c.Step, leave=(c.Step,))
+        assert run.view.step == (steps if number else 2)
+        run.forget(c.Step)
+        run.held = tuple(run.controller.ledger.trajectories)
+        run.down("trainer", reason=f"reason {number}", leave=(c.Step,))
+    assert run.view.failure.endswith("; the task had been restarted for trainer 0: reason 0") is kept

@@ -179,8 +179,8 @@ class Batches:
         return True
 
     def _accumulate(self, size: int) -> bool:
-        ledger, trainer, counts = self._ledger, self._trainer, self._ledger.counts
-        if len(ledger.buffered) < size or not self.may_step:
+        trainer, counts = self._trainer, self._ledger.counts
+        if not self.may_step:
             return False
         now = (counts.completed, counts.filtered, counts.failed, counts.deferred, trainer.version, trainer.parts)
         if now == self._waits_at:

@@ -301,11 +301,6 @@ class Ledger:
             state.relocated_at = state.tokens
         return tuple([state.id for state in found])
 
-    def orphaned(self, state: TrajectoryState) -> None:
-        """Note that the driver died, and with it the replica and the move of a trajectory. The store says what is left."""
-        state.replica = None
-        self.bind(state, None)
-
     def discarding_begins(self, state: TrajectoryState) -> None:
         """Take a pending trajectory out of the pool until its tokens are dropped.
 

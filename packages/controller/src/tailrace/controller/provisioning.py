@@ -167,7 +167,6 @@ class Provisioning:
 
     def restarted(self) -> None:
         """Forget what was under way when the driver died: every member that is not stopping starts anew, at its new size."""
-        self._stopping.clear()
         self._resizing.clear()
         self._starting.clear()
         self.iterations.restarted()

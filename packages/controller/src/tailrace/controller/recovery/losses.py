@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 
 from tailrace import contracts as c
 from tailrace.controller.ledger import Ledger
-from tailrace.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER, MemberState
+from tailrace.controller.members import DATA, ENVIRONMENT, RANKER, REPLICA, SCORER, TRAINER, MemberState
 from tailrace.controller.state import State
 from tailrace.controller.trajectories import OPEN, GroupState, Phase, TrajectoryState
 
@@ -29,7 +29,7 @@ def lost(state: State, member: MemberState) -> None:
         state.ledger.prompts.nobody_answers()
     elif member.role == ENVIRONMENT:
         state.sessions.went_down(member.id)
-    elif member.role == RELAY:  # pulls that failed because of it say nothing about the replicas
+    else:  # a relay: pulls that failed because of it say nothing about the replicas
         for replica in state.fleet.replicas.values():
             replica.failed_pulls = 0
 
@@ -68,15 +68,11 @@ def survived(
     if torn:
         ledger.roll_back(state.trainer.first if resumes_at is None else resumes_at)
     anew = [trajectory for group in torn for trajectory in ledger.start_over(group, state.trainer.first)]
-    for trajectory in anew:
-        ledger.orphaned(trajectory)
-        held.pop(trajectory.id, None)
     again = {trajectory.id for trajectory in anew}
     for trajectory in list(ledger.trajectories.values()):
         if trajectory.phase is Phase.SCORED or trajectory.id in ledger.discarding or trajectory.id in again:
             held.pop(trajectory.id, None)
             continue
-        ledger.orphaned(trajectory)
         if trajectory.id not in held:
             ledger.restarted(trajectory, *event.partial.get(trajectory.id, (None, 0)))
     for name in held:
