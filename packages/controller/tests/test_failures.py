@@ -329,3 +329,27 @@ def test_detection_looks_at_each_tick_while_a_member_is_silent(silent):
     for _ in range(2):
         run.later(1.0, leave=(c.Route,))
     assert detection.seen == ([{"r0": 6.0, "r1": 0.0}, {"r0": 7.0, "r1": 0.0}] if silent else [])
+
+
+def test_detection_hears_what_a_replica_says_it_does_only_while_it_stands_still():
+    seen = []
+
+    class Looks(c.DetectionPolicy):
+        look_s = 1.0
+
+        def suspects(self, signs):
+            seen.append({sign.id: (sign.phase, sign.work) for sign in signs if sign.role == "replica"})
+            return ()
+
+        def within_s(self, role):
+            return float("inf")
+
+    run = Scripted(spec(detection=Looks()))
+    run.go(c.Tick(), leave=(c.Route,))
+    run.left = [route for route in run.left if route.replica == "r0"]
+    run.down("replica", "r1", leave=(c.Pull,))
+    run.go(c.Activity("replica", "r0", "prefilling"), leave=(c.Route,))
+    run.later(1.0, leave=(c.Route, c.Pull))
+    assert seen[-1] == {"r0": ("generating", 4), "r1": ("pulling", 0)}
+    run.go(c.Activity("replica", "r0", "prefilling", still_s=9.0), leave=(c.Route,))
+    assert seen[-1] == {"r0": ("prefilling", 4), "r1": ("pulling", 0)}

@@ -113,3 +113,15 @@ def test_generation_under_new_weights_begins_when_each_has_them_or_when_all_do(t
     # One that went down is not waited for.
     run.go(c.Down(last.replica and "replica", last.replica, "killed"), leave=("replica", c.Route, c.Pull))
     assert run.controller.owned.progress().behind == 0
+
+
+def test_a_hybrid_that_is_given_up_is_not_waited_for():
+    run = started("isolate")
+    for _ in range(4):
+        run.down("replica", "r1", leave=(c.Route, c.Score, c.Step))
+    assert [row["id"] for row in run.view.given_up] == ["r1"]
+    state = run.controller.fleet.replicas["r0"]
+    run.go(*(c.Finished("r0", name, 10) for name in list(state.assigned.states)), leave=(c.Route, c.Step))
+    assert [lend.replica for lend in of(c.Lend, run.given)] == ["r0"]
+    shows(run, "r0")
+    assert len(of(c.Step, run.given)) == 1

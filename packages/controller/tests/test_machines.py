@@ -106,6 +106,7 @@ def test_policies_see_machines_and_who_stands_there():
     assert set(last.machines) == {"m0", "m1"}
     assert {(member.role, member.id): member.machine for member in last.members} == run.machines
     assert {member.health for member in last.members} == {c.Health.UP}
+    assert {member.in_flight for view in seen for member in view.members if member.role != "replica"} == {0}
 
 
 class Between(c.ProvisioningPolicy):
@@ -288,3 +289,14 @@ def test_members_of_a_machine_that_are_missed_together_do_not_count_against_thei
     }
     assert run.controller.members.restarts == {"replica": 1, "relay": 1, "scorer": 1}
     assert run.controller.members.machines["m1"].healthy
+
+
+def test_each_member_of_a_machine_starts_anew_once_though_the_trainer_stood_there_too():
+    """Recovery is asked about the trainer of such a machine, and then gives the machine up itself."""
+    run = Scripted(spec(recovery=policy("recovery", "isolate")), relays=2)
+    there = [("relay", "0"), ("trainer", "0"), ("replica", "r0"), ("replica", "r1")]
+    run.machines = {**dict.fromkeys(there, "m0"), ("relay", "1"): "m1", ("data", "0"): "m1", ("scorer", "0"): "m1"}
+    run.go(c.Tick(), leave=(c.Step,))
+    given = run.handle(c.Down("replica", "r0", "its machine is gone", c.Cause.MACHINE, "m0"))
+    assert sorted((one.role, one.id) for one in of(c.Restart, given)) == sorted(there)
+    assert run.controller.members.restarts == {"relay": 1, "trainer": 1, "replica": 2}

@@ -190,6 +190,19 @@ def test_a_gate_that_consumes_nonsense_is_named():
         goes_on(run, run.controller.gate)
 
 
+def test_a_gate_that_leaves_out_what_was_trained_on_already_is_named():
+    def others(right, candidates, sampler):
+        return [candidate.key for candidate in candidates][-2:]
+
+    gate = Wrong(policy("admission", "inherent"), "gate", lambda right, *_: Wrong(right, "consume", others))
+    training = policy("training", "dynamic-batch", parts=2)
+    run = Scripted(spec(admission=gate, training=training, replica_batch=8, buffer_groups=12, steps=9))
+    run.go(c.Tick(), leave=(c.Accumulate,))
+    first = run.controller.trainer.accumulated[0]
+    run.catch_up()
+    assert f"expected all that was accumulated, [{first}]" in ended(run)
+
+
 def test_a_gate_that_breaks_its_own_bound_is_named():
     class Loose:
         """Promises a bound of 0, and keeps none."""

@@ -381,6 +381,8 @@ def test_a_ranker_that_has_learned_is_asked_again_for_what_it_had_no_length_for(
     run.go(c.Tick(), leave=(c.Route, c.Pull))
     run.lengths = dict(enumerate(LENGTHS))
     first = asked(run.given)
+    run.go(c.Activity("replica", "r0", "generating", 1), leave=(c.Route, c.Pull))
+    assert asked(run.given) == first  # nobody else can have learned
     run.go(c.Activity("ranker", "0", "trained", 1), leave=(c.Route, c.Pull))
     assert asked(run.given)[len(first) :] == list(range(5, 10))
     run.go(c.Activity("ranker", "0", "updated", 2), leave=(c.Route, c.Pull))

@@ -122,6 +122,13 @@ def test_nothing_waits_for_a_length_and_what_is_not_measured_counts_as_the_mean(
     assert [ledger.prompts.of(prompt) for prompt in (*known, asked.prompts[2])] == [100, 301, 200]
 
 
+def test_the_length_of_a_prompt_that_is_nobodys_counts_for_the_mean_and_is_not_kept():
+    ledger = _run().controller.ledger
+    ledger.prompts.ask([3])
+    assert ledger.measured({3: 100, 4: 300}) == set()
+    assert (ledger.prompts.tokens, ledger.prompts.asked, ledger.prompts.mean) == ({3: 100}, {}, 200)
+
+
 def test_a_held_out_problem_counts_as_the_mean_and_not_as_the_prompt_of_its_number():
     ledger = Ledger()
     ledger.prompts.tokens, ledger.prompts.measured, ledger.prompts.total = {0: 100, 1: 300}, 2, 400

@@ -85,3 +85,16 @@ def test_a_version_that_another_replica_may_yet_get_is_not_gone():
     assert not of(c.Abort, run.go(failed, leave=(c.Route, c.Pull)))
     again = of(c.Route, run.go(c.Pulled(other.replica, 0), leave=(c.Route, c.Pull)))
     assert left <= {ref.trajectory for route in again if route.replica == other.replica for ref in route.trajectories}
+
+
+def test_a_replica_that_pulls_the_newest_is_not_told_to_pull_an_old_version_before_it_has_that():
+    run = Scripted(spec(replica_batch=8))
+    run.go(c.Tick(), leave=(c.Route, c.Step))
+    routes = {route.replica: [ref.trajectory for ref in route.trajectories] for route in of(c.Route, run.left)}
+    idle = c.Snapshot("r1", 0.0, 0, 0, 0, 0, 10_000)
+    done = [("r0", name) for name in routes["r0"][:4]] + [("r1", name) for name in routes["r1"]]
+    run.go(*(c.Finished(replica, name, 3) for replica, name in done), idle, leave=(c.Route, c.Pull))
+    assert run.view.member("replica", "r1").pulling == 1
+    assert not versions(run.down("replica", "r0", leave=("replica", c.Route)))
+    assert run.view.pooled_started
+    assert 0 in versions(run.go(c.Pulled("r1", 1), leave=("replica", c.Route, c.Pull)))

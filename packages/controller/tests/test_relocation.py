@@ -1,7 +1,7 @@
 """Which relocations are carried out."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from scripted import Scripted, of, policy, spec
@@ -169,3 +169,28 @@ def test_a_released_replica_does_not_wait_for_a_version_that_is_lost():
     before = len(run.given)
     run.down("trainer", leave=(c.Route, "trainer"))
     assert any(command.replica == "r0" for command in of(c.Route, run.given[before:]))
+
+
+@dataclass(frozen=True)
+class Nowhere(type(policy("routing", "least-loaded"))):
+    """Places nothing once it is told so."""
+
+    told: list = field(default_factory=list, compare=False)
+
+    def route(self, cycle):
+        return () if self.told else super().route(cycle)
+
+
+def test_a_move_to_a_replica_that_serves_another_version_by_then_is_cancelled():
+    routing = Nowhere()
+    run = _begins("when-useful", Releases(periodic=True), routing=routing)
+    run.later(5.0, leave=(c.Route, c.Step, c.Interrupt))
+    controller, r1 = run.controller, run.controller.fleet.replicas["r1"]
+    moved = len(controller.ledger.moving)
+    assert r1.incoming == moved > 0
+    routing.told.append(True)
+    r1.version = 1  # it has pulled
+    run.catch_up(c.Interrupt, leave=(c.Route, c.Pull))
+    run.later(0.1, leave=(c.Route, c.Pull))
+    assert (r1.incoming, controller.ledger.moving) == (0, {})
+    assert controller.ledger.pooled >= moved

@@ -109,6 +109,13 @@ def test_rewards_that_differ_by_rounding_are_filtered(batching):
     assert source.keeps(0, [0.3, 0.301])
 
 
+@pytest.mark.parametrize("wrong", [{"epoch_prompts": -1}, {"deferrals": -1}])
+def test_counts_below_nothing_are_refused(wrong):
+    with pytest.raises(PolicyError, match="expected at least 0"):
+        TailBatching(**wrong)
+    assert TailBatching(**dict.fromkeys(wrong, 0))
+
+
 def test_the_last_round_of_an_epoch_is_smaller():
     run = Scripted(tail(steps=3, prompts=4, epoch_prompts=9, epoch_end="flush"))
     run.go(c.Tick())

@@ -47,6 +47,17 @@ def test_a_verifier_that_breaks_is_tried_again_and_its_group_then_fails_without_
     assert of(c.Route, given)  # another group takes its place
 
 
+def test_a_verifier_that_breaks_over_what_has_a_reward_or_is_nobodys_changes_nothing():
+    run = one_replica(scoring_attempts=1)
+    run.go(c.Tick(), leave=(c.Score,))
+    run.go(c.Scored("0.0", 1.0), leave=(c.Score,))
+    for name in ("0.0", "99.0"):
+        assert fails(run, name) == []
+    run.catch_up()
+    assert run.view.finished
+    assert (run.view.counts.deferred, run.view.counts.failed) == (0, 0)
+
+
 def test_a_prompt_that_could_not_be_scored_comes_again_later():
     run = one_replica(scoring_attempts=1, steps=60)
     run.go(c.Tick(), leave=(c.Score,))

@@ -89,3 +89,11 @@ def test_a_trajectory_that_ended_unseen_counts_as_one_that_ended():
     run.go(c.Resumed((0,)), leave=("replica", c.Score))
     assert trainer.staleness_at_completion == {0: 1}
     assert [score.trajectories for score in of(c.Score, run.left)] == [(name,)]
+
+
+def test_what_the_store_holds_of_nobody_changes_nothing():
+    run = Scripted(spec())
+    run.go(c.Tick(), leave=(c.Route,))
+    resumed(run, ["99.0"], ORDERS[0])
+    assert run.view.finished, run.view.failure
+    assert run.view.counts.trained == 6

@@ -1,5 +1,7 @@
 """Why a member that is up has nothing to do, one reason after the other, and what the view counts meanwhile."""
 
+import dataclasses
+
 import pytest
 from scripted import Scripted, of, policy, spec
 from test_turns import Turning
@@ -191,3 +193,40 @@ def test_snapshots_that_contradict_are_counted():
     route = of(c.Route, run.left)[0]
     run.go(c.Snapshot("r0", 0.0, 0, 0, 0, 7, route.seq), leave=(c.Route,))
     assert run.view.contradictions == 1
+
+
+def test_one_replica_that_generates_is_enough_to_say_that_there_is_generation():
+    run = Scripted(spec())
+    run.go(c.Tick(), leave=(c.Route,))
+    run.left = [route for route in run.left if route.replica == "r1"]
+    run.down("replica", "r0", leave=("replica",))
+    assert [run.view.held(name) for name in ("r0", "r1")] == [0, 4]
+    assert run.view.generates
+
+
+@dataclasses.dataclass(frozen=True)
+class Spares(type(policy("routing", "least-loaded"))):
+    """Gives replicas no work any more once it is told so."""
+
+    spared: list = dataclasses.field(default_factory=list, compare=False)
+
+    def route(self, cycle):
+        return super().route(
+            dataclasses.replace(cycle, replicas=[view for view in cycle.replicas if view.replica not in self.spared])
+        )
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_where_routing_gives_it_nothing_of_what_has_started_and_waits(newer):
+    """As many groups as may be are open, but that is not why: some of them wait."""
+    routing = Spares()
+    run = Scripted(spec(steps=50, buffer_groups=4, routing=routing, sync=Never(mixes=True)))
+    run.go(c.Tick(), leave=(c.Route,))
+    routing.spared.extend(["r0", "r1"])
+    run.down("replica", "r0", leave=(c.Route,))
+    assert run.view.pooled_started == 4
+    if newer:
+        run.controller.fleet.replicas["r0"].version = -1  # it serves none at which what waits may go on
+        assert why(run) == (c.Why.NO_USE, {"version": 0.0})
+    else:
+        assert why(run) == (c.Why.HELD_BACK, {})

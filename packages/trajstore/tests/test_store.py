@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sqlite3
 import threading
 
@@ -438,6 +439,18 @@ def test_unfinished_trajectories_go_on_from_what_the_store_knows(tmp_path):
         assert [(one.trajectory, one.kept_tokens) for one in resumed] == [("b", ()), ("a", (7,))]
         with pytest.raises(UnknownTrajectoryError, match="found no trajectory c"):
             store.assignments(["a", "c"])
+
+
+def test_a_store_that_is_closed_holds_none_of_its_files_open(tmp_path):
+    def held():
+        names = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+        return [name for name in names if name.startswith(str(tmp_path))]
+
+    store = TrajectoryStore(tmp_path / "store.db")
+    finish(store, "a")
+    assert held()
+    store.close()
+    assert not held()
 
 
 def test_everything_is_there_after_closing_and_opening(tmp_path):

@@ -256,6 +256,17 @@ def test_packed_records_and_lines_are_the_same_rows(tmp_path, seed):
     assert found["trained.packed"] == found["trained.jsonl"], f"seed {seed}"
 
 
+def test_another_file_than_the_archive_gets_only_what_was_not_trimmed(tmp_path):
+    with TrajectoryStore(tmp_path / "store.db", mixed_versions=True) as store:
+        for version, name in enumerate("ab", start=1):
+            write(store, name, random.Random(0), prompt=(1,))
+            store.consume([name], version)
+        store.trim(1, tmp_path / "trained.packed")
+        assert store.export(tmp_path / "elsewhere.packed") == 1
+    assert [row["trajectory"] for row in read_trained(tmp_path / "elsewhere.packed")] == ["b"]
+    assert [row["trajectory"] for row in read_trained(tmp_path / "trained.packed")] == ["a"]
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [

@@ -191,16 +191,18 @@ class Provisioning:
             raise answered(
                 "provisioning", self._state.spec.provisioning, "plan", action, "a replica whose devices are not lent"
             )
-        if member is not None and self._starting.pop(action.replica, None) is not None:
+        assert member is not None  # `plan` has looked
+        if self._starting.pop(action.replica, None) is not None:
             self._members.leaves(member)  # it waited for devices: there is no process to stop
-        elif member is not None and member.health is not c.Health.STOPPING:
+        elif member.health is not c.Health.STOPPING:
             member.health = c.Health.STOPPING
             self._stopping[action.replica] = action.reason
             self._state.empty(replica, c.Why.STOPPING)
 
     def _resize(self, action: c.ResizeReplica) -> None:
         member, replica = self._members.get(REPLICA, action.replica), self._fleet.replicas[action.replica]
-        if member is None or member.health is c.Health.STOPPING or action.tp < 1 or action.tp & (action.tp - 1):
+        assert member is not None  # `plan` has looked
+        if member.health is c.Health.STOPPING or action.tp < 1 or action.tp & (action.tp - 1):
             expected = "a power of two of devices for a replica that is not stopping"
             raise answered("provisioning", self._state.spec.provisioning, "plan", action, expected)
         if self._lending.lent:

@@ -29,7 +29,7 @@ class Rounds:
     def __init__(self, state: State) -> None:
         source, gate = state.source, state.gate
         self._source = source if source.launches_rounds() else None
-        self._gate = gate if self._source is not None and gate.admits_rounds() else None
+        self._gate = gate if gate.admits_rounds() else None
         self._ledger, self._trainer, self._batch_groups = state.ledger, state.trainer, state.spec.batch_groups
         self._told: tuple[list[int], int] | None = None
         self._counted: tuple[tuple[object, ...], tuple[list[int], int]] | None = None
