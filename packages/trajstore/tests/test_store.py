@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
-import os
 import sqlite3
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -443,8 +443,8 @@ def test_unfinished_trajectories_go_on_from_what_the_store_knows(tmp_path):
 
 def test_a_store_that_is_closed_holds_none_of_its_files_open(tmp_path):
     def held():
-        names = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
-        return [name for name in names if name.startswith(str(tmp_path))]
+        files = [each.resolve() for each in Path("/proc/self/fd").iterdir()]
+        return [file for file in files if file.is_relative_to(tmp_path)]
 
     store = TrajectoryStore(tmp_path / "store.db")
     finish(store, "a")
