@@ -230,3 +230,22 @@ def test_where_routing_gives_it_nothing_of_what_has_started_and_waits(newer):
         assert why(run) == (c.Why.NO_USE, {"version": 0.0})
     else:
         assert why(run) == (c.Why.HELD_BACK, {})
+
+
+@pytest.mark.parametrize(
+    ("admission", "ahead", "expected"),
+    [
+        (policy("admission", "bounded", bound=0), True, (c.Why.NOT_ADMITTED, {"version": 0.0})),
+        (policy("admission", "bounded", bound=0), False, (c.Why.HELD_BACK, {})),
+        (policy("admission", "inherent"), False, (c.Why.NOT_ADMITTED, {"version": 0.0})),
+    ],
+)
+def test_where_versions_mix_admission_wants_a_newer_one_or_routing_holds_back(admission, ahead, expected):
+    routing = Spares()
+    run = one(steps=50, admission=admission, routing=routing, sync=Never(mixes=True), buffer_groups=9, replica_batch=8)
+    if not ahead:
+        routing.spared.append("r0")
+    run.go(c.Tick(), leave=(c.Step,))
+    run.catch_up(c.Step, leave=(c.Step, c.Publish))
+    assert (run.view.version, run.view.published) == (int(ahead), 0)
+    assert why(run) == expected

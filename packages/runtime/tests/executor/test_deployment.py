@@ -41,3 +41,16 @@ def test_one_deadline_for_all_leaves_that_for_silence_its_own():
     deadlines = dataclasses.asdict(Deadlines.all(7.0, suspect_s=1.0))
     assert deadlines.pop("suspect_s") == 1.0
     assert set(deadlines.values()) == {7.0}
+
+
+def test_the_ranks_of_each_start_of_a_trainer_and_of_each_cluster_meet_elsewhere(tmp_path):
+    def meeting(token, incarnation, **changes):
+        roles = {"trainer": RoleSpec(made)}
+        deployment = Deployment("run", token, roles, deadlines=LIMITS, **{"trainer_ranks": 2, **changes})
+        return deployment.role(Callers(), "trainer", "0", incarnation).arguments["start"].rendezvous
+
+    there = [meeting(token, start, rendezvous=tmp_path) for token in ("a", "b") for start in (1, 2)]
+    assert len(set(there)) == 4
+    assert all(place.parent == tmp_path for place in there)
+    assert meeting("a", 1) is None
+    assert meeting("a", 1, rendezvous=tmp_path, trainer_ranks=1) is None

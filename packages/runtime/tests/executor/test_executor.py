@@ -182,6 +182,8 @@ def test_every_rank_of_a_trainer_hears_the_same_and_they_end_together():
 LATE = [
     (c.Step(3, 1, (("0.0",),)), "trainer", 30, "trainer 0 to train version 1", c.Stepped(1, answers=3)),
     (c.Accumulate(3, 1, ("0.0",)), "trainer", 30, "trainer 0 to train a part of version 1", c.Accumulated(1, (), answers=3)),
+    (c.Accumulate(3, 1, ("0.0",), False, 1), "trainer", 30, "cell 1 of trainer 0 to add gradients of version 1",
+     c.Accumulated(1, (), answers=3, cell=1)),
     (c.Publish(3, 1, {"0": "a"}), "trainer", 40, "version 1 to be published", c.Published(1, 3)),
     (c.Checkpoint(3, 1), "trainer", 40, "the checkpoint of version 1 to be durable", c.Durable(1, 3)),
     (c.Pull(3, "r0", 1, 0, ("a",)), "replica", 50, "replica r0 to pull version 1", c.Pulled("r0", 1, 3)),
