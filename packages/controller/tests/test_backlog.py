@@ -113,9 +113,7 @@ def test_each_trajectory_that_resumes_takes_a_turn_of_the_routing():
 
 
 def test_routing_is_not_asked_while_no_replica_serves():
-    least_loaded = type(policy("routing", "least-loaded"))
-
-    class Serving(least_loaded):
+    class Serving(type(policy("routing", "least-loaded"))):
         def route(self, cycle):
             assert any(view.version is not None and not view.pulling for view in cycle.replicas)
             return super().route(cycle)

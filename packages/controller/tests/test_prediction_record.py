@@ -4,6 +4,7 @@ import math
 import random
 from statistics import fmean, pstdev
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from scripted import Scripted, of, policy, spec
@@ -182,7 +183,8 @@ def test_recall_is_measured_after_every_sixteen_groups_on_the_last_128():
     record = PredictionRecord()
     for count in range(1, 200):
         states = [SimpleNamespace(generated=length(count))] * 2
-        record.completed(SimpleNamespace(prompt=count, predicted=float(length(count)), states=states))
+        group: Any = SimpleNamespace(prompt=count, predicted=float(length(count)), states=states)
+        record.completed(group)
         assert record.ended == count
         measured = None if record.recall is None else record.recall.groups
         assert measured == (None if count < 32 else min(128, count - count % 16)), count

@@ -113,7 +113,7 @@ def test_rewards_that_differ_by_rounding_are_filtered(batching):
 def test_counts_below_nothing_are_refused(wrong):
     with pytest.raises(PolicyError, match="expected at least 0"):
         TailBatching(**wrong)
-    assert TailBatching(**dict.fromkeys(wrong, 0))
+    assert policy("batching", "tail-batching", **dict.fromkeys(wrong, 0))
 
 
 def test_the_last_round_of_an_epoch_is_smaller():

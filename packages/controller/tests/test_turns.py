@@ -93,6 +93,17 @@ def test_a_turn_is_answered_and_goes_on_where_it_was():
     assert run.controller.sessions.plain() == {"of": {}, "calls": {}, "waiting": []}
 
 
+def test_a_replica_all_of_whose_trajectories_are_with_environments_waits_for_those():
+    run = away(one_replica())
+    reason = run.view.why_idle("replica", "r0")
+    assert reason is not None
+    assert (reason.why, dict(reason.numbers)) == (c.Why.IN_ENVIRONMENTS, {"trajectories": 2.0})
+    assert (run.view.answering, run.view.generates, run.view.on_replicas) == (2, True, 0)
+    waits = run.view.why_idle("trainer", "0")
+    assert waits is not None
+    assert waits.why is c.Why.FIRST_BATCH
+
+
 def test_an_environment_ends_a_trajectory_with_its_session():
     run = away(one_replica())
     given = run.go(run.observes("0.0", done=True), run.observes("0.1", done=True), leave=(c.Score, c.Call, c.Route))

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 from scripted import Scripted, of, policy, spec
-from test_turns import Turning
 
 from tailrace import contracts as c
 
@@ -75,16 +74,6 @@ def test_without_weights_it_is_not_told_to_pull_or_there_is_no_relay(relays):
     if not relays:
         run.down("relay", leave=("relay",))
     assert why(run) == ((c.Why.NOT_TOLD, {"version": 0.0}) if relays else (c.Why.NO_RELAY, {}))
-
-
-def test_while_environments_answer():
-    run = Turning(provisioning=policy("provisioning", "static", count=1))
-    run.go(c.Tick(), leave=(c.Call,))
-    away = len(run.controller.sessions.calls)
-    assert away
-    assert why(run) == (c.Why.IN_ENVIRONMENTS, {"trajectories": float(away)})
-    assert (run.view.answering, run.view.generates, run.view.on_replicas) == (away, True, 0)
-    assert why(run, "trainer", "0") == (c.Why.FIRST_BATCH, {})
 
 
 def test_while_the_rest_of_what_is_open_is_scored():
