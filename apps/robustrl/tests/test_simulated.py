@@ -8,7 +8,7 @@ from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.results.run_directory import plain
 from tailrace.fleetsim.results.watch import watch_fleet
 from tailrace.pipeline.config.target import configuration
-from tailrace.pipeline.testing.marked import deep
+from tailrace.pipeline.testing.real_runs import deep
 
 FOLDER = Path(__file__).parents[3] / "configs" / "robustrl"
 MODES = ("async", "semi-sync", "sync")

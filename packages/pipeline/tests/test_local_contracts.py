@@ -3,8 +3,8 @@
 import pytest
 
 from tailrace.pipeline.testing.balance_contract import BalanceContract
-from tailrace.pipeline.testing.marked import deep
 from tailrace.pipeline.testing.modes_contract import ModesContract
+from tailrace.pipeline.testing.real_runs import deep
 from tailrace.pipeline.testing.rounds_contract import RoundsContract
 from tailrace.pipeline.testing.task_contract import TaskContract
 from tailrace.pipeline.testing.turns_contract import TurnsContract

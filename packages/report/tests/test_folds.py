@@ -1,13 +1,16 @@
 """What is folded beside the view, against slow walks over the instants, whatever breaks; and every prompt has its fate."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 from tailrace import contracts as c
+from tailrace.controller.trajectories import Phase, TrajectoryState
 from tailrace.fuzz.draw import draw_case
 from tailrace.fuzz.trial import FuzzSimulation
 from tailrace.report.figures import prompts
+from tailrace.report.fold.folds import Offcuts
 from tailrace.report.fold.interruptions import MarkKind
 from tailrace.report.fold.outages import Outages
 
@@ -77,6 +80,28 @@ def test_what_was_dropped_was_generated_or_not(fuzzed):
         if not any(event.held for event in ups):  # else some finished unseen, while the driver was dead
             assert lengths >= {tokens for each in found.finished.values() for tokens in each}, seed
         assert all(len(each) <= dropped[why] for why, each in found.finished.items()), seed
+
+
+def test_what_environments_said_is_no_length_of_what_was_dropped():
+    """Two end in the instant in which they are dropped, one had ended before, and one never does."""
+
+    def answered(name, tokens=14, phase=Phase.RUNNING):
+        state = TrajectoryState(name, 0, 0, c.Purpose.TRAIN, "", 0, phase)
+        state.ends_turn(10)
+        state.is_answered(14)
+        state.tokens = tokens
+        return state
+
+    asked = TrajectoryState("asked", 0, 1, c.Purpose.TRAIN, "", 0, Phase.IN_ENVIRONMENT)
+    asked.ends_turn(10)
+    states = [answered("ends"), asked, answered("ended", 20, Phase.DONE), answered("never")]
+    run = SimpleNamespace(brought=SimpleNamespace(dropped=[(states, c.Reason(c.Why.SURPLUS_SAMPLE))]))
+    offcuts = Offcuts(run)  # type: ignore[arg-type]  # it reads no more
+    for event in (c.Finished("r0", "ends", 20), c.Turned("asked", 1, 15, done=True)):
+        offcuts.hears[type(event)](1.0, event)
+    offcuts.settle()
+    assert offcuts.finished == {SURPLUS: [16, 10, 16]}
+    assert offcuts.unfinished == [10]
 
 
 def test_outages_are_what_the_log_says(fuzzed):

@@ -52,7 +52,7 @@ def test_who_looks_changes_nothing_and_every_idle_member_has_a_reason(seed):
         run = asked.view
         for role, id_ in run.members():
             row, reason = run.member(role, id_), run.why_idle(role, id_)
-            works = row.pulling is not None or row.held or (role == "trainer" and run.making is not None)
+            works = row.pulling is not None or row.held or row.cells or (role == "trainer" and run.making is not None)
             if role in ("replica", "trainer") and row.health is c.Health.UP:
                 assert (reason is None) == bool(works), (seed, now, role, id_)
             else:

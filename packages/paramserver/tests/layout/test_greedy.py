@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.paramserver.layout import GlobalTensor, Layout, LinkCosts, reshard_plan
-from tailrace.paramserver.layout.plan import Demand, first_holder, greedy
+from tailrace.paramserver.layout.reshard_plan import Demand, first_holder, greedy
 
 from .random_layouts import random_layout, random_tensors
 

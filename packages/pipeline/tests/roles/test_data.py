@@ -21,6 +21,7 @@ from tailrace.contracts import (
 from tailrace.pipeline.roles.data import DataRole
 from tailrace.pipeline.roles.prompts import Prompts
 from tailrace.runtime.errors import RoleError
+from tailrace.runtime.executor.doors import Ready
 from tailrace.trajstore import PromptFileError, TrajectoryStore
 
 STOP = FinishReason.STOP
@@ -140,7 +141,7 @@ def test_discards_are_answered(role, gather):
     role.set_rewards({"a": 1.0})  # it came too late
     role.begin("r1#1", 0, [ref("a", 0)], seq=9)
     role.set_rewards({"a": 1.0})  # it was begun anew meanwhile
-    assert role.ready() == {"held": ("b",), "partial": {"d": (0, 3), "a": (0, 0)}}
+    assert role.ready() == Ready(held=("b",), partial={"d": (0, 3), "a": (0, 0)})
 
 
 def test_prompts_are_as_long_as_an_engine_gets_them(role, gather):
@@ -157,7 +158,7 @@ def test_a_route_that_arrives_after_its_abort_begins_nothing(role, gather):
     gather(role, lambda events: events == [Discarded(8)], "its answer")
     assert [resume.trajectory for resume in role.begin("r0#1", 0, [ref("a", 0), ref("b", 1)], seq=7)] == ["b"]
     assert role.append("r0#1", [PartialDelta("a", 0, 0, (5,), (-1.0,))]) == ["a"]
-    assert role.ready()["partial"] == {"b": (0, 0)}
+    assert role.ready().partial == {"b": (0, 0)}
     assert [resume.trajectory for resume in role.begin("r1#1", 0, [ref("a", 0)], seq=9)] == ["a"]  # it begins anew
     assert role.begin("r0#1", 0, [ref("a", 0)], seq=7) == []
     assert role.append("r1#1", [PartialDelta("a", 0, 0, (5,), (-1.0,))]) == []  # and is still its own
@@ -180,7 +181,7 @@ def test_a_command_of_another_role_breaks_it(role, gather):
 
 
 def test_the_first_start_and_another_controller(role):
-    assert role.ready() == {"held": (), "partial": {}}
+    assert role.ready() == Ready(held=(), partial={})
     role.submit([Abort(1, ())])
     role.adopt()
     assert role.events(0.1) in ([], [Discarded(1)])
@@ -195,7 +196,7 @@ def test_restarted_over_its_store_it_keeps_everything(data_settings):
     role.consume(["trained"], 4)
     role.close()
     role = DataRole(data_settings)
-    assert role.ready(None) == {"held": ("scored", "unscored"), "partial": {"running": (3, 3)}}
+    assert role.ready(None) == Ready(held=("scored", "unscored"), partial={"running": (3, 3)})
     role.consume(["trained"], 4)  # the trainer asks again, since nobody answered
     assert role.append("r0#1", [PartialDelta("running", 0, 3, (5, 6, 7), (-1.0,) * 3)]) == []
     assert role.append("r0#1", [PartialDelta("running", 3, 3, (8,), (-1.0,), STOP)]) == []
@@ -213,10 +214,10 @@ def test_a_run_that_starts_again_rolls_back_and_fences_everybody_off(data_settin
     role.begin("r0#1", 1, [ref("running", 0)], seq=9)
     role.close()
     role = DataRole(data_settings)
-    assert role.ready(1) == {"held": ("again",), "partial": {"running": (1, 0)}}
+    assert role.ready(1) == Ready(held=("again",), partial={"running": (1, 0)})
     assert role.append("r0#1", [PartialDelta("running", 0, 1, (5,), (-1.0,))]) == ["running"]
     role.roll_back(0)
-    assert set(role.ready(None)["held"]) == {"again", "kept"}
+    assert set(role.ready(None).held) == {"again", "kept"}
     role.close()
 
 
@@ -252,10 +253,10 @@ def test_killed_in_the_middle_nothing_that_it_answered_is_lost(data_settings):
     role = DataRole(data_settings)
     found = role.ready(None)
     held = {name for what, name in promised if what == "held"}
-    assert held <= set(found["held"])
+    assert held <= set(found.held)
     for name in {name for what, name in promised if what == "partial"} - held:
-        if name not in found["held"]:
-            assert found["partial"][name] == (0, 2)
+        if name not in found.held:
+            assert found.partial[name] == (0, 2)
             last = [PartialDelta(name, 2, 0, (7,), (-1.0,), STOP)]  # the replica lives, and asks again
             assert role.append("r0#1", last) == []
     assert role.audit()["inconsistent"] == []

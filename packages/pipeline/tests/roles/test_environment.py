@@ -24,6 +24,7 @@ from tailrace.pipeline.roles.data import DataRole
 from tailrace.pipeline.roles.environment import EnvironmentRole, EnvironmentSettings
 from tailrace.pipeline.roles.observations import Glue, Observations
 from tailrace.runtime.errors import RoleError
+from tailrace.runtime.executor.doors import Ready
 
 ENVIRONMENTS = '''
 import os
@@ -203,7 +204,7 @@ def ask(role, gather, seq, *names):
 
 def test_turns_are_answered_in_the_session_of_their_trajectory(make, replica, gather, store, tokenizer):
     role = make()
-    assert role.ready() == {}
+    assert role.ready() == Ready()
     replica.says("a", "4")
     replica.says("b", "5")
     a, b = ask(role, gather, 1, "a", "b")

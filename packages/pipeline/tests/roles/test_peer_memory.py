@@ -11,6 +11,7 @@ from tailrace.pipeline.roles import trainer as trainer_module
 from tailrace.pipeline.roles.peer_memory import PeerMemory
 from tailrace.pipeline.roles.relay import RelayRole, RelaySettings
 from tailrace.runtime.errors import CheckpointUnusableError, DeadlineError
+from tailrace.runtime.executor.doors import Ready
 from tailrace.runtime.executor.seam import MemberStart
 from tailrace.trainer.checkpoint_files import verify
 
@@ -97,7 +98,7 @@ def test_what_the_disk_lost_comes_back_from_the_other_machine(machines, saved, m
     else:
         victim.write_bytes(victim.read_bytes()[:-1])
     role = make_trainer(holders=machines)
-    assert role.ready(2) == {"version": 2}
+    assert role.ready(2) == Ready(2)
     assert same(weights(role), expected)
     verify(directory)
 

@@ -55,7 +55,7 @@ def segments(process):
 
 def test_it_answers_while_its_process_does(make, token):
     role = make()
-    address = role.ready()["address"]
+    address = role.ready().address
     with Publisher(address, token=token) as publisher, RelayReader(address, token=token) as reader:
         publisher.publish(0, [("w", b"1234")])
         publisher.wait(0, 20)
@@ -105,7 +105,7 @@ def test_scripted_faults_hit_its_own_process(make, until):
 @pytest.mark.parametrize("how", [None, signal.SIGSTOP, signal.SIGKILL])
 def test_it_leaves_nothing(make, token, how):
     role = make()
-    with Publisher(role.ready()["address"], token=token) as publisher:
+    with Publisher(role.ready().address, token=token) as publisher:
         publisher.publish(0, [("w", b"1234")])
         publisher.wait(0, 20)
     held = segments(role.process())

@@ -23,6 +23,7 @@ from tailrace.pipeline.roles.prompts import DecodingMode, SamplingTable
 from tailrace.pipeline.roles.replica import ReplicaRole, ReplicaSettings
 from tailrace.rollout.testing import FakeEngine, fake_token
 from tailrace.runtime.errors import RoleError
+from tailrace.runtime.executor.doors import Ready
 
 LENGTH = 60
 
@@ -90,7 +91,7 @@ def fold(events, kind):
 
 def test_pulls_from_its_sources_and_generates(make, relay, caller, gather):
     role = make()
-    assert role.ready() == {}
+    assert role.ready() == Ready()
     role.submit([Pull(1, "r0", 4, 0, (relay.address,)), Route(2, "r0", refs("a", "b"), 1)])
     events = gather(role, lambda events: len(fold(events, Finished)) == 2, "both responses")
     assert fold(events, Pulled) == [Pulled("r0", 4, answers=1)]
@@ -109,7 +110,7 @@ def test_pulls_from_its_sources_and_generates(make, relay, caller, gather):
 def test_it_outlives_the_data_role(make, relay, caller, gather, data_settings):
     role = make()
     role.submit([Pull(1, "r0", 4, 0, (relay.address,)), Route(2, "r0", refs("a", "b"), 1)])
-    gather(role, lambda _: sum(p[1] for p in caller.role.ready()["partial"].values()) > 20, "some tokens")
+    gather(role, lambda _: sum(p[1] for p in caller.role.ready().partial.values()) > 20, "some tokens")
     for _ in range(2):
         died, caller.role = caller.role, None
         died.close()
@@ -126,7 +127,7 @@ def test_it_outlives_the_data_role(make, relay, caller, gather, data_settings):
 def test_a_data_role_that_does_not_come_back_breaks_it(make, relay, caller, gather, data_settings):
     role = make(data_timeout_s=0.3)
     role.submit([Pull(1, "r0", 4, 0, (relay.address,)), Route(2, "r0", refs("a"), 1)])
-    gather(role, lambda _: caller.role.ready()["partial"].get("a", (0, 0))[1] > 5, "some tokens")
+    gather(role, lambda _: caller.role.ready().partial.get("a", (0, 0))[1] > 5, "some tokens")
     died, caller.role = caller.role, None
     died.close()
     with pytest.raises(Exception, match=r"the data role is gone|did not acknowledge"):

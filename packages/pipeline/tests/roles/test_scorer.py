@@ -7,6 +7,7 @@ from tailrace.contracts import Abort, Activity, Score, Scored, ScoringFailed, St
 from tailrace.pipeline.roles.scorer import ScorerRole, ScorerSettings
 from tailrace.reward import ScoreItem
 from tailrace.runtime.errors import RoleError
+from tailrace.runtime.executor.doors import Ready
 from tailrace.runtime.executor.seam import MemberDeadError, MemberStart
 
 
@@ -66,7 +67,7 @@ def make(caller, data):
 
 def test_outcomes_name_their_command(make, data, gather):
     role = make()
-    assert role.ready() == {}
+    assert role.ready() == Ready()
     role.submit([Score(1, ("right", "wrong")), Score(2, ("broken", "gone"))])
     events = gather(role, lambda events: len(events) == 3, "three outcomes")
     assert [event for event in untimed(events) if isinstance(event, Scored)] == [

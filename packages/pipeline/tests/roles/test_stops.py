@@ -3,7 +3,7 @@
 import threading
 
 from tailrace.faulttol import FaultKind, InjectedError
-from tailrace.pipeline.roles.fault_points import EndedError, Stops
+from tailrace.pipeline.roles.phase_stops import EndedError, Stops
 
 LONG_S = 20.0
 

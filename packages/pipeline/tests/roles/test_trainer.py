@@ -22,6 +22,7 @@ from tailrace.contracts import (
 from tailrace.pipeline.roles import trainer
 from tailrace.pipeline.roles.trainer_activity import TensorCoreWatch
 from tailrace.runtime.errors import CheckpointUnusableError, RoleError
+from tailrace.runtime.executor.doors import Ready
 from tailrace.runtime.executor.seam import MemberDeadError
 from tailrace.trainer import load_weights_file
 from tailrace.trainer.worker import TrainerWorker
@@ -37,7 +38,7 @@ def phases(events):
 
 def test_a_batch_in_one_go_and_in_parts(make_trainer, data, gather, until):
     role = make_trainer()
-    assert role.ready(None) == {"version": None}
+    assert role.ready(None) == Ready()
     assert data.rolled_back == [0]
     role.submit([Step(1, 1, (data.batch(0), data.batch(1)))])
     events = gather(role, lambda events: fold(events, Stepped) and phases(events)[-1][0] == "idle", "a step")
@@ -132,7 +133,7 @@ def test_a_new_one_goes_on_from_a_checkpoint(make_trainer, data, gather, tmp_pat
     saved = dict(load_weights_file(root / "2"))
 
     role = make_trainer()
-    assert role.ready(2) == {"version": 2}
+    assert role.ready(2) == Ready(2)
     assert data.rolled_back == [0, 2]
     role.submit([Publish(1, 4), Checkpoint(2, 4, (2,))])  # under a new number: replicas may serve version 3
     gather(role, lambda events: fold(events, Durable), "the same weights again")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 from tailrace import contracts as c
 from tailrace.runtime.executor.deployment import Deadlines, Deployment
+from tailrace.runtime.executor.doors import Ready
 from tailrace.runtime.executor.executor import Executor
 from tailrace.runtime.executor.roster import Roster
 from tailrace.runtime.executor.seam import RoleSpec
@@ -51,13 +52,13 @@ class Told:
     def __init__(self, host, key, incarnation, place, arguments):
         self.host, self.key, self.incarnation, self.place, self.arguments = host, key, incarnation, place, arguments
         self.calls, self.struck, self.killed, self.news = [], [], False, []
-        self.fields, self.silent, self.number = {}, False, 0
+        self.ready, self.silent, self.number = Ready(), False, 0
 
     def call(self, method, *arguments):
         future = Future()
         self.calls.append((method, arguments, future))
         if method == "ready" and self.host.comes_up:
-            future.set_result(dict(self.fields))
+            future.set_result(self.ready)
         if method == "adopt":
             future.set_result(None)
         return future

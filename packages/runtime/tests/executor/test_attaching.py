@@ -5,6 +5,7 @@ from scripted_host import Driven
 from test_executor import EVERYBODY, route
 
 from tailrace import contracts as c
+from tailrace.runtime.executor.doors import Ready
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_one_that_is_starting_says_that_it_is_up_to_the_other(run):
     run.give(c.Start(7, "relay", "0"))
     run.replaced()
     assert run.host.told["relay", "0"] is not None  # what it is may have been lost with its controller
-    run.member("relay").under_way("ready")[-1][1].set_result({"address": "here"})
+    run.member("relay").under_way("ready")[-1][1].set_result(Ready(address="here"))
     run.settle()
     assert run.controller.news() == [c.Attached(2), c.Up("relay", "0", machine="m0", address="here", answers=7)]
 

@@ -14,6 +14,7 @@ from tailrace.runtime.executor.deployment import DATA
 from tailrace.runtime.executor.doors import (
     EnvironmentCalls,
     Mail,
+    Ready,
     Role,
     RoleDoor,
     StopCalls,
@@ -101,7 +102,7 @@ class Wrong:
         self.answers = answers
 
     def ready(self):
-        return self.answers.get("ready", {})
+        return self.answers.get("ready", Ready())
 
     def events(self, timeout_s):
         return self.answers.get("events", [])
@@ -113,7 +114,7 @@ class Wrong:
         pass
 
 
-def test_a_role_whose_events_or_fields_are_none_is_named_by_its_mailbox():
+def test_a_role_that_answers_the_executor_with_another_type_is_named_by_its_mailbox():
     event = Stepped(1, {}, answers=1)
     assert Mailbox(Wrong(events=[event])).call("events", (0.0, 0, 0), epoch=1) == (1, [event])
     with pytest.raises(
@@ -124,8 +125,9 @@ def test_a_role_whose_events_or_fields_are_none_is_named_by_its_mailbox():
         AnswerError, match=r"^Wrong answered events with \['up'\] of type list, expected list\[Event\]$"
     ):
         Mailbox(Wrong(events=["up"])).call("events", (0.0, 0, 0), epoch=1)
-    with pytest.raises(AnswerError, match=r"^Wrong answered ready with 3 of type int, expected Mapping"):
-        Mailbox(Wrong(ready=3)).call("ready", (), epoch=1)
+    for found in (3, {"address": "here"}, None):
+        with pytest.raises(AnswerError, match=r"^Wrong answered ready with .* of type \w+, expected Ready$"):
+            Mailbox(Wrong(ready=found)).call("ready", (), epoch=1)
 
 
 @pytest.mark.parametrize("protocol", [Role, TrainerCalls, StopCalls, EnvironmentCalls, StoreCalls, Store, Mail])
@@ -170,7 +172,7 @@ def test_whoever_asks_across_a_host_gets_the_line():
     host = LocalHost()
     try:
         member = host.spawn(DATA, "0", 1, RoleSpec(Wrong, {"events": None}), Place())
-        assert ask(member, Role.ready).result()["took"]
+        assert ask(member, Role.ready).result().took
         with pytest.raises(
             AnswerError, match=r"^Wrong answered events with None of type NoneType, expected list\[Event\]$"
         ):

@@ -18,6 +18,7 @@ from tailrace.runtime.errors import (
     SupersededError,
 )
 from tailrace.runtime.executor.command_deadlines import _Training
+from tailrace.runtime.executor.doors import Ready
 from tailrace.runtime.executor.seam import MemberDeadError, MemberStart
 
 EVERYBODY = (("data", "0"), ("scorer", "0"), ("relay", "0"), ("trainer", "0"), ("replica", "r0"), ("replica", "r1"))
@@ -50,7 +51,7 @@ def test_it_is_up_when_it_says_so_and_what_it_says_is_in_the_event(run):
     run.host.comes_up = False
     run.give(c.Start(7, "relay", "0"))
     assert run.controller.news() == []
-    run.member("relay").under_way("ready")[0][1].set_result({"address": "here"})
+    run.member("relay").under_way("ready")[0][1].set_result(Ready(address="here"))
     run.settle()
     assert run.controller.news() == [c.Up("relay", "0", machine="m0", address="here", answers=7)]
 
@@ -138,7 +139,7 @@ def test_what_is_given_to_one_that_starts_waits_until_it_is_up(run):
     run.give(c.Start(7, "replica", "r0"), route(8))
     member = run.member("replica", "r0")
     assert member.told() == []
-    member.under_way("ready")[0][1].set_result({})
+    member.under_way("ready")[0][1].set_result(Ready())
     run.settle()
     assert [[command.seq for command in call] for call in member.told()] == [[8]]
 
@@ -598,7 +599,7 @@ def test_one_that_comes_up_is_told_where_to_stop_before_what_to_do():
     run.give(c.Restart(8, "replica", "r1"))
     r1 = run.member("replica", "r1")
     run.controller.next = [c.Pull(9, "r1", 3)]  # what follows from its Up
-    r1.under_way("ready")[0][1].set_result({})
+    r1.under_way("ready")[0][1].set_result(Ready())
     run.settle()
     called = [method for method, *_ in r1.calls]
     assert called.index("stop_at") < called.index("submit")
@@ -734,8 +735,8 @@ def test_the_stages_of_a_start_are_those_of_the_slowest_rank_and_what_nobody_kno
     run.give(c.Start(3, "trainer", "0"))
     first, second = run.host.spawned
     run.host.time.s += 10.0
-    first.under_way("ready")[0][1].set_result({"took": {"load": 2.0, "import": 1.5}})
-    second.under_way("ready")[0][1].set_result({"took": {"load": 3.0, "import": 1.0}})
+    first.under_way("ready")[0][1].set_result(Ready(took={"load": 2.0, "import": 1.5}))
+    second.under_way("ready")[0][1].set_result(Ready(took={"load": 3.0, "import": 1.0}))
     run.settle()
     (up,) = run.controller.news()
     assert up.took == {"load": 3.0, "import": 1.5, "destroy": 0.0, "place": 5.5}

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from tailrace.contracts import Place
+from tailrace.runtime.executor.doors import Ready
 from tailrace.runtime.executor.seam import MemberDeadError, RoleSpec
 from tailrace.runtime.hosts.local import LocalHost
 
@@ -22,7 +23,7 @@ class Slow:
             began.wait(30)
 
     def ready(self):
-        return {}
+        return Ready()
 
     def wait(self):
         self.go.wait(30)
@@ -51,7 +52,7 @@ def killed(call):
 
 def test_calls_under_way_and_calls_that_wait_for_a_thread_say_that_it_was_killed(host):
     member = host.spawn("environment", "0", 1, RoleSpec(Slow), Place())
-    assert member.call("ready").result(30)["took"].keys() == {"initialise", "load"}
+    assert member.call("ready").result(30).took.keys() == {"initialise", "load"}
     calls = [member.call("wait") for _ in range(CALLS)]
     member.kill()
     Slow.go.set()
@@ -66,7 +67,7 @@ def test_one_that_is_killed_before_it_is_built_says_the_same(host):
     second.kill()
     began.set()
     assert {killed(call) for call in calls} == {"environment-0-1 was killed"}
-    assert first.call("ready").result(30)["took"].keys() == {"initialise", "load"}
+    assert first.call("ready").result(30).took.keys() == {"initialise", "load"}
 
 
 def test_calls_are_answered_and_errors_are_those_of_the_role(host):

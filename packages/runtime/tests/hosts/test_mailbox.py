@@ -8,6 +8,7 @@ import pytest
 from tailrace import contracts as c
 from tailrace.faulttol import FaultKind, InjectedError
 from tailrace.runtime.errors import StaleEpochError
+from tailrace.runtime.executor.doors import Ready
 from tailrace.runtime.hosts.mailbox import InjectedCalls, Mailbox
 from tailrace.runtime.role_worker import EventQueue
 
@@ -21,7 +22,7 @@ class Role(EventQueue):
 
     def ready(self, *arguments):
         self.began += 1
-        return {"address": f"here {arguments}"}
+        return Ready(address=f"here {arguments}")
 
     def submit(self, commands):
         self.taken += [command.seq for command in commands]
@@ -134,8 +135,8 @@ def test_another_runs_controller_numbers_its_commands_anew(role, mailbox):
 
 def test_a_role_gets_ready_and_closes_once_and_says_so_to_everyone(role, mailbox):
     first = mailbox.call("ready", (7,), 1)
-    first.pop("address")
-    assert mailbox.call("ready", (8,), 2) == {"address": "here (7,)", **first}
+    assert first.address == "here (7,)"
+    assert mailbox.call("ready", (8,), 2) == first
     mailbox.call("close", (), 2)
     mailbox.close()
     assert (role.began, role.closed) == (1, 1)
@@ -144,8 +145,8 @@ def test_a_role_gets_ready_and_closes_once_and_says_so_to_everyone(role, mailbox
 def test_the_seconds_of_getting_ready_come_with_the_others(role, monkeypatch):
     mailbox, now_s = Mailbox(role, {"import": 2.0}), [10.0]
     monkeypatch.setattr("time.monotonic", lambda: now_s[0])
-    role.ready = lambda: now_s.append(now_s.pop() + 3.0) or {}
-    assert mailbox.call("ready", (), 1) == {"took": {"import": 2.0, "load": 3.0}}
+    role.ready = lambda: now_s.append(now_s.pop() + 3.0) or Ready()
+    assert mailbox.call("ready", (), 1) == Ready(took={"import": 2.0, "load": 3.0})
 
 
 def test_what_kept_a_role_from_getting_ready_is_said_to_everyone(role, mailbox):

@@ -96,6 +96,16 @@ class Ledger:
         """Number of groups that were admitted and are not complete."""
         return self._generating
 
+    @property
+    def started_groups(self) -> int:
+        """Number of groups that have started and are not complete."""
+        return self._generating - len(self.waiting.unstarted.groups)
+
+    @property
+    def pooled_started(self) -> int:
+        """Number of started trajectories that wait for a replica, or for the store to drop their tokens."""
+        return len(self.waiting.level_of) + len(self.discarding) + len(self.stranded_evaluations)
+
     def admit(self, launch: Launch) -> int:
         """Open a group with pending trajectories. Returns its number."""
         group = self.counts.admitted

@@ -119,6 +119,22 @@ class State:
         opens = self.opens()
         return [replica.view(opens) for replica in self.fleet.up()]
 
+    # ---- what goes on ---------------------------------------------------------------------------------------------
+
+    @property
+    def generates(self) -> bool:
+        """Whether a replica generates, or a trajectory waits for its environment."""
+        if self.sessions.calls or self.sessions.waiting:
+            return True
+        return any(replica.assigned.states for replica in self.fleet.replicas.values())
+
+    @property
+    def only_scores(self) -> bool:
+        """Whether groups have started and are not complete, of which no response is being generated or about to be."""
+        if not self.ledger.started_groups or self.ledger.pooled_started or self.generates:
+            return False
+        return not any(replica.away for replica in self.fleet.replicas.values())
+
     # ---- trajectories and their replicas --------------------------------------------------------------------------
 
     def route(self, replica: ReplicaState, states: Sequence[TrajectoryState], *reasons: c.Reason) -> None:

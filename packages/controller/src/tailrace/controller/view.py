@@ -257,8 +257,7 @@ class RunView:
     @property
     def pooled_started(self) -> int:
         """Number of started trajectories that wait for a replica, or for the store to drop their tokens."""
-        ledger = self._state.ledger
-        return len(ledger.waiting.level_of) + len(ledger.discarding) + len(ledger.stranded_evaluations)
+        return self._state.ledger.pooled_started
 
     @property
     def generating(self) -> int:
@@ -268,8 +267,7 @@ class RunView:
     @property
     def started(self) -> int:
         """Number of groups that have started and are not complete."""
-        ledger = self._state.ledger
-        return ledger.generating - len(ledger.waiting.unstarted.groups)
+        return self._state.ledger.started_groups
 
     @property
     def most_open(self) -> int:
@@ -412,10 +410,13 @@ class RunView:
         )
 
     def unsettled(self) -> list[int]:
-        """Tokens of the training trajectories that are complete, and whose group is neither trained on nor dropped."""
+        """Lengths of the training trajectories that are complete, and whose group is neither trained on nor dropped.
+
+        In tokens, without observations.
+        """
         groups = (group for group in self._state.ledger.groups.values() if group.phase is not GroupPhase.TRAINED)
         states = (state for group in groups for state in group.states)
-        return [state.tokens for state in states if state.finished]
+        return [state.generated for state in states if state.finished]
 
     def held(self, replica: str) -> int:
         """Number of trajectories that were routed to a replica and have not come back."""
@@ -440,10 +441,7 @@ class RunView:
     @property
     def generates(self) -> bool:
         """Whether a replica generates, or a trajectory waits for its environment."""
-        sessions = self._state.sessions
-        if sessions.calls or sessions.waiting:
-            return True
-        return any(replica.assigned.states for replica in self._state.fleet.replicas.values())
+        return self._state.generates
 
     @property
     def colocated(self) -> bool:
@@ -487,12 +485,15 @@ class RunView:
         )
 
     def why_idle(self, role: str, id_: str) -> c.Reason | None:
-        """Why a member that is up has nothing to do. None for a role that only answers, and for one that is not up or works."""
+        """Why a member that is up has nothing to do.
+
+        None for a role that only answers, and for a member that is not up, works or has lent its devices.
+        """
         if role == TRAINER:
             waits = self.trainer_up and self.making is None
             return trainer_waits(self._state, self._parts.batches) if waits else None
         replica = self._state.fleet.replicas.get(id_) if role == REPLICA else None
-        if replica is None or replica.member.health is not c.Health.UP:
+        if replica is None or replica.member.health is not c.Health.UP or replica.lent:
             return None
         if replica.pulling is not None or replica.assigned:
             return None

@@ -19,12 +19,12 @@ def replica_waits(state: State, refill: Refill, replica: ReplicaState) -> c.Reas
         return c.Reason(c.Why.NOT_TOLD, numbers=newest) if state.members.relays() else c.Reason(c.Why.NO_RELAY)
     if replica.away:
         return c.Reason(c.Why.IN_ENVIRONMENTS, numbers={"trajectories": float(len(replica.away))})
-    if _only_scores(state):
+    if state.only_scores:
         return c.Reason(c.Why.SCORING)
     again = ledger.waiting.level_of  # what has started and waits
     if refill.left <= 0 and not (ledger.mixes_versions and again):
         return c.Reason(c.Why.ADMITTED)
-    open_, limit = _started(state) + len(ledger.buffered), refill.open_limit
+    open_, limit = ledger.started_groups + len(ledger.buffered), refill.open_limit
     if open_ >= limit and not again:
         numbers = {"open": float(open_), "limit": float(limit)}
         if gate.room is None:
@@ -49,24 +49,9 @@ def trainer_waits(state: State, batches: Batches) -> c.Reason:
         return c.Reason(c.Why.DONE)
     if batches.holds:
         return c.Reason(c.Why.NEXT_NOT_STARTED)
-    if _only_scores(state):
+    if state.only_scores:
         return c.Reason(c.Why.SCORING)
     if state.trainer.step == 0:
         return c.Reason(c.Why.FIRST_BATCH)
     why = c.Why.HELD_FOR_LATER if batch.done >= batch.size else c.Why.NO_BATCH
     return c.Reason(why, numbers={"buffered": float(batch.done), "needed": float(batch.size)})
-
-
-def _started(state: State) -> int:
-    """Groups that have started and are not complete."""
-    return state.ledger.generating - len(state.ledger.waiting.unstarted.groups)
-
-
-def _only_scores(state: State) -> bool:
-    """Whether groups have started and are not complete, of which no response is being generated or about to be."""
-    ledger, sessions = state.ledger, state.sessions
-    if not _started(state) or ledger.waiting.level_of or ledger.discarding or ledger.stranded_evaluations:
-        return False
-    if sessions.calls or sessions.waiting:
-        return False
-    return not any(replica.assigned.states or replica.away for replica in state.fleet.replicas.values())

@@ -16,8 +16,8 @@ from tailrace.environment.errors import (
     SetupError,
     UnknownSessionError,
 )
-from tailrace.environment.pool import EnvironmentPool, Opened, PoolCounts, Replayed
 from tailrace.environment.protocol import GROUP, Action, Environment, Observation, StepResult
+from tailrace.environment.session_pool import EnvironmentPool, Opened, PoolCounts, Replayed
 from tailrace.environment.workers import Abilities, environment_names, examine_environment
 
 __version__ = "0.1.0"

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tailrace.environment.errors import EnvironmentsError
-from tailrace.environment.pool import EnvironmentPool
 from tailrace.environment.protocol import Action, Environment, Observation, StepResult, is_restorable
+from tailrace.environment.session_pool import EnvironmentPool
 from tailrace.environment.worker import (
     DATA_BYTES,
     WrongAnswerError,

@@ -8,6 +8,7 @@ in which the member is struck if that matters, or ``everyN``, at random once in 
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping
@@ -199,3 +200,25 @@ def _is_due(fault: Fault, now_s: float, step: int) -> bool:
     if fault.at_s is not None:
         return now_s >= fault.at_s
     return fault.at_step is not None and step >= fault.at_step
+
+
+def strike(pid: int, kind: FaultKind) -> bool:
+    """Kill or hang a process.
+
+    Returns:
+        Whether the process existed.
+
+    Raises:
+        ValueError: `pid` is not above 1 (zero and negative numbers mean whole process groups), or no signal causes a fault
+            of this kind.
+        PermissionError: the process belongs to another user.
+    """
+    if pid <= 1:
+        raise ValueError(f"found process id {pid}, expected one above 1")
+    if kind.signal is None:
+        raise ValueError(f"found {str(kind)!r}, expected kill or hang: no signal does it")
+    try:
+        os.kill(pid, kind.signal)
+    except ProcessLookupError:
+        return False
+    return True

@@ -34,7 +34,7 @@ from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.replica import MonotonicClock, ReplicaWorker
 from tailrace.rollout.selection import build_engine, import_engine, keeps_seeds, select_engine
 from tailrace.rollout.service import Sample, StreamGenerationService
-from tailrace.rollout.tail_rounds import Round, TailRounds
+from tailrace.rollout.tail_batching import Round, TailRounds
 
 __version__ = "0.1.0"
 __all__ = [

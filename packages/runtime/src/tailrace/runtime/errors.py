@@ -5,7 +5,12 @@ from tailrace.controller.errors import PipelineError
 
 
 class RoleError(PipelineError, RuntimeError):
-    """A role could not start, or failed."""
+    """A role could not start, or failed.
+
+    `cause` says what its member's end means; None where the executor finds that out.
+    """
+
+    cause: Cause | None = None
 
 
 class AnswerError(RoleError, TypeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from tailrace.fleetsim.host.clock import VirtualTime
 from tailrace.fleetsim.host.phases import Phases
 from tailrace.runtime.errors import StaleEpochError
 from tailrace.runtime.executor.deployment import REPLICA
+from tailrace.runtime.executor.doors import Ready
 from tailrace.runtime.executor.epochs import Correspondence
 from tailrace.runtime.executor.seam import DONE, Answer, MachineDeadError, MemberDeadError, MemberStart, RoleSpec
 
@@ -406,12 +408,23 @@ class RoleModel:
         """Seconds until a fresh process serves."""
         return 0.0
 
-    def ready(self, *_: Any, **__: Any) -> dict[str, Any]:
-        """Start to serve. Returns fields of its `Up`. Raises if it cannot."""
-        return {}
+    def ready(self, *_: Any, **__: Any) -> Ready:
+        """Start to serve. Raises if it cannot."""
+        return Ready()
 
     def submit(self, commands: Sequence[Command]) -> None:
         """Commands have arrived."""
+
+    def watch_phases(self) -> None:
+        """Somebody waits for one of its phases, which may pass in what it is at already."""
+
+    def next_finish_s(self) -> float:
+        """Seconds of the run's clock at which the first of what it generates ends; infinite if nothing does."""
+        return math.inf
+
+    def generates(self) -> bool:
+        """Whether its engine runs something."""
+        return False
 
     def die(self) -> None:
         """Its process is gone."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol
 
 from tailrace import contracts as c
 from tailrace.fleetsim.host.clock import VirtualTime
@@ -29,6 +29,14 @@ def shares(command: c.Command) -> dict[str, float]:
     return {PUBLISH: HALFWAY} if isinstance(command, c.Publish) else {}
 
 
+class PhasedModel(Protocol):
+    """What phases ask of a model; see `RoleModel`."""
+
+    def watch_phases(self) -> None: ...
+    def next_finish_s(self) -> float: ...
+    def generates(self) -> bool: ...
+
+
 class Phases:
     """The phases of one process of a member for which somebody waits.
 
@@ -39,7 +47,7 @@ class Phases:
 
     __slots__ = ("_model", "_time", "_waits")
 
-    def __init__(self, model: Any, time: VirtualTime) -> None:
+    def __init__(self, model: PhasedModel, time: VirtualTime) -> None:
         self._model, self._time = model, time
         self._waits: dict[str, list[Callable[[], None]]] = {}
 
@@ -48,9 +56,7 @@ class Phases:
         self._waits.setdefault(phase, []).append(reached)
         if phase == _DECODE:
             self._decodes_soon()
-        watch = getattr(self._model, "watch_phases", None)
-        if watch is not None:
-            watch()
+        self._model.watch_phases()
 
     def waited_for(self, phase: str) -> bool:
         """Whether somebody waits for a phase."""
@@ -73,12 +79,11 @@ class Phases:
                 self._decodes_soon()
 
     def _decodes_soon(self) -> None:
-        engine = getattr(self._model, "engine", None)
-        first_s = math.inf if engine is None else engine.next_finish_s()
+        first_s = self._model.next_finish_s()
         if first_s < math.inf:
             now = self._time.now()
             self._time.at((now + max(first_s, now)) / 2, self._decodes, None)
 
     def _decodes(self, _: None) -> None:
-        if self._model.engine.running:
+        if self._model.generates():
             self.at(_DECODE)

@@ -10,12 +10,12 @@ takes its whole latency again, since the member that had it died.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tailrace import contracts as c
 from tailrace.fleetsim.host.host import RoleModel, VirtualMember
 from tailrace.fleetsim.host.tokens import SimulatedTrajectory
 from tailrace.fleetsim.host.world import World
+from tailrace.runtime.executor.doors import Ready
 
 
 class EnvironmentModel(RoleModel):
@@ -32,10 +32,10 @@ class EnvironmentModel(RoleModel):
         self.sessions: dict[str, None] = {}
         self._calls: dict[str, int] = {}  # number of the command by trajectory
 
-    def ready(self) -> dict[str, Any]:
+    def ready(self) -> Ready:
         self.sessions.clear()
         self._calls.clear()
-        return {}
+        return Ready()
 
     def submit(self, commands: Sequence[c.Command]) -> None:
         """Begin to answer the trajectories of each `Call`, and end the sessions of each `Close`."""

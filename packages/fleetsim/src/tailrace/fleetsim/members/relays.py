@@ -7,13 +7,13 @@ that asks for a version which has not reached its machine waits for it, then loa
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 from tailrace.contracts import Publish
 from tailrace.fleetsim.fleet.pools import WeightCosts
 from tailrace.fleetsim.host.host import RoleModel, VirtualMember
 from tailrace.fleetsim.host.recorder import Totals
 from tailrace.fleetsim.host.world import World
+from tailrace.runtime.executor.doors import Ready
 
 KEPT = 64  # newest versions whose times of publishing a relay remembers
 
@@ -34,9 +34,9 @@ class Relay(RoleModel):
     def starts_s(self, incarnation: int) -> float:
         return self._relays.world.fleet.delays.relay_restart_s if incarnation > 1 else 0.0
 
-    def ready(self) -> dict[str, Any]:
+    def ready(self) -> Ready:
         self.alive = True
-        return {"address": self.address}
+        return Ready(address=self.address)
 
     def die(self) -> None:
         """End the relay, with its versions."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from tailrace import contracts as c
 from tailrace.fleetsim.engine import ModelledEngine, Work
@@ -17,6 +16,7 @@ from tailrace.fleetsim.host.recorder import Totals
 from tailrace.fleetsim.host.world import World
 from tailrace.fleetsim.members.relays import Relays
 from tailrace.rollout.order import CommandOrder
+from tailrace.runtime.executor.doors import Ready
 
 PATIENCE_S = 10.0
 """How long a replica waits for a version that no relay has yet."""
@@ -113,7 +113,7 @@ class ModelledReplica(RoleModel):
             return rollout.resize_s
         return rollout.restart_s if incarnation > 1 else rollout.start_s
 
-    def ready(self) -> dict[str, Any]:
+    def ready(self) -> Ready:
         """Start a fresh process, without weights or work and with a new chain of commands."""
         now = self.time.now()
         self._drop_work(now)
@@ -125,7 +125,15 @@ class ModelledReplica(RoleModel):
         self.incarnation += 1
         self.weights_gone()
         self._set_speed()
-        return {}
+        return Ready()
+
+    def next_finish_s(self) -> float:
+        """When the engine's next trajectory ends; see `Engine.next_finish_s`."""
+        return self.engine.next_finish_s()
+
+    def generates(self) -> bool:
+        """Whether its engine runs a trajectory."""
+        return bool(self.engine.running)
 
     def die(self) -> None:
         """End the process. The partial-response pool keeps the tokens that it generated."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tailrace import contracts as c
 from tailrace.fleetsim.host.host import RoleModel, VirtualMember
 from tailrace.fleetsim.host.world import World
 from tailrace.fleetsim.members.reward_stage import ModelledScore, RewardStage
+from tailrace.runtime.executor.doors import Ready
 
 
 class Data(RoleModel):
@@ -21,13 +21,13 @@ class Data(RoleModel):
     def starts_s(self, incarnation: int) -> float:
         return self._world.fleet.delays.data_restart_s if incarnation > 1 else 0.0
 
-    def ready(self, version: int | None) -> dict[str, Any]:
-        """The content of the store, as fields of `Up`; empty unless the whole run restarts."""
+    def ready(self, version: int | None) -> Ready:
+        """The content of the store; empty unless the whole run restarts."""
         if version is None:
-            return {}
+            return Ready()
         self._world.rolled_back(version)
         held, partial = self._world.tokens.survivors(version)
-        return {"held": held, "partial": partial}
+        return Ready(held=held, partial=partial)
 
     def submit(self, commands: Sequence[c.Command]) -> None:
         """Drop the trajectories of each `Abort`, and say how long the prompts of each `Measure` are."""

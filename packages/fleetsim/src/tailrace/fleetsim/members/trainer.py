@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from tailrace import contracts as c
 from tailrace.fleetsim.host.host import RoleModel, VirtualMember
@@ -18,6 +17,7 @@ from tailrace.fleetsim.host.recorder import Totals
 from tailrace.fleetsim.host.world import World
 from tailrace.fleetsim.members.relays import Relays
 from tailrace.runtime.errors import CheckpointUnusableError
+from tailrace.runtime.executor.doors import Ready
 
 PULSE_S = 60.0  # a real trainer says more often which micro-batches are done; no window is so short
 
@@ -61,7 +61,7 @@ class Trainer(RoleModel):
     def starts_s(self, incarnation: int) -> float:
         return self.world.fleet.delays.trainer_restart_s if incarnation > 1 else 0.0
 
-    def ready(self, version: int | None) -> dict[str, Any]:
+    def ready(self, version: int | None) -> Ready:
         """Start a fresh process with the weights of a checkpoint. Later consumption is rolled back in the store."""
         if version is not None and (version in self.world.injuries.damaged or version not in self.world.disk):
             raise CheckpointUnusableError(f"the checkpoint of version {version} is damaged")
@@ -70,7 +70,7 @@ class Trainer(RoleModel):
         self.world.rolled_back(self.version)
         self.world.tokens.roll_back(self.version)
         self.loaded(self.version)
-        return {"version": version}
+        return Ready(version)
 
     def die(self) -> None:
         """End the process, with its queued commands."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tailrace.paramserver.layout.boxes import Box, contains, extent
-from tailrace.paramserver.layout.plan import reshard_plan
+from tailrace.paramserver.layout.reshard_plan import reshard_plan
 from tailrace.paramserver.layout.sharding import GlobalTensor, Layout, LocalBuffer, Piece, Shard
 from tailrace.paramserver.layout.strided import copy_box, dense_strides
 from tailrace.paramserver.manifest import DTYPES, Manifest, TensorSpec, byte_size

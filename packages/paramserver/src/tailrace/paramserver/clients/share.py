@@ -16,7 +16,7 @@ from typing import Any
 from tailrace.paramserver.chunk_size import CHUNK_BYTES
 from tailrace.paramserver.errors import ManifestInvalid
 from tailrace.paramserver.layout.message import SliceCopy, message
-from tailrace.paramserver.layout.plan import reshard_plan
+from tailrace.paramserver.layout.reshard_plan import reshard_plan
 from tailrace.paramserver.layout.sharding import Layout
 from tailrace.paramserver.layout.strided import copy_box, dense_strides, flat
 from tailrace.paramserver.manifest import ALIGNMENT, Manifest, Part, TensorSpec, aligned

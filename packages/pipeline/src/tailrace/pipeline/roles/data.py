@@ -39,6 +39,7 @@ from tailrace.pipeline.roles.prompts import Prompts, PromptSettings, item_metada
 from tailrace.reward import ScoreItem
 from tailrace.reward.turns import of_turns
 from tailrace.runtime.errors import RoleError
+from tailrace.runtime.executor.doors import Ready
 from tailrace.runtime.executor.seam import MemberStart
 from tailrace.runtime.role_worker import RoleWorker
 from tailrace.trajstore import (
@@ -89,8 +90,8 @@ class DataRole:
 
     # ---- for the executor -----------------------------------------------------------------------------------------
 
-    def ready(self, version: int | None = None) -> dict[str, Any]:
-        """The content of the store, as fields of `Up`.
+    def ready(self, version: int | None = None) -> Ready:
+        """The content of the store.
 
         Args:
             version: None at the first start, or if only this role died and its callers continue. If the whole run restarts,
@@ -100,7 +101,7 @@ class DataRole:
         if version is not None:
             self._store.rollback(version)
         found = self._store.recover(keep_owners=version is None)
-        return {"held": tuple(found.held), "partial": dict(found.partial)}
+        return Ready(held=tuple(found.held), partial=dict(found.partial))
 
     def submit(self, commands: Sequence[Command]) -> None:
         """Discard the trajectories of each `Abort`, and measure the prompts of each `Measure`."""

@@ -24,12 +24,12 @@ from tailrace.contracts import Call, CallFailed, Close, Command, Event, FinishRe
 from tailrace.environment import Action, EnvironmentPool, Observation, SessionError, SessionLostError, StepResult
 from tailrace.faulttol import FaultKind, strike
 from tailrace.pipeline.roles.calls import DATA_DOOR
-from tailrace.pipeline.roles.fault_points import Stops
 from tailrace.pipeline.roles.observations import Glue, Observations
+from tailrace.pipeline.roles.phase_stops import Stops
 from tailrace.pipeline.roles.prompts import beginning_of, session_row
 from tailrace.pipeline.roles.role_loop import RoleLoop
 from tailrace.runtime.errors import RoleError
-from tailrace.runtime.executor.doors import EnvironmentCalls
+from tailrace.runtime.executor.doors import EnvironmentCalls, Ready
 from tailrace.runtime.executor.seam import MemberStart
 from tailrace.trajstore import Conversation, Prompt, Turn
 
@@ -100,9 +100,9 @@ class EnvironmentRole:
         self._told = {SessionOrigin.RESTORED: 0, SessionOrigin.REPLAYED: 0}
         self._loop.start(self._serve)  # starting workers has a deadline of its own
 
-    def ready(self) -> dict[str, object]:
+    def ready(self) -> Ready:
         """Returns once the workers are up."""
-        return {}
+        return Ready()
 
     def submit(self, commands: Sequence[Command]) -> None:
         """Answer the trajectories of each `Call`, and end the sessions of each `Close`."""

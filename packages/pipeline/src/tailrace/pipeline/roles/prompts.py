@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
@@ -11,7 +12,6 @@ from typing import Any
 
 from tailrace.contracts import Purpose, Sampling, TrajectoryRef, extra
 from tailrace.environment import Observation
-from tailrace.pipeline.roles.sample_seeds import noise_seed
 from tailrace.trajstore import Prompt, PromptMix, PromptPool
 
 COLUMN = "beginning"
@@ -207,3 +207,9 @@ def beginning_of(prompt: Prompt) -> Beginning | None:
     """The beginning of a row; None if its prompt says everything."""
     found = prompt.metadata.get(COLUMN)
     return Beginning(**found) if isinstance(found, Mapping) else None
+
+
+def noise_seed(run: int, draw: int, sample: int, kept: int) -> int:
+    """The seed of a trajectory's noise from its `kept`-th response token on: from 0 to 2**63 - 1, the same on every machine."""
+    digest = hashlib.blake2b(f"{run} {draw} {sample} {kept}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1

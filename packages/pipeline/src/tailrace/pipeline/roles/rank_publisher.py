@@ -57,6 +57,7 @@ class RankPublisher:
         self._transfer, self._shards = transfer, shards
         # One copy of the weights: a version waits until the previous one is sent. Deltas need the previous one too.
         buffers = 2 if transfer.codec == "delta" else 1
+        sending = transfer.sending
         self._publisher = Publisher(
             None,
             token=token,
@@ -64,7 +65,9 @@ class RankPublisher:
             host=transfer.address,
             buffers=buffers,
             alone=first,  # no version is whole, and sealed, without the share of the first rank
-            **transfer.sending(),
+            transports=sending.transports,
+            codecs=sending.codecs,
+            always_encode=sending.always_encode,
         )
         self.retarget, self.wait, self.reveal = self._publisher.retarget, self._publisher.wait, self._publisher.reveal
 

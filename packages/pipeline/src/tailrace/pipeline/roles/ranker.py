@@ -20,14 +20,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tailrace.contracts import Activity, Command, Event, Predict, Predicted, PredictionFailed
 from tailrace.pipeline.roles.calls import DATA_DOOR
 from tailrace.pipeline.roles.finished_lengths import MOST, FinishedLength
 from tailrace.ranker import DamagedRankerError, Example, LengthRanker, Prediction, PredictionError
 from tailrace.runtime.errors import RoleError
-from tailrace.runtime.executor.doors import Role
+from tailrace.runtime.executor.doors import Ready, Role
 from tailrace.runtime.executor.seam import MemberStart
 from tailrace.runtime.role_worker import RoleWorker
 
@@ -87,9 +87,9 @@ class RankerRole:
 
     # ---- for the executor -----------------------------------------------------------------------------------------
 
-    def ready(self) -> dict[str, Any]:
+    def ready(self) -> Ready:
         """Returns once the role is up."""
-        return {}
+        return Ready()
 
     def submit(self, commands: Sequence[Command]) -> None:
         """Answer each `Predict`."""

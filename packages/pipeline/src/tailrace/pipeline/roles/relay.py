@@ -26,6 +26,7 @@ from tailrace.pipeline.roles.calls import RelayCalls
 from tailrace.pipeline.roles.peer_memory import KEPT, machine
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.runtime.errors import RoleError
+from tailrace.runtime.executor.doors import Ready
 from tailrace.runtime.executor.seam import MemberStart
 
 _LOOK_S = 0.05
@@ -50,9 +51,17 @@ class RelayRole:
 
     def __init__(self, settings: RelaySettings, start: MemberStart) -> None:
         transfer, name, token = settings.transfer, start.name, start.token
+        sending = transfer.sending
         # If a relay of this name still lives, it is this member's last incarnation; replace it.
         self._process = RelayProcess.start(
-            name, host=transfer.address, token=token, replace=True, slots=settings.slots, **transfer.sending()
+            name,
+            host=transfer.address,
+            token=token,
+            replace=True,
+            slots=settings.slots,
+            transports=sending.transports,
+            codecs=sending.codecs,
+            always_encode=sending.always_encode,
         )
         self._probe = RelayReader(self._process.address, token=token, same_host=False, stall_s=_PROBE_S)
         self._closed = threading.Event()
@@ -62,9 +71,9 @@ class RelayRole:
             RelayProcess.start, f"{name}-checkpoints", host=transfer.address, token=token, replace=True
         )
 
-    def ready(self) -> dict[str, str]:
-        """The relay's address, as a field of `Up`."""
-        return {"address": self._process.address}
+    def ready(self) -> Ready:
+        """The relay's address."""
+        return Ready(address=self._process.address)
 
     def memory(self, but: str | None) -> str:
         """Address of a process that holds the newest checkpoints in this machine's memory; it is started when it is asked for.

@@ -24,13 +24,13 @@ from tailrace.contracts import (
 )
 from tailrace.faulttol import FaultKind
 from tailrace.pipeline.roles.calls import DATA_DOOR, DataCalls
-from tailrace.pipeline.roles.fault_points import Stops
+from tailrace.pipeline.roles.phase_stops import Stops
 from tailrace.pipeline.roles.prompts import SamplingTable
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.roles.weights import Base, RelayWeights
 from tailrace.rollout import ReplicaWorker, build_engine
 from tailrace.runtime.errors import RoleError
-from tailrace.runtime.executor.doors import StopCalls
+from tailrace.runtime.executor.doors import Ready, StopCalls
 from tailrace.runtime.executor.seam import MemberStart
 from tailrace.trainer import AdapterConfig
 
@@ -114,9 +114,9 @@ class ReplicaRole:
         """Build the engine. Tests and embedding code may override it."""
         return build_engine(engine, str(model), options)
 
-    def ready(self) -> dict[str, object]:
+    def ready(self) -> Ready:
         """Returns once the engine is loaded."""
-        return {}
+        return Ready()
 
     def submit(self, commands: Sequence[Command]) -> None:
         """Queue commands for the worker."""

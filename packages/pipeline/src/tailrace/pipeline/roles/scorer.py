@@ -32,7 +32,7 @@ from tailrace.reward import (
     kind_of,
 )
 from tailrace.runtime.errors import RoleError
-from tailrace.runtime.executor.doors import Role
+from tailrace.runtime.executor.doors import Ready, Role
 from tailrace.runtime.executor.seam import MemberStart
 
 _AT_ONCE = 64  # responses that are fetched together
@@ -76,9 +76,9 @@ class ScorerRole:
         self._come, self._done = asyncio.Event(), asyncio.Event()
         self._loop.start(self._serve)  # importing verifiers has a deadline of its own
 
-    def ready(self) -> dict[str, object]:
+    def ready(self) -> Ready:
         """Returns once the role is up."""
-        return {}
+        return Ready()
 
     def submit(self, commands: Sequence[Command]) -> None:
         """Score the trajectories of each `Score`, except those that a later `Abort` names."""

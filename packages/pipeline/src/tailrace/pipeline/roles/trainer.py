@@ -39,13 +39,14 @@ from tailrace.faulttol.injection import LOAD
 from tailrace.faulttol.tensor_cores import open_tensor_cores, own_devices
 from tailrace.pipeline.roles.calls import DATA_DOOR, RankCalls
 from tailrace.pipeline.roles.checkpoint_retention import Saving, on_own_disk
-from tailrace.pipeline.roles.fault_points import Stops
 from tailrace.pipeline.roles.peer_memory import PeerMemory, machine, node_address
+from tailrace.pipeline.roles.phase_stops import Stops
 from tailrace.pipeline.roles.publishing import Publishing
 from tailrace.pipeline.roles.rank_publisher import Follower, Shards
 from tailrace.pipeline.roles.trainer_activity import TensorCoreWatch, TrainerActivity
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.runtime.errors import RoleError
+from tailrace.runtime.executor.doors import Ready
 from tailrace.runtime.executor.seam import MemberStart
 from tailrace.runtime.role_worker import RoleWorker
 from tailrace.trainer import TrainerConfig
@@ -155,7 +156,7 @@ class TrainerRole:
 
     # ---- for the executor -----------------------------------------------------------------------------------------
 
-    def ready(self, version: int | None = None, stops: bool = False) -> dict[str, int | None]:
+    def ready(self, version: int | None = None, stops: bool = False) -> Ready:
         """Load the checkpoint of a version; None for the model that the run began with. What came later is undone.
 
         Args:
@@ -173,7 +174,7 @@ class TrainerRole:
         if self._publishing is not None and self._held is None:
             self._saving.undo(version or 0)
             self._data.roll_back(version or 0)
-        return {"version": version}
+        return Ready(version)
 
     def submit(self, commands: Sequence[Command]) -> None:
         """Queue commands; what only lets a version be seen is carried out at once."""

@@ -17,6 +17,23 @@ _RESTORED = "float32"  # represents every value of every cast exactly; an engine
 
 
 @dataclass(frozen=True, slots=True)
+class SendOptions:
+    """What a `Publisher` and a relay are told; see `Publisher`."""
+
+    transports: tuple[str, ...] | None
+    codecs: tuple[str, ...]
+    always_encode: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a `RelayReader` is told; see there."""
+
+    transports: tuple[str, ...] = ()
+    same_host: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WeightTransfer:
     """The transport and the codec of a run, the same for all members.
 
@@ -63,19 +80,18 @@ class WeightTransfer:
 
         return str(ray.util.get_node_ip_address())
 
-    def sending(self) -> dict[str, Any]:
-        """Arguments of a `Publisher` and of a relay."""
-        transports = None if self.transport == "shm" else (self.transport,)
+    @property
+    def sending(self) -> SendOptions:
+        """How a publisher and a relay send."""
         if self.codec == "delta":
-            return {"transports": (), "codecs": ("delta",), "always_encode": True}
+            return SendOptions((), ("delta",), always_encode=True)
         codecs = () if self.codec == "none" else available()
-        return {"transports": transports, "codecs": codecs}
+        return SendOptions(None if self.transport == "shm" else (self.transport,), codecs)
 
-    def reading(self) -> dict[str, Any]:
-        """Arguments of a `RelayReader`."""
-        if self.transport == "shm":
-            return {}
-        return {"transports": (self.transport,), "same_host": False}
+    @property
+    def reading(self) -> ReadOptions:
+        """How a replica reads from its relay."""
+        return ReadOptions() if self.transport == "shm" else ReadOptions((self.transport,), same_host=False)
 
     def cast(self, weights: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
         """The trainer's weights as it publishes them."""

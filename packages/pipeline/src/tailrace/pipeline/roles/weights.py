@@ -113,8 +113,12 @@ class RelayWeights:
         best = self._sources[0]
         if self._reader is None or best != self._best:
             self.close()
-            self._reader, self._best = (
-                RelayReader(lambda: self._sources, token=self._token, **self._transfer.reading()),
-                best,
+            reading = self._transfer.reading
+            self._reader = RelayReader(
+                lambda: self._sources,
+                token=self._token,
+                same_host=reading.same_host,
+                transports=reading.transports,
             )
+            self._best = best
         return self._reader

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,3 +144,14 @@ class RealRuns:
         from tailrace.trainer import checkpoints
 
         return c.Resumed(tuple(checkpoints(root / "checkpoints"))) if controller.started else None
+
+
+def deep(test: Callable[..., Any]) -> Callable[..., Any]:
+    """A test of a contract that a subclass runs with ``--deep`` only; other subclasses run it always."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **fixtures: Any) -> Any:
+        return test(*arguments, **fixtures)
+
+    marked: Callable[..., Any] = pytest.mark.deep(run)
+    return marked

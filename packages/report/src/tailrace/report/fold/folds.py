@@ -187,7 +187,7 @@ class Versions:
 
 
 class Offcuts:
-    """Counts the tokens of training trajectories that were dropped.
+    """Counts the tokens of training trajectories that were dropped, without observations.
 
     `finished` lists the tokens of complete trajectories by the reason of the drop, `unfinished` those of the others.
     A surplus sample that ends together with the last that its group needs was complete, though the controller had dropped it.
@@ -198,24 +198,25 @@ class Offcuts:
         self.finished: dict[c.Why, list[int]] = {}
         self.unfinished: list[int] = []
         self._run = run
-        self._now: dict[str, int] = {}  # tokens of those that ended in this instant
+        self._ended_now: dict[str, int | None] = {}  # in this instant, with all tokens; None if an environment ended it
 
     def settle(self) -> None:
         """The end of an instant."""
         for states, reason in self._run.brought.dropped:
             for state in states:
-                tokens = state.tokens if state.finished else self._now.get(state.id)
-                if tokens is None:
-                    self.unfinished.append(state.tokens)
+                tokens = self._ended_now.get(state.id)
+                length = state.generated if tokens is None or state.finished else tokens - state.observed
+                if state.finished or state.id in self._ended_now:
+                    self.finished.setdefault(reason.why, []).append(length)
                 else:
-                    self.finished.setdefault(reason.why, []).append(tokens)
-        self._now.clear()
+                    self.unfinished.append(length)
+        self._ended_now.clear()
 
     def _ended(self, now: float, event: c.Finished) -> None:
         del now
-        self._now[event.trajectory] = event.tokens
+        self._ended_now[event.trajectory] = event.tokens
 
     def _answered(self, now: float, event: c.Turned) -> None:
         del now
         if event.done:
-            self._now[event.trajectory] = event.tokens
+            self._ended_now[event.trajectory] = None

@@ -62,7 +62,7 @@ _ABOUT: dict[type, Callable[[Any], Key]] = {
     **dict.fromkeys(_BY_REPLICA, lambda one: (REPLICA, one.replica)),
     **dict.fromkeys((*_BY_TRAINER, c.Resumed), lambda _: (TRAINER, "0")),
 }
-_TOUCHES_ALL = {c.Tick, c.Resumed, c.Accumulate, c.Accumulated, c.Step, c.Stepped, c.Down}  # causes may change
+_TOUCHES_ALL = {c.Resumed, c.Accumulate, c.Accumulated, c.Step, c.Stepped, c.Down}  # causes may change
 _MARKED = {
     c.Start,
     c.Stop,
@@ -111,6 +111,7 @@ class Timeline:
 
     def __init__(self, run: RunView, interruptions: Interruptions, outages: Outages) -> None:
         self.hears: Hears = dict.fromkeys((*_ABOUT, *_TOUCHES_ALL), self._heard)
+        self.hears[c.Tick] = self._ticked
         self.hears[c.Finished] = self.hears[c.Refused] = self.hears[c.TurnEnded] = self._finished
         self.only: frozenset[str] | None = None
         self._marks: list[Mark] = []
@@ -146,6 +147,11 @@ class Timeline:
             self._mark(now, one)
         if kind is c.Publish or kind is c.Published:
             self._touched.update({(RELAY, relay): None for relay in self._relays})
+
+    def _ticked(self, now: float, event: c.Tick) -> None:
+        """Time alone changes why a member waits, and nothing of one that works."""
+        del now, event
+        self._touched.update({key: None for key, state in self._open.items() if state.doing in BUBBLES})
 
     def _finished(self, now: float, event: c.Finished | c.Refused | c.TurnEnded) -> None:
         """Most events are of this kind, and most replicas generate on."""

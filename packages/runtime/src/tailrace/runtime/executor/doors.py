@@ -3,7 +3,7 @@
     another member ── data.consume(ids, version) ──► RoleDoor ──► Caller ──► the role ──► its answer, checked by the protocol
     executor ──────── ask(member, TrainerCalls.adopt, held) ─► Mailbox ──► the role ──► its answer, as it is
 
-A mailbox checks what its role answers `ready` and `events` with; what the executor asks beside these is typed alone.
+A mailbox checks what its role answers `ready` and `events` with; what else the executor asks is typed and not checked.
 What roles ask of each other stands beside the roles, in protocols that inherit those here. Each role's class is checked against
 its protocol in its own file. Arguments of calls are positional.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -28,6 +29,7 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
+    runtime_checkable,
 )
 
 from tailrace.contracts import Command, Event
@@ -39,11 +41,30 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a role says of itself once it serves; these are fields of its `Up` event.
+
+    Args:
+        version: for the trainer, the version of the checkpoint that it loaded.
+        address: for a relay, where others reach it.
+        held: for the data role, the finished trajectories in its store.
+        partial: for the data role, the unfinished ones, each with its version and its number of response tokens.
+        took: seconds of the stages of its start, which its mailbox fills in.
+    """
+
+    version: int | None = None
+    address: str = ""
+    held: tuple[str, ...] = ()
+    partial: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    took: Mapping[str, float] = field(default_factory=dict)
+
+
 class Role(Protocol):
     """What every role answers to the executor: scorer and ranker have no more."""
 
-    def ready(self) -> Mapping[str, object]:
-        """Return once the role serves, with fields of its `Up` event."""
+    def ready(self) -> Ready:
+        """Return once the role serves."""
         ...
 
     def submit(self, commands: Sequence[Command], /) -> None:
@@ -71,10 +92,34 @@ class StopCalls(Role, Protocol):
         ...
 
 
+class PhaseStops(Protocol):
+    """Where a role stops in its phases."""
+
+    def struck(self, kind: FaultKind, /) -> bool:
+        """The fault has struck. Returns whether a thread of the role waited for it in a phase, and goes on."""
+        ...
+
+
+@runtime_checkable
+class HasStops(Protocol):
+    """A role that stops in its phases, as its mailbox sees it."""
+
+    stops: PhaseStops
+
+
+@runtime_checkable
+class StrikesItself(Protocol):
+    """A role that carries out faults inside itself."""
+
+    def strike(self, kind: FaultKind, /) -> bool:
+        """Inject a fault. Returns whether that was done; it is not, where the fault concerns the whole process."""
+        ...
+
+
 class TrainerCalls(StopCalls, Protocol):
     """One rank of the trainer."""
 
-    def ready(self, version: int | None = None, stops: bool = False, /) -> Mapping[str, object]:
+    def ready(self, version: int | None = None, stops: bool = False, /) -> Ready:
         """Load the checkpoint of a version; None for the model that the run began with. `stops` before it is loaded."""
         ...
 
@@ -94,7 +139,7 @@ class EnvironmentCalls(StopCalls, Protocol):
 class StoreCalls(Role, Protocol):
     """The data role. What other roles ask of it is theirs to say."""
 
-    def ready(self, version: int | None = None, /) -> Mapping[str, object]:
+    def ready(self, version: int | None = None, /) -> Ready:
         """Roll back to the state at a version of the trainer; None for what was stored last."""
         ...
 

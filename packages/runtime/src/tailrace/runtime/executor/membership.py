@@ -12,10 +12,10 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.faulttol import HeartbeatMonitor
-from tailrace.runtime.errors import DeadlineError, StaleEpochError, SupersededError
+from tailrace.runtime.errors import DeadlineError, RoleError, StaleEpochError, SupersededError
 from tailrace.runtime.executor.command_deadlines import Answers
 from tailrace.runtime.executor.deployment import DATA, REPLICA, TRAINER, Deployment, rank_id
-from tailrace.runtime.executor.doors import Mail, Role, StoreCalls, TrainerCalls, ask
+from tailrace.runtime.executor.doors import Mail, Ready, Role, StoreCalls, TrainerCalls, ask
 from tailrace.runtime.executor.roster import Key, Listed, Roster
 from tailrace.runtime.executor.running import Running
 from tailrace.runtime.executor.seam import Answer, Host, KnowsRoom, Member, MemberDeadError, RoleSpec
@@ -186,25 +186,36 @@ class Membership:
     def _await(self, ranks: Sequence[Running], answer: Answer, seq: int, what: str) -> None:
         first = ranks[0]
 
-        def up(results: list[Any]) -> None:
+        def up(results: list[Ready | None]) -> None:
             for rank in ranks:
                 if not rank.up:
                     rank.loads = False
                     self._serves(rank)
                     rank.send()
-            fields = dict(results[0] or {})
-            first.address = fields.pop("address", first.address)
-            fields["took"] = self._took(first, results)
-            machine, address = first.member.machine, first.address
-            self._tell(c.Up(first.role, first.id, machine=machine, address=address, answers=seq, **fields))
+            all_said = [each or Ready() for each in results]  # one that is taken over says nothing
+            said = all_said[0]
+            first.address = said.address or first.address
+            self._tell(
+                c.Up(
+                    first.role,
+                    first.id,
+                    version=said.version,
+                    machine=first.member.machine,
+                    address=first.address,
+                    held=said.held,
+                    partial=dict(said.partial),
+                    answers=seq,
+                    took=self._took(first, all_said),
+                )
+            )
 
         self._waits.add(what, self._time.now(), self._deadlines.start_s, answer, up, first.failed, first)
 
-    def _took(self, first: Running, results: Sequence[Any]) -> dict[str, float]:
+    def _took(self, first: Running, results: Sequence[Ready]) -> dict[str, float]:
         """Seconds of the stages of a start, each of the slowest rank. What no rank knows went by before it had a process."""
         stages: dict[str, float] = {}
-        for fields in results:
-            for stage, seconds in (fields or {}).get("took", {}).items():
+        for said in results:
+            for stage, seconds in said.took.items():
                 stages[stage] = max(seconds, stages.get(stage, 0.0))
         if stages and first.asked_s is not None:
             place_s = self._time.now() - first.asked_s - first.destroy_s - sum(stages.values())
@@ -275,8 +286,8 @@ class Membership:
         """
         if isinstance(error, StaleEpochError):
             raise SupersededError(f"{running} obeys another controller: {error}") from error
-        cause = getattr(error, "cause", None)
-        if not isinstance(cause, c.Cause):
+        cause = error.cause if isinstance(error, RoleError) else None
+        if cause is None:
             died, late = isinstance(error, MemberDeadError), isinstance(error, DeadlineError)
             cause = c.Cause.DIED if died else c.Cause.SILENT if late else c.Cause.BROKE
         self._down(

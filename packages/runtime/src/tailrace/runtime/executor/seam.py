@@ -2,7 +2,7 @@
 
 Every role has the same five methods, on every host (`doors` has them and each role's own as protocols):
 
-    ready(...)         returns once the role serves, with fields of its `Up` event
+    ready(...)         returns once the role serves, with what its `Up` event says of it
     submit(commands)   takes commands, in order, and returns at once
     events(timeout_s)  returns the events since the last call, and waits for the first; each answer is a heartbeat
     adopt(...)         prepares for another controller, which numbers its commands anew

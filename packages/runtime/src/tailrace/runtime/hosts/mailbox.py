@@ -14,12 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from tailrace.contracts import Command, Event
 from tailrace.faulttol import FaultKind, InjectedError
-from tailrace.runtime.executor.doors import Role, checked
+from tailrace.runtime.executor.doors import HasStops, Ready, Role, StrikesItself, checked
 from tailrace.runtime.executor.epochs import Correspondence
 
 
@@ -102,12 +103,12 @@ class Mailbox:
                 self._claim(epoch)  # what came for one that was replaced meanwhile is kept for the other
             return self._said.after(told)
 
-    def _ready(self, epoch: int, *arguments: Any) -> Any:
+    def _ready(self, epoch: int, *arguments: Any) -> Ready:
         del epoch
         began_s = time.monotonic()
-        fields = self._first("ready", arguments)
+        said = checked(self._name, Role.ready, self._first("ready", arguments))
         self._took.setdefault("load", time.monotonic() - began_s)
-        return {**checked(self._name, Role.ready, fields), "took": dict(self._took)}
+        return replace(said, took=dict(self._took))
 
     def _close(self, epoch: int) -> Any:
         del epoch
@@ -156,13 +157,13 @@ class InjectedCalls:
             raise InjectedError("a scripted fault raised this")
         return mailbox.call(method, arguments, epoch)
 
-    def strike(self, role: Any, kind: FaultKind) -> bool:
+    def strike(self, role: object, kind: FaultKind) -> bool:
         """Strike a role from inside. Returns whether it has been done; a kill or a hang of its process is the host's."""
-        stops, own = getattr(role, "stops", None), getattr(role, "strike", None)
+        stops = role.stops if isinstance(role, HasStops) else None
         if kind is FaultKind.RAISE:
             self._raises = stops is None or not stops.struck(kind)
             return True
-        done = own is not None and own(kind)
+        done = isinstance(role, StrikesItself) and role.strike(kind)
         if stops is not None:
             stops.struck(kind)
-        return bool(done)
+        return done

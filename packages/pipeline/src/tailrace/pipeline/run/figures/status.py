@@ -113,6 +113,20 @@ class RunStatus:
     incidents: list[dict[str, Any]] = field(default_factory=list)
     incidents_total: int = 0
 
+    def count(self, run: RunView) -> None:
+        """Take in what the log tells of the run so far: all that stands when nothing of it lives any more."""
+        self.step, self.version, self.steps, self.bound = run.step, run.version, run.steps, run.bound
+        consumed = run.staleness_at_consumption
+        if consumed:
+            self.staleness_max, self.staleness_mean = max(consumed), mean_counted(consumed)
+        self.buffered_groups, self.pooled, self.blocked_cycles = run.buffered, run.pooled, run.blocked_cycles
+        self.partial_rollout, self.interrupting_pulls = run.mixes_versions, run.interrupting_pulls
+        self.migrated, self.repacks, self.contradictions = run.evictions, run.moves, run.contradictions
+        self.restarts = {role: count for role in ROLES if (count := run.restarts(role))}
+        self.replica_restarts, self.given_up = run.replica_restarts, run.given_up
+        self.failed_groups, self.delayed_groups, self.turns = run.counts.failed, run.counts.delayed, run.counts.turns
+        self.cost_model = run.cost_model
+
     def rest(self) -> None:
         """Nothing generates, trains or is waited for any more."""
         self.over, self.left_s, self.trainer, self.generated_tokens_per_s = True, None, "", 0.0
@@ -235,31 +249,21 @@ class StatusObserver:
 
     def _refresh(self, run: RunView) -> None:
         status, steps = self.status, self._steps
-        status.step, status.version = run.step, run.version
-        status.steps = run.steps if self._last_step is None else self._last_step
-        consumed = run.staleness_at_consumption
-        if consumed:
-            status.staleness_max = max(consumed)
-            status.staleness_mean = mean_counted(consumed)
+        status.count(run)
+        if self._last_step is not None:
+            status.steps = self._last_step
         if len(run.evaluations) != self._evaluations:
             self._evaluations = len(run.evaluations)
             show_results(status, results_of(run.evaluations, baseline=""))
         status.generated_tokens_per_s = sum(self._rates.values())
-        status.buffered_groups, status.pooled, status.blocked_cycles = run.buffered, run.pooled, run.blocked_cycles
-        status.bound, status.partial_rollout = run.bound, run.mixes_versions
-        status.interrupting_pulls, status.migrated, status.repacks = run.interrupting_pulls, run.evictions, run.moves
-        status.contradictions, status.failed_groups = run.contradictions, run.counts.failed
-        status.restarts = {role: count for role in ROLES if (count := run.restarts(role))}
-        status.delayed_groups, status.cost_model = run.counts.delayed, run.cost_model
-        status.replica_restarts, status.down = run.replica_restarts, run.members_down()
-        status.given_up = run.given_up
+        status.down = run.members_down()
         healths = [member["health"] for member in status.down if member["role"] == TRAINER]
         status.trainer = healths[0] if healths else "waiting for a batch" if run.trainer_up else "starting"
         if run.making is not None:
             status.trainer = f"training version {run.making}"
         status.replicas = [asdict(replica) for replica in run.replicas()]
         status.environments = [asdict(each) for each in run.environments()]
-        status.turns, status.waiting_turns = run.counts.turns, run.waiting_turns
+        status.waiting_turns = run.waiting_turns
         if self._answers:
             answers = sorted(self._answers)
             status.answer_p50_s, status.answer_p99_s = percentile(answers, 0.5), percentile(answers, 0.99)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tailrace.rollout import RoundError, TailRounds
-from tailrace.rollout.tail_rounds import quotas
+from tailrace.rollout.tail_batching import quotas
 
 SEEDS = range(150)
 
