@@ -1,6 +1,6 @@
 """Memory that a rank of the trainer needs: predicted by arithmetic (`tailrace.trainer.memory`) beside measured on a CPU.
 
-    uv run python tools/bench/trainer_memory.py [--sizes N] [--tokens T] [--json FILE]
+    uv run python tools/bench/trainer_memory.py [--sizes N] [--tokens T] [--loss ppo] [--json FILE]
 
 Each size is a process that loads a model and does two optimizer steps of two micro-batches, each a response of T tokens.
 Measured is by how much its resident memory grew at most in the second step, beyond what it was before the model was loaded but
@@ -32,7 +32,7 @@ SIZES: dict[str, tuple[dict[str, int], str]] = {
 }  # fmt: skip
 
 
-def measured(shape: dict[str, int], checkpointing: str, tokens: int, queue: Any) -> None:
+def measured(shape: dict[str, int], checkpointing: str, tokens: int, loss: str, queue: Any) -> None:
     from tailrace.contracts import Experience, Segment
     from tailrace.trainer import TrainerConfig
     from tailrace.trainer.memory import read_shape, trainer_memory
@@ -54,6 +54,7 @@ def measured(shape: dict[str, int], checkpointing: str, tokens: int, queue: Any)
     config = TrainerConfig(
         device="cpu",
         threads=1,
+        loss=loss,
         micro_batch_tokens=tokens,
         shared_prompt_tokens=0,
         activation_checkpointing=checkpointing,  # type: ignore[arg-type]
@@ -84,13 +85,13 @@ def _build(directory: str, shape: dict[str, int]) -> None:
     build_model(directory, kv_heads=shape["heads"], **shape)
 
 
-def measure(sizes: int, tokens: int) -> Iterator[tuple[str, dict[str, int]]]:
+def measure(sizes: int, tokens: int, loss: str) -> Iterator[tuple[str, dict[str, int]]]:
     """Bytes by size: predicted parts, their peak, and measured."""
     os.environ |= {"MALLOC_MMAP_THRESHOLD_": str(MIB), "MALLOC_TRIM_THRESHOLD_": str(MIB), "OMP_NUM_THREADS": "1"}
     context = multiprocessing.get_context("spawn")
     for name, (shape, checkpointing) in list(SIZES.items())[:sizes]:
         queue = context.Queue()
-        process = context.Process(target=measured, args=(shape, checkpointing, tokens, queue))
+        process = context.Process(target=measured, args=(shape, checkpointing, tokens, loss, queue))
         process.start()
         yield name, queue.get(timeout=600)
         process.join(60)
@@ -100,12 +101,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, default=len(SIZES), help="how many of them, the smallest first")
     parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--loss", default="dapo", help="the loss; ppo adds a critic")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     columns = ("state", "activations", "logits", "gathered", "reducing", "peak", "measured")
     print(f"{'MiB':32}" + "".join(f"{name:>12}" for name in columns) + f"{'error':>9}", flush=True)
     found = {}
-    for name, row in measure(options.sizes, options.tokens):
+    for name, row in measure(options.sizes, options.tokens, options.loss):
         found[name] = row
         figures = "".join(f"{row[column] / MIB:12.1f}" for column in columns)
         print(f"{name:32}{figures}{100 * (row['peak'] / row['measured'] - 1):8.1f}%", flush=True)

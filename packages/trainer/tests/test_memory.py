@@ -125,12 +125,14 @@ def test_the_advice_is_a_setting_that_fits():
 def test_a_critic_has_a_state_of_its_own_but_no_output_layer():
     for tied in (False, True):
         shape = shape_of(QWEN_7B | {"tie_word_embeddings": tied})
-        plain, with_critic = (
-            trainer_memory(shape, dataclasses.replace(BFLOAT16, loss=loss), ranks=4, longest=1536, gpu=True)
-            for loss in ("dapo", "ppo")
+        streams = {"advantages": "gae", "advantages_options": {"whiten": False}}
+        plain, with_critic, streamed = (
+            trainer_memory(shape, dataclasses.replace(BFLOAT16, **options), ranks=4, longest=1536, gpu=True)
+            for options in ({}, {"loss": "ppo"}, {"loss": "ppo"} | streams)
         )
         body = shape.layers * shape.layer_parameters + shape.hidden * (shape.vocabulary + 2)
-        assert with_critic.state - plain.state == pytest.approx(16 * body / 4, rel=1e-6)
+        assert with_critic.state - plain.state == pytest.approx(12 * body / 4, rel=1e-6)
+        assert streamed.state - plain.state == pytest.approx(16 * body / 4, rel=1e-6)  # both gradients at once
         assert with_critic.peak - plain.peak == with_critic.state - plain.state
 
 

@@ -179,13 +179,16 @@ def trainer_memory(
         gathered += outer * wide - share
     reducing = outer * (2 * size + wide) + (0 if whole else 2 * shape.layer_parameters * size)
     copies, trained = 2 if config.keeps_reference else 1, share
+    gradients = share
     if config.has_critic:
         # Its passes keep what the policy's do, but for the logits, and have no outermost unit that is larger: the policy's are
-        # the most. Both models' gradients are there at once only while a batch is streamed.
-        trained += -(-shape.critic_parameters // ranks) * wide
+        # the most. Both have gradients at once only while a batch is streamed.
+        of_critic = -(-shape.critic_parameters // ranks) * wide
+        trained += of_critic
+        gradients += 0 if config.early_gradients_refused() else of_critic
     away = 2 * trained if config.offload and gpu else 0
     return TrainerMemory(
-        (copies - 1) * share + trained, trained, 2 * trained, activations, logits, gathered, reducing, away
+        (copies - 1) * share + trained, gradients, 2 * trained, activations, logits, gathered, reducing, away
     )
 
 
