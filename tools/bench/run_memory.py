@@ -32,8 +32,8 @@ COMMON = (
 SHAPE = "model.small={hidden=%d, layers=%d, mlp=%d, heads=8, kv_heads=8, head_dim=64}"
 CONFIGURATIONS: dict[str, tuple[str, ...]] = {
     "0.2 million parameters, two replicas": (),
-    "25 million, two replicas": (SHAPE % (512, 8, 1536),),
-    "80 million, one replica": (SHAPE % (768, 9, 2304), "rollout.replicas=1"),
+    "26 million, two replicas": (SHAPE % (512, 8, 1536),),
+    "62 million, one replica": (SHAPE % (768, 9, 2304), "rollout.replicas=1"),
 }
 # What a process of a run is, by words of its command line; the first that is found counts.
 OWNERS = {
