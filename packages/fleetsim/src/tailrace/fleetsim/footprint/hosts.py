@@ -20,8 +20,9 @@ SHARED = "/dev/shm"  # noqa: S108 - where Linux has it
 PROCESS_BYTES = {
     "members": 550e6,
     "watcher": 56e6,
-    "controller": 150e6,
-    "ray": 500e6,
+    "controller": 440e6,
+    "ray": 450e6,
+    "data": 115e6,
     "role": 75e6,
     "trainer": 470e6,
     "replica vllm": 800e6,
@@ -33,7 +34,7 @@ PROCESS_BYTES = {
 }
 """Bytes of each process with what it imports, before it loads anything; no pages of files, which processes share.
 
-Measured (tools/bench/run_memory.py; imports alone for members with a process of their own); vLLM's and Ray's are inferred.
+Measured on the local host and on Ray (tools/bench/run_memory.py), but for vLLM's, the ranker's and environments': inferred.
 """
 CPU_ENGINES = {"vllm": (128, 256), "transformers": (32, 32)}
 """Tokens of a block of the KV cache and most requests of a batch, by engine, on a CPU where no option says them."""
@@ -182,7 +183,7 @@ def _processes(
     yield OwnedBytes("controller", "the command that watches", base["watcher"])
     if not alone:
         yield OwnedBytes("controller", "process", base["controller"])
-        yield OwnedBytes("data", "process", base["role"])
+        yield OwnedBytes("data", "process", base["data"])
         yield OwnedBytes("scorer", "process", base["role"])
         if config.ranker is not None:
             yield OwnedBytes("ranker", "process", base["ranker"])
