@@ -6,7 +6,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.trainer.layout import EMPTY, OVERHEAD_TOKENS, PackedRow, TrainingSample, make_rows, micro_batches, plan
+from tailrace.trainer.layout import (
+    EMPTY,
+    OVERHEAD_TOKENS,
+    PackedRow,
+    TrainingSample,
+    make_rows,
+    micro_batches,
+    packed_micro_batches,
+    plan,
+)
 from tailrace.trainer.microbatch import to_tensors
 
 samples = st.lists(
@@ -20,15 +29,16 @@ samples = st.lists(
 )
 
 
-@given(samples, st.integers(1, 5), st.integers(1, 400), st.integers(0, 120))
-def test_every_sample_is_computed_once_within_the_budget(batch, ranks, budget, shared):
-    result = plan(batch, ranks=ranks, token_budget=budget, shared_prompt_tokens=shared)
+@given(samples, st.integers(1, 5), st.integers(1, 400), st.integers(0, 120), st.booleans())
+def test_every_sample_is_computed_once_within_the_budget(batch, ranks, budget, shared, packed):
+    result = plan(batch, ranks=ranks, token_budget=budget, shared_prompt_tokens=shared, packed=packed)
     found = [s for hand in result for micro in hand for row in micro if row is not EMPTY for s in row.samples]
     assert sorted(map(id, found)) == sorted(map(id, batch))
     assert len({len(hand) for hand in result}) == 1  # collectives line up
     for hand in result:
         for micro in hand:
-            assert len(micro) == 1 or len(micro) * max(row.length for row in micro) <= budget
+            lengths = [row.length for row in micro]
+            assert len(micro) == 1 or (sum(lengths) if packed else len(micro) * max(lengths)) <= budget
             assert all(sample.prompt == row.prompt for row in micro if row is not EMPTY for sample in row.samples)
 
 
@@ -130,3 +140,47 @@ def test_micro_batches_cost_as_little_as_the_best_cut_of_the_sorted_rows(lengths
         ends = [i + 1 for i in range(len(ordered) - 1) if bits >> i & 1] + [len(ordered)]
         every_cut.append([ordered[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)])
     assert cost(micro_batches(rows, budget)) == min(map(cost, every_cut))
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 300))
+def test_no_two_packed_micro_batches_fit_into_one(lengths, budget):
+    rows = [PackedRow((0,), (TrainingSample((0,), (0,) * length, 1.0),)) for length in lengths]
+    sizes = [sum(row.length for row in micro) for micro in packed_micro_batches(rows, budget)]
+    assert all(one + other > budget for place, one in enumerate(sizes) for other in sizes[:place])
+
+
+@settings(max_examples=60)
+@given(samples, st.integers(0, 120))
+def test_a_packed_micro_batch_has_the_values_of_the_padded_one_at_its_own_places(batch, shared):
+    batch = [
+        dataclasses.replace(
+            each, advantage=float(number), generated=tuple(i % 3 != 1 for i in range(len(each.response)))
+        )
+        for number, each in enumerate(batch)
+    ]
+    rows = sorted(make_rows(batch, shared), key=lambda row: len(row.samples) == 1)
+    padded = to_tensors(rows, torch.device("cpu"))
+    packed = to_tensors(rows, torch.device("cpu"), packed=True)
+    for name in ("targets", "behaviour", "advantages", "weights", "response", "versions"):
+        assert torch.equal(getattr(packed, name), getattr(padded, name)), name
+    lengths = [row.length for row in rows]
+    assert packed.sequences.lengths == tuple(lengths)
+    assert packed.mask is None
+    assert packed.input_ids.shape == (1, sum(lengths))
+    # what each token reads, and where in its own row it stands
+    longest = max(lengths)
+    for number, (length, start) in enumerate(
+        zip(lengths, [sum(lengths[:n]) for n in range(len(lengths))], strict=True)
+    ):
+        part = slice(start, start + length)
+        assert torch.equal(packed.input_ids[0, part], padded.input_ids[number, :length])
+        if padded.position_ids is not None:
+            assert torch.equal(packed.position_ids[0, part], padded.position_ids[number, :length])
+        mask = packed.sequences.masks[number]
+        assert (mask is None) == (len(rows[number].samples) == 1)
+        if mask is not None:
+            assert torch.equal(mask[0, 0], padded.mask[number, 0, :length, :length])
+        at = padded.index // longest == number
+        assert torch.equal(packed.index[at] - start, padded.index[at] - number * longest)
+    plain = [row.length for row in rows if len(row.samples) == 1]
+    assert packed.sequences.starts.tolist() == [sum(plain[:n]) for n in range(len(plain) + 1)]

@@ -11,6 +11,7 @@ from tailrace.trainer.layout import PackedRow, TrainingSample
 from tailrace.trainer.memory import DenseModel, _bytes_of_layer, advice, read_shape, shape_of, trainer_memory
 from tailrace.trainer.microbatch import to_tensors
 from tailrace.trainer.policy import Policy
+from tailrace.trainer.varlen_attention import use_in
 
 SMALL = {
     "hidden_size": 64,
@@ -32,15 +33,17 @@ QWEN_7B = {
 BFLOAT16 = TrainerConfig(dtype="bfloat16", micro_batch_tokens=4096, shared_prompt_tokens=4096)
 
 
-def kept(config, layers, dtype, *, masked):
+def kept(config, layers, dtype, *, masked, packed):
     """Bytes that a forward pass keeps for each token, each storage once, parameters left out."""
     config.num_hidden_layers, config.layer_types = layers, ["full_attention"] * layers
     policy = Policy(AutoModelForCausalLM.from_config(config, dtype=dtype))
     policy.direct_head = True
     policy.train()
     samples = [TrainingSample((1,), tuple(token % 31 for token in range(127)), 1.0) for _ in range(2)]
-    rows = [PackedRow((1,), tuple(samples))] if masked else [PackedRow((1,), (sample,)) for sample in samples]
-    batch = to_tensors(rows, torch.device("cpu"), dtype)
+    shared = PackedRow((1,), tuple(samples))
+    rows = [shared, shared] if masked else [PackedRow((1,), (sample,)) for sample in samples]
+    batch = to_tensors(rows, torch.device("cpu"), dtype, packed=packed)
+    assert use_in(policy.lm) or not packed
     parameters = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
     found = {}
 
@@ -55,14 +58,16 @@ def kept(config, layers, dtype, *, masked):
     return sum(storage.nbytes() for storage in found.values()) / batch.input_ids.numel()
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", [LlamaConfig, Qwen2Config, Qwen3Config])
-def test_a_layer_keeps_what_is_predicted_to_the_byte(kind, dtype, masked):
+def test_a_layer_keeps_what_is_predicted_to_the_byte(kind, dtype, masked, packed):
     config = kind(**SMALL, **({"head_dim": 16} if kind is Qwen3Config else {}))
-    of_layer = (kept(config, 4, dtype, masked=masked) - kept(config, 2, dtype, masked=masked)) / 2
+    of_layers = [kept(config, layers, dtype, masked=masked, packed=packed) for layers in (2, 4)]
     shape = shape_of(config.to_dict())
-    assert of_layer == pytest.approx(_bytes_of_layer(shape, dtype.itemsize, expanded=masked), rel=1e-12)
+    predicted = _bytes_of_layer(shape, dtype.itemsize, expanded=masked, packed=packed)
+    assert (of_layers[1] - of_layers[0]) / 2 == pytest.approx(predicted, rel=1e-12)
 
 
 @pytest.mark.parametrize("kind", [LlamaConfig, Qwen2Config, Qwen3Config])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig, Qwen3NextConfig
 
 from tailrace.trainer import TrainerConfig
 from tailrace.trainer.testing import inside, make_experiences, reference_loss
@@ -11,17 +11,26 @@ from tailrace.trainer.worker import TrainerWorker
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
          "intermediate_size": 24, "max_position_embeddings": 64, "vocab_size": 31}  # fmt: skip
 MODELS = {
-    # name: (config, output layer applied directly, prompts shared)
+    # name: (config, output layer applied directly, prompts shared and rows packed)
     "llama, untied": (LlamaConfig(**SMALL, tie_word_embeddings=False), True, True),
     "mistral, windowed": (MistralConfig(**SMALL, sliding_window=6), True, False),
     "gemma 2, capped logits, windowed": (Gemma2Config(**SMALL, final_logit_softcapping=0.05), False, False),
+    "qwen 3 next, linear attention": (
+        Qwen3NextConfig(
+            **SMALL, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=8, shared_expert_intermediate_size=8,
+            linear_key_head_dim=8, linear_value_head_dim=8, linear_num_key_heads=1, linear_num_value_heads=2,
+            layer_types=["linear_attention", "full_attention"],
+        ),
+        True,
+        False,
+    ),
     "gpt 2": (GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=31, n_positions=64,
                          resid_pdrop=0, embd_pdrop=0, attn_pdrop=0), True, True),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_gradient_equals_the_slow_reference(name, tmp_path):
+def test_gradient_equals_the_slow_reference(name, tmp_path, caplog):
     config, direct, shared = MODELS[name]
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
@@ -33,7 +42,10 @@ def test_gradient_equals_the_slow_reference(name, tmp_path):
     norm = torch.stack([p.grad.norm() for p in lm.parameters() if p.grad is not None]).norm().item()
     with TrainerWorker(tmp_path, settings) as worker:
         policy = inside(worker).module
-        assert (policy.direct_head, policy.shares_prompts) == (direct, shared)
+        assert (policy.direct_head, policy.shares_prompts, policy.packs) == (direct, shared, shared)
+        said = [line for line in caplog.messages if "packing = true" in line]
+        assert len(said) == (0 if shared else 1)
+        assert all(str(tmp_path) in line and "padded" in line for line in said)
         metrics = worker.step([batch])
     assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)

@@ -116,6 +116,8 @@ class TrainerConfig:
         temperature: sampling temperature of the rollout. Log-probabilities include it, as those that the engine recorded do.
         grad_clip_norm: largest 2-norm of the gradient, which is clipped to it; 0 does not clip.
         micro_batch_tokens: most tokens of one forward pass, including padding. A longer trajectory has its own pass.
+        packing: whether the responses of a micro-batch follow each other in one row without padding, each attending to its
+            own alone. A model whose attention cannot is padded, as a line at the start says.
         shared_prompt_tokens: responses to one prompt share one copy of it in rows of at most this many tokens;
             0 gives every response its own row.
         entropy: whether to report the policy's entropy too.
@@ -164,6 +166,7 @@ class TrainerConfig:
     temperature: float = 1.0
     grad_clip_norm: float = 1.0
     micro_batch_tokens: int = 2048
+    packing: bool = True
     shared_prompt_tokens: int = 384
     entropy: bool = True
     activation_checkpointing: Literal["auto", "on", "off"] = "auto"

@@ -158,7 +158,7 @@ class Critic:
         """What it makes of this rank's micro-batches, as it is."""
         found = []
         for rows in mine:
-            batch = to_tensors(rows, self.model.device, self.model.dtype)
+            batch = to_tensors(rows, self.model.device, self.model.dtype, packed=self.model.packs)
             self._on_phase("forward")
             with torch.no_grad(), self.model.micro_batch(last=True) as forward:
                 values = forward(batch, 1.0, False)[0]
@@ -202,7 +202,7 @@ class Critic:
     def _add(self, mine: Sequence[Sequence[PackedRow]], estimates: Sequence[Estimates]) -> None:
         """Add the gradients of the value loss of micro-batches, and its sums."""
         for number, (rows, before) in enumerate(zip(mine, estimates, strict=True)):
-            batch = to_tensors(rows, self.model.device, self.model.dtype)
+            batch = to_tensors(rows, self.model.device, self.model.dtype, packed=self.model.packs)
             self._on_phase("forward")
             with self.model.micro_batch(last=number == len(mine) - 1) as forward:
                 values = forward(batch, 1.0, False)[0]

@@ -56,7 +56,7 @@ class DeepSpeedModel(ShardedModel):
             policy.freeze(self.dtype)
             add_adapter(policy.lm, config.adapter, config.seed)
         policy.train()
-        self.vocabulary, self.shares_prompts = policy.vocabulary, policy.shares_prompts
+        self.vocabulary, self.shares_prompts, self.packs = policy.vocabulary, policy.shares_prompts, policy.packs
         self.parameters = self._trained(policy)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
         narrow = self.dtype is not parameter_dtype(config)

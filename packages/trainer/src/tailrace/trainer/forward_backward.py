@@ -90,7 +90,7 @@ class Gradients:
         tally = Tally(model.device)
         for number, rows in enumerate(mine):
             begun = time.perf_counter()
-            batch = to_tensors(rows, model.device, model.dtype)
+            batch = to_tensors(rows, model.device, model.dtype, packed=model.packs)
             if advantages:
                 batch = replace(batch, advantages=advantages[number])
             self._on_phase("forward")
@@ -117,7 +117,8 @@ class Gradients:
         for rows in self.micro_batches(samples, alone=False):
             self._on_phase("forward")
             with torch.no_grad(), model.micro_batch(last=True) as forward:
-                found.append(forward(to_tensors(rows, model.device, model.dtype), self._config.temperature, False)[0])
+                batch = to_tensors(rows, model.device, model.dtype, packed=model.packs)
+                found.append(forward(batch, self._config.temperature, False)[0])
             self.ended()
         return found
 
@@ -130,6 +131,7 @@ class Gradients:
             cells=cells,
             token_budget=self._config.micro_batch_tokens,
             shared_prompt_tokens=self._shared_prompt_tokens,
+            packed=model.packs,
         )[model.place if alone else model.cell * model.shares + model.place]
         load_tokens(sample for rows in mine for row in rows for sample in row.samples)
         self.planned = len(mine)

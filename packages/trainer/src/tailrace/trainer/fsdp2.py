@@ -68,6 +68,7 @@ class Fsdp2Model(ShardedModel):
         self._host = HostParts(device)
         self.module: Any = self._open(model_path)
         self.vocabulary, self.shares_prompts = self.module.vocabulary, self.module.shares_prompts
+        self.packs = self.module.packs
         for module in self.module.modules():
             if hasattr(module, "set_gradient_divide_factor"):
                 # Gradients are sums over tokens, scaled once at the end: ranks' are added, not averaged.
@@ -144,14 +145,16 @@ class Fsdp2Model(ShardedModel):
             )
         policy = self._empty(path)
         if frozen:  # the same architecture as the model's
-            policy.direct_head, policy.shares_prompts = self.module.direct_head, self.module.shares_prompts
+            found = [self.module.direct_head, self.module.shares_prompts, self.module.packs]
         else:
             assign(probed, tensors)
             probed.probe()
             probed.reshard()
-            found = torch.tensor([probed.direct_head, probed.shares_prompts], dtype=torch.int32, device=self.device)
-            dist.all_reduce(found, dist.ReduceOp.MIN)
-            policy.direct_head, policy.shares_prompts = map(bool, found.tolist())
+            flags = [probed.direct_head, probed.shares_prompts, probed.packs]
+            agreed = torch.tensor(flags, dtype=torch.int32, device=self.device)
+            dist.all_reduce(agreed, dist.ReduceOp.MIN)
+            found = [bool(flag) for flag in agreed.tolist()]
+        policy.take(direct_head=found[0], shares_prompts=found[1], packs=found[2])
         module = self._shard(self._prepared(policy, frozen=frozen), frozen=frozen)
         assign(module, tensors)
         return module

@@ -91,6 +91,21 @@ def deal(rows: Sequence[PackedRow], ranks: int) -> list[list[PackedRow]]:
     return hands
 
 
+def packed_micro_batches(rows: Sequence[PackedRow], token_budget: int) -> list[list[PackedRow]]:
+    """Micro-batches of at most `token_budget` tokens, or of a single row, without padding: each row, longest first, goes into
+    the first that has room for it, else into one of its own. Rows of several responses come first in a micro-batch."""
+    batches: list[list[PackedRow]] = []
+    room: list[int] = []
+    for row in sorted(rows, key=lambda row: row.length, reverse=True):
+        place = next((place for place, free in enumerate(room) if free >= row.length), len(batches))
+        if place == len(batches):
+            batches.append([])
+            room.append(token_budget)
+        batches[place].append(row)
+        room[place] -= row.length
+    return [sorted(batch, key=lambda row: len(row.samples) == 1) for batch in batches]
+
+
 def micro_batches(rows: Sequence[PackedRow], token_budget: int) -> list[list[PackedRow]]:
     """Micro-batches of rows of similar length, each of at most `token_budget` tokens with padding, or of a single row.
 
@@ -118,7 +133,13 @@ def micro_batches(rows: Sequence[PackedRow], token_budget: int) -> list[list[Pac
 
 
 def plan(
-    samples: Sequence[TrainingSample], *, ranks: int, token_budget: int, shared_prompt_tokens: int, cells: int = 1
+    samples: Sequence[TrainingSample],
+    *,
+    ranks: int,
+    token_budget: int,
+    shared_prompt_tokens: int,
+    cells: int = 1,
+    packed: bool = False,
 ) -> list[list[list[PackedRow]]]:
     """The micro-batches of each rank, equally many for every rank of a cell. Every rank that calls this gets the same result.
 
@@ -128,9 +149,11 @@ def plan(
         token_budget: most tokens of a micro-batch.
         shared_prompt_tokens: most tokens of a row with several responses.
         cells: number of cells.
+        packed: whether the rows of a micro-batch follow each other without padding.
     """
     hands = deal(make_rows(samples, shared_prompt_tokens), ranks)
-    batches = [micro_batches(hand, token_budget) for hand in hands]
+    split = packed_micro_batches if packed else micro_batches
+    batches = [split(hand, token_budget) for hand in hands]
     size = ranks // cells
     counts = [max(map(len, batches[first : first + size])) for first in range(0, ranks, size)]
     return [batch + [[EMPTY]] * (counts[rank // size] - len(batch)) for rank, batch in enumerate(batches)]

@@ -43,6 +43,7 @@ class MegatronModel(ShardedModel):
         self, model_path: Path, config: TrainerConfig, device: torch.device, rank: int, world_size: int
     ) -> None:
         super().__init__(config, device, rank, world_size)
+        self.packs = config.packing
         self._hf = read_config(model_path)
         tp, per_cell = config.tensor_parallel, world_size // config.cells
         self.shares, within = per_cell // tp, rank % per_cell

@@ -25,6 +25,7 @@ from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig
 from tailrace.trainer.microbatch import MicroBatch
 from tailrace.trainer.policy import token_logprobs
 from tailrace.trainer.sharded_model import DTYPES
+from tailrace.trainer.varlen_attention import Sequences, varlen_attention
 
 
 def import_megatron() -> None:
@@ -40,13 +41,18 @@ def import_megatron() -> None:
 
 
 class _Attention(nn.Module):
-    """Megatron's core attention, of this rank's heads: ``[length, rows, heads, head_dim]`` in, heads joined out."""
+    """Megatron's core attention, of this rank's heads: ``[length, rows, heads, head_dim]`` in, heads joined out.
+
+    In place of a mask it takes the sequences of a packed row.
+    """
 
     def __init__(self, **_: Any) -> None:
         super().__init__()
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **_: Any) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Sequences | None, **_: Any) -> Tensor:
         query, key, value = (each.permute(1, 2, 0, 3) for each in (query, key, value))
+        if isinstance(mask, Sequences):
+            return varlen_attention(query, key, value, mask).transpose(0, 1).flatten(2)
         found = scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, enable_gqa=True)
         return found.permute(2, 0, 1, 3).flatten(2)
 
@@ -157,7 +163,7 @@ class TensorParallelPolicy(nn.Module):
                 run = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False)
             else:
                 run = layer
-            hidden = run(hidden, attention_mask=batch.mask, rotary_pos_emb=angles)[0]
+            hidden = run(hidden, attention_mask=batch.sequences or batch.mask, rotary_pos_emb=angles)[0]
         hidden = self.gpt.decoder.final_layernorm(hidden)
         hidden = self._enter(hidden.transpose(0, 1).flatten(0, 1)[batch.index], group=self._group)
         weight = self.gpt.embedding.word_embeddings.weight if self._tied else self.gpt.output_layer.weight

@@ -164,7 +164,7 @@ def trainer_memory(
     whole = shape.parameters <= SMALL_MODEL_PARAMETERS
     again = config.activation_checkpointing == "on" or (config.activation_checkpointing == "auto" and not whole)
     row = max(longest, config.shared_prompt_tokens) if config.shared_prompt_tokens else 0
-    of_layer = tokens * _bytes_of_layer(shape, size, expanded=bool(row))
+    of_layer = tokens * _bytes_of_layer(shape, size, expanded=bool(row), packed=config.packing)
     inputs = tokens * shape.hidden * size
     activations = (shape.layers * inputs + of_layer) if again else shape.layers * of_layer
     activations += tokens * row * size + 6 * inputs  # the mask; embeddings, last norm, hidden states of responses
@@ -219,17 +219,17 @@ def advice(shape: DenseModel, config: TrainerConfig, *, ranks: int, longest: int
     return "a smaller model, or an adapter (trainer.adapter.rank)"
 
 
-def _bytes_of_layer(shape: DenseModel, size: int, *, expanded: bool) -> int:
+def _bytes_of_layer(shape: DenseModel, size: int, *, expanded: bool, packed: bool = False) -> int:
     """Bytes that a layer keeps for each token, if it keeps all.
 
     A norm keeps its input, which in bfloat16 is a float32 copy, the normed and the weighted values, and a float32 for each row.
-    With a mask, keys and values are repeated for each query head.
+    With a mask, keys and values are repeated for each query head. In a packed row they are not, but what attention gives is
+    there twice: of each sequence, and joined.
     """
     normed = 3 if size >= 4 else 4
     elements = 2 * normed * shape.hidden + 4 * shape.mlp  # gate, its activation, up, their product
-    elements += 2 * shape.queries + 2 * (
-        shape.queries if expanded else shape.keys
-    )  # attention's inputs and what it gives
+    # attention's inputs and what it gives
+    elements += (3 if packed else 2) * shape.queries + 2 * (shape.queries if expanded and not packed else shape.keys)
     rows = 2 + shape.heads  # of norms and attention
     if shape.head_norms:
         elements += (normed - 1) * (shape.queries + shape.keys)

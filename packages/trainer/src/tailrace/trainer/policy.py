@@ -20,6 +20,7 @@ from tailrace.trainer.errors import ModelError, TrainerConfigError
 from tailrace.trainer.layout import PackedRow, TrainingSample
 from tailrace.trainer.memory import LOGITS_ON_CPU, LOGITS_ON_GPU
 from tailrace.trainer.microbatch import MicroBatch, to_tensors
+from tailrace.trainer.varlen_attention import ARGUMENT, stop_using_in, use_in
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -161,9 +162,10 @@ _PROBE_TOLERANCE = 1e-4
 class Policy(nn.Module):
     """Computes log-probabilities of response tokens.
 
-    It takes two shortcuts if a probe shows that the model allows them. The output layer is applied only to response
+    It takes three shortcuts if a probe shows that the model allows them. The output layer is applied only to response
     positions, chunk by chunk (not if the model scales or caps its logits). Responses share their prompt's row (not if the
-    model ignores a 4-dimensional mask or attends within a window).
+    model ignores a 4-dimensional mask or attends within a window). Rows follow each other without padding (not if its attention
+    is another one than torch's, or something else looks back over the row).
 
     Args:
         lm: any ``AutoModelForCausalLM``.
@@ -174,6 +176,7 @@ class Policy(nn.Module):
         self.lm = lm
         self.direct_head = False
         self.shares_prompts = False
+        self.packs = False
         self.logits_budget = 0
 
     def configure(self, config: TrainerConfig) -> None:
@@ -183,6 +186,7 @@ class Policy(nn.Module):
             TrainerConfigError: activations are to be computed again, which the model does not offer.
         """
         self.logits_budget = config.logits_budget
+        self.packs = self.packs and config.packing
         asked, offered = config.activation_checkpointing, bool(self.lm.supports_gradient_checkpointing)
         if asked == "on" and not offered:
             raise TrainerConfigError(
@@ -207,7 +211,7 @@ class Policy(nn.Module):
     def forward(self, batch: MicroBatch, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the micro-batch's response tokens; see `token_logprobs` for their shapes."""
         if self.direct_head:
-            hidden = self.lm.base_model(**model_inputs(batch))[0].flatten(0, 1)[batch.index]
+            hidden = self.lm.base_model(**model_inputs(self.lm, batch))[0].flatten(0, 1)[batch.index]
             weight = self.lm.get_output_embeddings().weight
             return token_logprobs(
                 hidden,
@@ -217,7 +221,7 @@ class Policy(nn.Module):
                 entropy=entropy,
                 logits_budget=self.logits_budget,
             )
-        logits = self.lm(**model_inputs(batch)).logits.flatten(0, 1)[batch.index]
+        logits = self.lm(**model_inputs(self.lm, batch)).logits.flatten(0, 1)[batch.index]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
         table = logits.log_softmax(-1)
         spread = -(table.exp() * table).sum(-1).detach() if entropy else table.new_zeros(0)
@@ -242,23 +246,42 @@ class Policy(nn.Module):
             if isinstance(head, nn.Linear) and head.bias is None:
                 self.direct_head = True
                 self.direct_head = self._agrees(alone, truth)
-            self.shares_prompts = not _windowed(self.lm.config) and self._agrees(together, truth)
+            plain = not _windowed(self.lm.config)
+            self.shares_prompts = plain and self._agrees(together, truth)
+            rows = [PackedRow(prompt, tuple(samples[:2])), PackedRow(prompt, tuple(samples[2:]))]
+            if not self.shares_prompts:
+                rows = [PackedRow(prompt, (sample,)) for sample in samples]
+            self.packs = plain and self._agrees(to_tensors(rows, device, dtype, packed=True), truth)
+            if not self.packs:
+                stop_using_in(self.lm)
         self.lm.train(training)
+
+    def take(self, *, direct_head: bool, shares_prompts: bool, packs: bool) -> None:
+        """Take the shortcuts that another model of the same form was found to allow."""
+        self.direct_head, self.shares_prompts, self.packs = direct_head, shares_prompts, packs and use_in(self.lm)
 
     def _agrees(self, batch: MicroBatch, truth: Tensor) -> bool:
         try:
             found, _ = self(batch, 1.0, False)
-        except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError) as error:
+        except (ModelError, TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError) as error:
             # A model that rejects the inputs of a shortcut goes without it, which is slower but as correct.
             logger.info("%s does not take a shortcut: %s", type(self.lm).__name__, error)
             return False
         return bool((found - truth).abs().max() < _PROBE_TOLERANCE)
 
 
-def model_inputs(batch: MicroBatch) -> dict[str, Any]:
-    """What a Hugging Face model takes for a micro-batch."""
+def model_inputs(lm: Any, batch: MicroBatch) -> dict[str, Any]:
+    """What a Hugging Face model takes for a micro-batch.
+
+    Raises:
+        ModelError: it is a packed one, and the model's attention is not torch's.
+    """
     inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
-    if batch.mask is not None:
+    if batch.sequences is not None:
+        if not use_in(lm):
+            raise ModelError(f"found {type(lm).__name__} with attention of its own, expected torch's, in a packed row")
+        inputs |= {ARGUMENT: batch.sequences, "position_ids": batch.position_ids}
+    elif batch.mask is not None:
         inputs |= {"attention_mask": batch.mask, "position_ids": batch.position_ids}
     return inputs
 

@@ -84,9 +84,11 @@ class ShardedModel(ABC):
         steps: optimizer steps since the start or since `reset_optimizer`.
         vocabulary: token ids that the model knows.
         shares_prompts: whether responses may share their prompt's row.
+        packs: whether micro-batches are packed rows without padding.
     """
 
     shares_prompts = False
+    packs = False
     vocabulary: int
     cell_group: Any = None
     group: Any = None

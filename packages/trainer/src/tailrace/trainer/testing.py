@@ -76,6 +76,26 @@ class BackendContract:
             assert _differ(expected, _weights(backend)) <= self.tolerance
             assert _differ(before, expected) > 0
 
+    def test_packed_micro_batches_have_the_gradient_and_log_probabilities_of_padded_ones(self, tmp_path: Path) -> None:
+        model, found = _model(tmp_path), []
+        batch = make_experiences(3, 5, vocab_size=_VOCABULARY, seed=9, turns=2)
+        batch = [replace(each, reward=float(place % 2)) for place, each in enumerate(batch)]
+        first = [each for each in batch if each.group == 0]
+        for packing, shared in ((False, 0), (True, 0), (True, 60)):
+            # several responses in a row, and one that is longer than a row may be
+            config = replace(self.config, packing=packing, micro_batch_tokens=70, shared_prompt_tokens=shared)
+            with closing(self.build(model, config)) as backend:
+                plain = backend.step([batch])
+                backend.accumulate(first)
+                streamed = backend.apply(batch[len(first) :])
+                found.append((plain, streamed, _weights(backend)))
+        (plain, streamed, weights), *packed = found
+        for step, later, after in packed:
+            for one, other in ((step, plain), (later, streamed)):
+                for name in ("loss", "approx_kl", "entropy", "grad_norm", "ratio_mean", "tokens"):
+                    assert abs(one[name] - other[name]) <= self.tolerance * max(1.0, other[name]), name
+            assert _differ(after, weights) <= 2 * self.tolerance
+
     def test_every_loss_is_that_of_the_reference_plain_and_streamed(self, tmp_path: Path) -> None:
         from transformers import AutoModelForCausalLM
 

@@ -25,7 +25,7 @@ class ValueModel(Policy):
     def forward(self, batch: MicroBatch, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
         """The values before the micro-batch's response tokens, ``[tokens]``, at least in float32; and nothing."""
         del temperature, entropy  # which the policy's have
-        hidden = self.lm.base_model(**model_inputs(batch))[0].flatten(0, 1)[batch.index]
+        hidden = self.lm.base_model(**model_inputs(self.lm, batch))[0].flatten(0, 1)[batch.index]
         values = self.lm.score(hidden)[:, 0]
         # FSDP puts its backward hook on the output, which must not be a view.
         return values.to(torch.promote_types(values.dtype, torch.float32)).clone(), values.new_zeros(0)

@@ -13,6 +13,7 @@ batch is split over micro-batches, ranks, cells and time (RollPacker, section 4.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -43,6 +44,8 @@ from tailrace.trainer.metrics import merge_metrics
 from tailrace.trainer.partial_batch import PartialBatch
 from tailrace.trainer.sharded_model import ShardedModel, onloaded
 from tailrace.trainer.tally import Tally, means, versions
+
+logger = logging.getLogger(__name__)
 
 
 def resolve_device(name: str, rank: int) -> torch.device:
@@ -207,8 +210,16 @@ class TrainerWorker:
         self._vocabulary = self._model.vocabulary
         reference = self._model.reference(model_path) if config.keeps_reference else None
         self._critic_model = self._model.critic(model_path) if config.has_critic else None
-        if self._critic_model is not None and not self._critic_model.shares_prompts:
-            shared_prompt_tokens = 0
+        if self._critic_model is not None:
+            if not self._critic_model.shares_prompts:
+                shared_prompt_tokens = 0
+            self._model.packs = self._critic_model.packs = self._model.packs and self._critic_model.packs
+        if config.packing and not self._model.packs and self.rank == 0:
+            logger.warning(
+                "found packing = true with the model %s, which does not keep to each response's own tokens of a packed row: "
+                "its micro-batches are padded",
+                model_path,
+            )
         self._mini_batches = 1
         self.on_phase: Callable[[str], None] = lambda _: None
         """Called as "forward" and "backward" of a micro-batch, and the "optimizer" step, begin. It may be set to another."""
