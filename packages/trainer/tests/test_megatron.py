@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
@@ -23,6 +25,8 @@ from tailrace.trainer.worker import TrainerWorker
 pytest.importorskip("megatron.core", reason="needs tailrace-trainer[megatron]")
 sys.path.insert(0, str(Path(__file__).parent))
 import trainer_processes
+
+from tailrace.trainer.megatron import owners
 
 VOCAB = 31  # two ranks pad it
 KINDS = {"qwen3": Qwen3Config, "qwen2": Qwen2Config}
@@ -118,7 +122,10 @@ CASES: dict[int, dict[str, Any]] = {
         "tp 2 of fsdp2's": ("megatron", {**KL, "tensor_parallel": 2}, "qwen3-True", None, "one saved"),
         "fsdp2 of tp 2's": ("fsdp2", KL, "qwen3-True", None, "tp 2 saved"),
     },
-    4: {"tp 2 cells 2": ("megatron", {**KL, "tensor_parallel": 2, "cells": 2}, "qwen3-True", (1, 4), None)},
+    4: {
+        "tp 2 cells 2": ("megatron", {**KL, "tensor_parallel": 2, "cells": 2}, "qwen3-True", (1, 4), None),
+        "tp 2 dp 2": ("megatron", {**KL, "tensor_parallel": 2}, "qwen3-True", None, None),
+    },
     1: {"tp 1 of tp 2's": ("megatron", KL, "qwen3-True", None, "tp 2 saved")},
 }
 ONE = {
@@ -149,6 +156,39 @@ def test_gradients_metrics_and_weights_are_those_of_one_fsdp2_process(runs, case
         torch.testing.assert_close(
             found[key], one[key], atol=absolute, rtol=1e-4, msg=lambda told, key=key: f"{key}: {told}"
         )
+
+
+def moments(rank, world_size, model, rendezvous, out):
+    """Two steps, the second after a checkpoint of the first; how many elements of parameters and moments this rank has."""
+    config = dataclasses.replace(trainer_processes.CONFIG, micro_batch_tokens=200)
+    with build_backend("megatron", model, config, rank=rank, world_size=world_size, rendezvous=rendezvous) as worker:
+        worker.step([trainer_processes.long_batch(0)])
+        inner, counts = inside(worker), []
+        worker.save(out / "saved", 0).result(60)
+        for _ in range(2):
+            states = inner.optimizer.state.values()
+            counts.append(sum(state[kind].numel() for state in states for kind in ("exp_avg", "exp_avg_sq")))
+            worker.load(out / "saved")
+        tensors = [tensor.numel() for tensor in inner.local.values()]
+        (out / f"rank{rank}").write_text(json.dumps([sum(tensors), max(tensors), *counts]))
+
+
+def test_data_parallel_ranks_have_the_moments_of_the_model_once_together(root, tmp_path):
+    trainer_processes.run_all(moments, 3, root / "qwen2-False", f"file://{tmp_path}/meet", tmp_path)
+    found = [json.loads((tmp_path / f"rank{rank}").read_text()) for rank in range(3)]
+    parameters, largest = found[0][:2]
+    for after in (2, 3):  # the step, and the load
+        assert sum(row[after] for row in found) == 2 * parameters
+        assert max(row[after] for row in found) <= 2 * (parameters / 3 + largest)
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(0, 100), max_size=12), st.integers(1, 5))
+def test_no_place_has_more_moments_than_another_by_more_than_a_tensor(sizes, places):
+    found = owners(sizes, places)
+    assert found.keys() == sizes.keys()
+    held = [sum(size for name, size in sizes.items() if found[name] == place) for place in range(places)]
+    assert max(held) - min(held) <= max(sizes.values(), default=0)
+    assert found == owners(dict(reversed(sizes.items())), places)
 
 
 @pytest.mark.parametrize("case", ["tp 2", "qwen2 tp 2", "dp 2"])

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
 from tailrace.trainer import CheckpointError, ModelError
-from tailrace.trainer.sharded_load import ModelFiles, empty_lm, sources
+from tailrace.trainer.policy import load_policy
+from tailrace.trainer.sharded_load import Experts, ModelFiles, empty_lm, sources
 from tailrace.trainer.testing import inside
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -21,6 +22,7 @@ import trainer_processes
 
 SMALL = {"hidden_size": 18, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 6,
          "intermediate_size": 23, "max_position_embeddings": 64, "vocab_size": 31}  # fmt: skip
+EVEN = SMALL | {"hidden_size": 16, "intermediate_size": 24, "tie_word_embeddings": False}  # as torch multiplies experts
 MODELS = {
     "llama, untied": LlamaConfig(**SMALL, tie_word_embeddings=False),
     "llama, tied, scaled positions": LlamaConfig(
@@ -30,6 +32,8 @@ MODELS = {
                          "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
     ),
     "gemma 2, capped logits": Gemma2Config(**SMALL, final_logit_softcapping=0.05),
+    "qwen 3, a mixture of experts": Qwen3MoeConfig(**EVEN, moe_intermediate_size=8, num_experts=5, num_experts_per_tok=2),
+    "mixtral, experts under other names": MixtralConfig(**EVEN, num_local_experts=11),
     "gpt 2": GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=31, n_positions=64,
                         resid_pdrop=0, embd_pdrop=0, attn_pdrop=0),
 }  # fmt: skip
@@ -71,6 +75,8 @@ def load(rank, world_size, directory, dtype, cells, by_rows, rendezvous, out: Pa
         ("llama, untied", 2, "bfloat16", 2),
         ("llama, tied, scaled positions", 2, "float32", 1),
         ("gemma 2, capped logits", 1, "float32", 1),
+        ("qwen 3, a mixture of experts", 2, "float32", 1),
+        ("mixtral, experts under other names", 2, "bfloat16", 1),
         ("gpt 2", 2, "float32", 1),
     ],
 )
@@ -114,10 +120,39 @@ def test_tied_parameters_are_found_under_either_name(tmp_path):
     assert sources(empty_lm(tmp_path, torch.float32), ModelFiles(tmp_path)) is None
 
 
+@pytest.mark.parametrize("name", ["qwen 3, a mixture of experts", "mixtral, experts under other names"])
+def test_experts_are_found_and_read_by_rows(name, tmp_path):
+    torch.manual_seed(0)
+    lm = AutoModelForCausalLM.from_config(MODELS[name])
+    lm.save_pretrained(tmp_path)
+    files, whole = ModelFiles(tmp_path), dict(lm.named_parameters())
+    found = sources(empty_lm(tmp_path, torch.float32), files)
+    experts = {parameter: source for parameter, source in found.items() if isinstance(source, Experts)}
+    assert len(experts) == 2 * 2
+    for parameter, source in found.items():
+        for rows in (slice(None), slice(1, 4), slice(2, 2)):
+            out = torch.full_like(whole[parameter][rows], 9.0)
+            files.read(source, rows, out)
+            assert torch.equal(out, whole[parameter][rows].detach()), parameter
+
+
 def test_files_that_are_not_the_parameters_are_left_to_transformers(tmp_path):
-    shape = SMALL | {"moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2}
-    AutoModelForCausalLM.from_config(Qwen3MoeConfig(**shape)).save_pretrained(tmp_path)
-    assert sources(empty_lm(tmp_path, torch.float32), ModelFiles(tmp_path)) is None
+    AutoModelForCausalLM.from_config(MODELS["qwen 3, a mixture of experts"]).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for broken in ("down_proj", "gate_proj"):  # an expert too few; one without its gate
+        gone = f"model.layers.1.mlp.experts.3.{broken}.weight"
+        save_file(
+            {name: tensor for name, tensor in tensors.items() if name != gone}, str(tmp_path / "model.safetensors")
+        )
+        assert sources(empty_lm(tmp_path, torch.float32), ModelFiles(tmp_path)) is None
+
+
+def test_pickled_weights_are_refused_with_what_converts_them(tmp_path):
+    lm = AutoModelForCausalLM.from_config(MODELS["llama, untied"])
+    lm.config.save_pretrained(tmp_path)
+    torch.save(lm.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"found pytorch_model.bin in .*, expected safetensors.*save_pretrained"):
+        load_policy(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

@@ -30,7 +30,7 @@ from tailrace.trainer.microbatch import MicroBatch
 from tailrace.trainer.offload import HostParts
 from tailrace.trainer.optimizer import MuonWithAdamW, adamw, clip_gradients
 from tailrace.trainer.policy import PREFIX, Policy, load_policy
-from tailrace.trainer.sharded_load import ModelFiles, assign, empty_lm, sources
+from tailrace.trainer.sharded_load import Experts, ModelFiles, assign, empty_lm, sources
 from tailrace.trainer.sharded_model import MOMENTS, SavedState, ShardedModel, parameter_dtype
 from tailrace.trainer.value_model import ValueModel, empty_value_lm, fresh_head, load_value_model
 from tailrace.trainer.weights_file import has_weights_file
@@ -126,7 +126,7 @@ class Fsdp2Model(ShardedModel):
             add_adapter(policy.lm, self.config.adapter, self.config.seed)
         return policy
 
-    def _open_by_rows(self, path: Path, files: ModelFiles, of: Mapping[str, str], *, frozen: bool) -> Any:
+    def _open_by_rows(self, path: Path, files: ModelFiles, of: Mapping[str, str | Experts], *, frozen: bool) -> Any:
         """The same without the model ever being whole: it is sharded before it has memory, and then given its rows.
 
         Shortcuts are looked for in the whole precision, so on a model of its own that has the same rows.

@@ -3,6 +3,7 @@
 rank = (cell, place, slot)             slot: which part of every layer, of `tensor_parallel`
 forward, backward                      within the ranks of one place: Megatron adds activations and their gradients up
 total_gradients                        over the places of all cells: adds up their sums, and scales once
+update                                 each place steps the tensors whose moments it has, and sends them to its cell's others
 
 The optimizer is torch's AdamW on the local parameters, on CUDA too: Megatron's own needs CUDA to be built, and Transformer
 Engine or Apex to be another one than torch's.
@@ -30,7 +31,7 @@ from tailrace.trainer.sharded_model import MOMENTS, Rows, SavedState, ShardedMod
 
 
 class MegatronModel(ShardedModel):
-    """Each rank holds its part of every layer; those of one slot hold the same.
+    """Each rank holds its part of every layer; those of one slot hold the same, but each has AdamW's moments of some tensors.
 
     Args:
         model_path: directory of a dense Qwen2 or Qwen3, whose safetensors are read tensor by tensor.
@@ -65,7 +66,8 @@ class MegatronModel(ShardedModel):
         dtype = str(parameter_dtype(config)).removeprefix("torch.")
         self._layout, self._rank = gpt_layout(self._hf, tp, world_size, dtype), f"rank{rank}"
         group_of = [f"rank{rank - slot + other}" for other in range(tp)]
-        self._gatherer = Gatherer(self._layout, group_of, self._tp_group)
+        self._like = torch.empty(0, dtype=parameter_dtype(config), device=device)
+        self._gatherer = Gatherer(self._layout, group_of, self._tp_group, self._like)
         self.policy = self._load(model_path)
         self.vocabulary = self.policy.vocabulary
         self._parameters: dict[str, Any] = dict(self.policy.gpt.named_parameters())
@@ -75,6 +77,7 @@ class MegatronModel(ShardedModel):
             parameter.register_post_accumulate_grad_hook(self._adds_to(self.local[name]))
         if self.dtype is not parameter_dtype(config):  # the float32 values, which the parameters rounded
             load_shard(model_path, self._layout, self._rank, self.local)
+        self._owners = owners({name: shard.numel() for name, shard in self.local.items()}, self.shares)
         # Every rank normalises the queries and keys of its own heads with the same weights.
         self._partial = [name for name in self.local if ".q_layernorm." in name or ".k_layernorm." in name]
         held = [{buffer.name: buffer for buffer in self._layout.shards[other].buffers} for other in group_of]
@@ -138,7 +141,11 @@ class MegatronModel(ShardedModel):
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        self._has_moments = True
+        if self.shares > 1:
+            for name, shard in self.local.items():
+                dist.broadcast(shard, group=self.cell_group, group_src=self._owners[name])
+        self.drop_gradients()
         self._round()
 
     def _round(self) -> None:
@@ -150,16 +157,17 @@ class MegatronModel(ShardedModel):
 
     def drop_gradients(self) -> None:
         """See `ShardedModel`."""
-        self.optimizer.zero_grad()
-        for parameter in self._parameters.values():
-            parameter.grad = None
+        for tensor in (*self.local.values(), *self._parameters.values()):
+            tensor.grad = None
 
     def reset_optimizer(self) -> None:
         """See `ShardedModel`."""
         config = self.config
+        mine = [shard for name, shard in self.local.items() if self._owners[name] == self.place]
         self.optimizer: Any = adamw(
-            self.local.values(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+            mine or [self._like], lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
+        self._has_moments = False
         self.steps = 0
 
     def reference(self, model_path: Path) -> Callable[[MicroBatch, float], Tensor]:
@@ -201,11 +209,9 @@ class MegatronModel(ShardedModel):
         """See `ShardedModel`."""
         if self.cell:
             return
-        kinds: dict[str, dict[str, Tensor]] = {"parameter": self.local}
-        moments = [self.optimizer.state.get(shard, {}) for shard in self.local.values()]
-        for kind in MOMENTS:
-            if all(kind in each for each in moments):
-                kinds[kind] = {name: each[kind] for name, each in zip(self.local, moments, strict=True)}
+        kinds: dict[str, Mapping[str, Tensor]] = {"parameter": self.local}
+        if self._has_moments:
+            kinds |= {kind: _Moments(self, kind) for kind in MOMENTS}
         for name, shape in self.shapes.items():
             for kind, local in kinds.items():
                 yield f"{kind}/{name}", self._gatherer.whole(name, local)[self.rows.of(shape[0])]
@@ -215,11 +221,13 @@ class MegatronModel(ShardedModel):
         self.reset_optimizer()
         kinds: dict[str, dict[str, Tensor]] = {"parameter": self.local}
         if saved.has_moments:
-            for shard in self.local.values():
+            owned = {name: shard for name, shard in self.local.items() if self._owners[name] == self.place}
+            for shard in owned.values():
                 step = torch.tensor(float(saved.steps), dtype=torch.float32, device=shard.device)
                 self.optimizer.state[shard] = {"step": step, **{kind: torch.zeros_like(shard) for kind in MOMENTS}}
             for kind in MOMENTS:
-                kinds[kind] = {name: self.optimizer.state[shard][kind] for name, shard in self.local.items()}
+                kinds[kind] = {name: self.optimizer.state[shard][kind] for name, shard in owned.items()}
+            self._has_moments = True
         mine = self._layout.shards[self._rank]
         for name, shape in self.shapes.items():
             for kind, local in kinds.items():
@@ -233,3 +241,47 @@ class MegatronModel(ShardedModel):
                 put_rows(mine, name, local, read)
         self._round()
         self.steps = saved.steps
+
+
+class _Moments(Mapping[str, Tensor]):
+    """A moment of every local tensor, sent by the rank of the cell that has it as it is asked for. Collective.
+
+    Args:
+        model: the model.
+        kind: one of `MOMENTS`.
+    """
+
+    def __init__(self, model: MegatronModel, kind: str) -> None:
+        self._model, self._kind = model, kind
+        self._last: tuple[str, Tensor] | None = None  # one local tensor is several outside, one after another
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self._last is None or self._last[0] != name:
+            model, shard = self._model, self._model.local[name]
+            owner = model._owners[name]
+            found = model.optimizer.state[shard][self._kind] if owner == model.place else torch.empty_like(shard)
+            if model.shares > 1:
+                dist.broadcast(found, group=model.cell_group, group_src=owner)
+            self._last = name, found
+        return self._last[1]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._model.local)
+
+    def __len__(self) -> int:
+        return len(self._model.local)
+
+
+def owners(sizes: Mapping[str, int], places: int) -> dict[str, int]:
+    """Which place has the moments of each tensor: the largest first, to the place with the fewest elements so far.
+
+    Args:
+        sizes: elements of each tensor, by name; the same on every place.
+        places: how many there are.
+    """
+    held, found = [0] * places, {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        place = held.index(min(held))
+        held[place] += sizes[name]
+        found[name] = place
+    return found

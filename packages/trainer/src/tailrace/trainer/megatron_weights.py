@@ -74,10 +74,12 @@ def put_rows(shard: Shard, name: str, local: Mapping[str, Tensor], read: Any) ->
     Args:
         shard: what the rank holds.
         name: the tensor.
-        local: the rank's tensors by GPTModel's names.
+        local: the rank's tensors by GPTModel's names, or some of them.
         read: gives the rows of a slice of the tensor.
     """
     for buffer, piece in shard.pieces.get(name, ()):
+        if buffer.name not in local:
+            continue
         (start, stop), *rest = piece.box
         target = local[buffer.name]
         target[_at(piece)] = read(slice(start, stop))[(slice(None), *_of(tuple(rest)))].to(target)
@@ -115,10 +117,11 @@ class Gatherer:
         layout: what each rank holds.
         ranks: the ranks of this rank's group, in order.
         group: their process group.
+        like: a tensor of the dtype and on the device of what is put together.
     """
 
-    def __init__(self, layout: Layout, ranks: list[str], group: Any) -> None:
-        self._layout, self._group = layout, group
+    def __init__(self, layout: Layout, ranks: list[str], group: Any, like: Tensor) -> None:
+        self._layout, self._group, self._like = layout, group, like
         self._shards = [layout.shards[rank] for rank in ranks]
         self._place = dist.get_rank(group)
 
@@ -132,10 +135,9 @@ class Gatherer:
         if len(mine) == 1 and mine[0][1].box == tuple((0, size) for size in shape):  # no other rank has more
             buffer, piece = mine[0]
             return local[buffer.name][_at(piece)]
-        like = next(iter(local.values()))
-        found = torch.empty(shape, dtype=like.dtype, device=like.device)
+        found = self._like.new_empty(shape)
         held = [shard.pieces.get(name, ()) for shard in self._shards]
-        for pieces, part in zip(held, self._parts(held, local, like), strict=True):
+        for pieces, part in zip(held, self._parts(held, local), strict=True):
             offset = 0
             for _, piece in pieces:
                 target = found[_of(piece.box)]
@@ -144,7 +146,7 @@ class Gatherer:
         return found
 
     def _parts(
-        self, held: list[tuple[tuple[LocalBuffer, Piece], ...]], local: Mapping[str, Tensor], like: Tensor
+        self, held: list[tuple[tuple[LocalBuffer, Piece], ...]], local: Mapping[str, Tensor]
     ) -> Iterator[Tensor]:
         """Each rank's pieces, one after the other; padded, since collectives want equal sizes."""
         mine = [local[buffer.name][_at(piece)].flatten() for buffer, piece in held[self._place]]
@@ -152,7 +154,7 @@ class Gatherer:
             yield torch.cat(mine)
             return
         most = max(sum(_volume(piece.box) for _, piece in pieces) for pieces in held)
-        padded = like.new_zeros(most)
+        padded = self._like.new_zeros(most)
         if mine:
             flat = torch.cat(mine)
             padded[: len(flat)] = flat

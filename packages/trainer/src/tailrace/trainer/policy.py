@@ -21,6 +21,7 @@ from tailrace.trainer.layout import PackedRow, TrainingSample
 from tailrace.trainer.memory import LOGITS_ON_CPU, LOGITS_ON_GPU
 from tailrace.trainer.microbatch import MicroBatch, to_tensors
 from tailrace.trainer.varlen_attention import ARGUMENT, stop_using_in, use_in
+from tailrace.trainer.weights_file import has_weights_file
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -301,7 +302,7 @@ def load_policy(path: str | Path, dtype: torch.dtype = torch.float32) -> Policy:
         dtype: dtype of the parameters.
 
     Raises:
-        ModelError: the directory holds no causal LM.
+        ModelError: the directory holds no causal LM, or its weights as pickled files (``.bin``).
     """
     from transformers import AutoModelForCausalLM
 
@@ -328,6 +329,12 @@ def read_pretrained(kind: Any, path: Path, dtype: torch.dtype, **options: Any) -
         raise ModelError(f"found no config.json in {path}, expected the directory of a Hugging Face causal LM")
     if is_adapter(path):
         raise ModelError(f"found an adapter in {path}, expected a whole model; tailrace export --merge writes one")
+    if not has_weights_file(path) and (pickled := sorted(Path(path).glob("*.bin"))):
+        raise ModelError(
+            f"found {pickled[0].name} in {path}, expected safetensors, of which each rank reads its rows; to convert: "
+            f"python -c \"from transformers import AutoModelForCausalLM as Lm; Lm.from_pretrained('{path}').save_pretrained"
+            "('OUT')\", and the tokenizer's files beside it"
+        )
     bars = logging_settings.is_progress_bar_enabled()
     logging_settings.disable_progress_bar()
     try:

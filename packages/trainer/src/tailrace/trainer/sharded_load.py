@@ -1,9 +1,14 @@
-"""Builds a model without its weights, and reads the rows that a rank holds from safetensors: no rank ever has it whole."""
+"""Builds a model without its weights, and reads the rows that a rank holds from safetensors: no rank ever has it whole.
+
+A layer's experts, which transformers trains as one tensor with a row for each, are files' tensors of each expert.
+"""
 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,18 @@ from tailrace.trainer.weights_file import tensors_of_files
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _BLOCK_BYTES = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The tensors of files that make a parameter of all experts of a layer.
+
+    Args:
+        parts: for each expert, a row of the parameter, the names of the tensors that are joined along the row's first
+            dimension, such as gate and up.
+    """
+
+    parts: tuple[tuple[str, ...], ...]
 
 
 class ModelFiles:
@@ -31,6 +48,11 @@ class ModelFiles:
         self._tensors = tensors_of_files(directory)
 
     @property
+    def names(self) -> list[str]:
+        """The tensors' names."""
+        return list(self._tensors)
+
+    @property
     def elements(self) -> int:
         """How many numbers all tensors have."""
         return sum(torch.Size(tensor["shape"]).numel() for _, tensor in self._tensors.values())
@@ -40,12 +62,37 @@ class ModelFiles:
         _, found = self._tensors.get(name, (None, {}))
         return found.get("shape") == list(shape) and found["dtype"] in _DTYPES
 
-    def read(self, name: str, rows: slice, out: Tensor) -> None:
+    def has_experts(self, experts: Experts, shape: torch.Size) -> bool:
+        """Whether all of them are there, and are together a parameter of this shape."""
+        if len(shape) < 2 or len(experts.parts) != shape[0]:
+            return False
+        for parts in experts.parts:
+            lengths = [self._tensors[name][1]["shape"][0] for name in parts if name in self._tensors]
+            there = all(
+                self.has(name, torch.Size([length, *shape[2:]])) for name, length in zip(parts, lengths, strict=False)
+            )
+            if len(lengths) < len(parts) or not there or sum(lengths) != shape[1]:
+                return False
+        return True
+
+    def read(self, source: str | Experts, rows: slice, out: Tensor) -> None:
         """Read rows of a tensor into `out`, which has any dtype and device, through a buffer of at most 64 MiB or one row.
+
+        Args:
+            source: the tensor's name, or the tensors of a layer's experts.
+            rows: which; a slice without bounds means all.
+            out: has these rows.
 
         Raises:
             ModelError: the file ends too early.
         """
+        if isinstance(source, Experts):
+            for row, parts in zip(out, source.parts[rows], strict=True):
+                lengths = [self._tensors[name][1]["shape"][0] for name in parts]
+                for name, part in zip(parts, row.split(lengths), strict=True):
+                    self.read(name, slice(None), part)
+            return
+        name = source
         if not out.numel():
             return
         path, about = self._tensors[name]
@@ -103,8 +150,10 @@ def empty_lm(path: Path, dtype: torch.dtype, kind: str = "AutoModelForCausalLM",
     return lm
 
 
-def sources(lm: nn.Module, files: ModelFiles, fresh: Collection[str] = ()) -> dict[str, str] | None:
-    """For each parameter and persistent buffer, tied ones once, the tensor in the files that has it.
+def sources(lm: nn.Module, files: ModelFiles, fresh: Collection[str] = ()) -> dict[str, str | Experts] | None:
+    """For each parameter and persistent buffer, tied ones once, the tensor in the files that has it, or those of its experts.
+
+    Names and experts are found as transformers finds them when it loads a model.
 
     Args:
         lm: the model.
@@ -112,23 +161,79 @@ def sources(lm: nn.Module, files: ModelFiles, fresh: Collection[str] = ()) -> di
         fresh: parameters that are not looked for.
 
     Returns:
-        None if there is one for which not exactly one tensor is there: the model's files are not what its parameters are, as
-        those of quantised models or of a mixture of experts.
+        None if there is one for which not exactly one is there: the model's files are not what its parameters are, as those of
+        quantised models.
     """
     aliases: dict[int, list[str]] = {}
     tensors: dict[str, Tensor] = {}
     for name, tensor in _persistent(lm):
         aliases.setdefault(id(tensor), []).append(name)
         tensors[name] = tensor
-    found = {}
+    there = _tensors_by_parameter(lm, files)
+    if there is None:
+        return None
+    found: dict[str, str | Experts] = {}
     for names in aliases.values():
         if names[0] in fresh:
             continue
-        there = [name for name in names if files.has(name, tensors[name].shape)]
-        if len(there) != 1:
+        fitting = []
+        for name in names:
+            source = there.get(name)
+            shape = tensors[name].shape
+            if source is not None and (
+                files.has(source, shape) if isinstance(source, str) else files.has_experts(source, shape)
+            ):
+                fitting.append(source)
+        if len(fitting) != 1:
             return None
-        found[names[0]] = there[0]
+        found[names[0]] = fitting[0]
     return found
+
+
+def _tensors_by_parameter(lm: Any, files: ModelFiles) -> dict[str, str | Experts] | None:
+    """What files have under the names that parameters have; None if it takes more than renaming and joining experts."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import (
+        Concatenate,
+        MergeModulelist,
+        WeightConverter,
+        WeightRenaming,
+        rename_source_key,
+    )
+
+    rules = get_model_conversion_mapping(lm)
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    patterns: dict[
+        str, list[str]
+    ] = {}  # of those whose operations are known here, in the order in which they are joined
+    for rule in converters:
+        kinds = [(type(operation), getattr(operation, "dim", None)) for operation in rule.operations]
+        joined = [(MergeModulelist, 0), (Concatenate, 1)]
+        if kinds == joined or (kinds == joined[:1] and len(rule.source_patterns) == 1):
+            patterns |= dict.fromkeys(rule.source_patterns, rule.source_patterns)
+    found: dict[str, str | Experts] = {}
+    stacked: dict[str, dict[str, list[str]]] = {}
+    for name in files.names:
+        target, pattern = rename_source_key(name, renamings, converters)
+        if pattern is None:
+            found[target] = name
+        elif pattern in patterns:
+            stacked.setdefault(target, {}).setdefault(pattern, []).append(name)
+        else:
+            return None
+    for target, by_pattern in stacked.items():
+        order = patterns[next(iter(by_pattern))]
+        columns = [sorted(by_pattern.get(pattern, ()), key=_numbers) for pattern in order]
+        if len({len(column) for column in columns}) != 1:
+            return None
+        found[target] = Experts(tuple(zip(*columns, strict=True)))
+    return found
+
+
+def _numbers(name: str) -> list[int]:
+    """The numbers in a name, in order: layers and experts."""
+    return [int(number) for number in re.findall(r"\d+", name)]
 
 
 def _persistent(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -75,8 +75,8 @@ def varlen_attention(
 
             q, k, v = (each[0].transpose(0, 1) for each in (q, k, v))
             starts: Any = (sequences.starts, sequences.starts, longest, longest)
-            out = varlen_attn(q, k, v, *starts, scale=scale, window_size=(-1, 0), enable_gqa=True)
-            found.append(out[None])  # type: ignore[index]
+            out: Any = varlen_attn(q, k, v, *starts, scale=scale, window_size=(-1, 0), enable_gqa=True)
+            found.append(out[None])
         else:
             gqa = q.shape[1] != k.shape[1]
             out = scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=gqa)
@@ -88,7 +88,7 @@ def _has_kernel(query: Tensor, value: Tensor) -> bool:
     """Whether FlashAttention's kernel takes these."""
     if not query.is_cuda or query.dtype not in _KERNEL_DTYPES or not query.shape[-1] == value.shape[-1] <= 256:
         return False
-    return torch.cuda.get_device_capability(query.device) >= (8, 0)
+    return tuple(torch.cuda.get_device_capability(query.device)) >= (8, 0)
 
 
 def attention_forward(
