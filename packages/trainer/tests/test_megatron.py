@@ -159,12 +159,14 @@ def test_gradients_metrics_and_weights_are_those_of_one_fsdp2_process(runs, case
 
 
 def moments(rank, world_size, model, rendezvous, out):
-    """Two steps, the second after a checkpoint of the first; how many elements of parameters and moments this rank has."""
+    """How many elements of parameters this rank has, all and of the largest, and of moments after a step and after a load."""
     config = dataclasses.replace(trainer_processes.CONFIG, micro_batch_tokens=200)
-    with build_backend("megatron", model, config, rank=rank, world_size=world_size, rendezvous=rendezvous) as worker:
+    built: Any = build_backend("megatron", model, config, rank=rank, world_size=world_size, rendezvous=rendezvous)
+    with built as worker:
         worker.step([trainer_processes.long_batch(0)])
         inner, counts = inside(worker), []
         worker.save(out / "saved", 0).result(60)
+        torch.distributed.barrier()  # the first rank's future says that it is complete
         for _ in range(2):
             states = inner.optimizer.state.values()
             counts.append(sum(state[kind].numel() for state in states for kind in ("exp_avg", "exp_avg_sq")))
