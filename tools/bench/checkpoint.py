@@ -1,11 +1,21 @@
-"""What a checkpoint costs a trainer: seconds that a save blocks, and the throughput of a run with a fence.
+"""What a checkpoint costs a trainer of one rank and of several, and the throughput of a run with a fence.
 
-    uv run python tools/bench/checkpoint.py [--device cpu|cuda] [--hidden H] [--layers L] [--repeats N] [--runs PAIRS]
-                                            [--simulated] [--json FILE]
+    uv run python tools/bench/checkpoint.py [--device cpu|cuda] [--ranks 1 2 4] [--hidden H] [--layers L] [--repeats N]
+                                            [--runs PAIRS] [--simulated] [--json FILE]
 
-Blocking is compared with one plain copy of the same state (weights and both moments) into host memory that was touched before,
-pinned if the state is on a GPU, and with torch's `torch.distributed.checkpoint.async_save` of the same tensors. The three take
-turns, and each save is durable before the next begins. The aim is a ratio of 1.3.
+Four kinds of save of the same trainer take turns, and each is durable before the next begins: one plain copy of the state
+(weights and both moments) into host memory that was touched before, pinned if the state is on a GPU; a checkpoint with full
+state; one of weights alone; and torch's `torch.distributed.checkpoint.async_save` (DCP) of the same tensors. Then the full one
+is loaded, and DCP's. Ranks are processes on this machine, over gloo; of all ranks the slowest counts. On a CPU more ranks than
+cores share them, so compare the kinds with each other, not the numbers of ranks.
+
+    blocking_s, durable_s   until the save returns; until it is complete and synced (DCP syncs its files too)
+    over_copy               blocking seconds over those of the plain copy, which is as large for each kind but weights
+    bytes                   of all files
+    copies                  most host memory that the first save takes, over the bytes of the state (RSS, sampled)
+    read_over_share         bytes that the rank with the most reads at a restart, over its share of the state (/proc/self/io)
+
+The aim is 1.3 for `over_copy` and 1.1 for `read_over_share`.
 
 With `--runs`, pairs of runs of Laminar's quick start follow, with `publish.fence` and without, in turns; the aim is a ratio of
 0.97 of their trained tokens per second. With `--simulated`, the same pairs of RobustRL's three workloads in its three modes,
@@ -16,40 +26,49 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 VOCAB = 512
+KINDS = ("copy", "full", "weights", "dcp")
+_DEADLINE_S = 1800.0
 
 
-def prepared(root: Path, hidden: int, layers: int, device: str) -> Any:
+def prepared(model: Path, device: str, rank: int, ranks: int, meet: str | None) -> Any:
     """A trainer that has made a step, so that it has moments."""
     from tailrace.trainer import TrainerConfig
-    from tailrace.trainer.small import build_model
     from tailrace.trainer.testing import make_experiences
     from tailrace.trainer.worker import TrainerWorker
 
-    path = build_model(root / "model", vocab_size=VOCAB, hidden=hidden, layers=layers, mlp=4 * hidden)
-    (path / "tokenizer.json").write_text("{}")
-    worker = TrainerWorker(path, TrainerConfig(lr=1e-3, device=device, threads=1))
+    config = TrainerConfig(lr=1e-3, device=device, dtype="bfloat16", threads=1)
+    worker = TrainerWorker(model, config, rank=rank, world_size=ranks, rendezvous=meet)
     worker.step([make_experiences(2, 2, vocab_size=VOCAB, seed=1)])
     return worker
 
 
 def state_of(worker: Any) -> dict[str, Any]:
-    """Weights and moments, the trainer's own memory."""
+    """Weights and moments, the trainer's own memory, as DTensors."""
+    from torch.distributed.tensor import DTensor
+
     found = {}
-    for name, shard in worker._model.local.items():
-        found[f"parameter/{name}"] = shard
+    for name, parameter in worker._model.parameters.items():
+        found[f"parameter/{name}"] = parameter.detach()
+        moments = worker._model.optimizer.state[worker._model.local[name]]
         for moment in ("exp_avg", "exp_avg_sq"):
-            found[f"{moment}/{name}"] = worker._model.optimizer.state[shard][moment]
+            mesh, placements, shape = parameter.device_mesh, parameter.placements, parameter.shape
+            found[f"{moment}/{name}"] = DTensor.from_local(
+                moments[moment], mesh, placements, run_check=False, shape=shape, stride=parameter.stride()
+            )
     return found
 
 
@@ -59,58 +78,166 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - began, result
 
 
-def measure(hidden: int, layers: int, repeats: int, device: str) -> dict[str, Any]:
-    """Seconds of a plain copy, and of each kind of save until it returns and until it is durable."""
-    import torch
-    from torch.distributed.checkpoint import async_save
+class PeakMemory:
+    """The most memory of this process in a context beyond what it had at its beginning, sampled each 2 ms. `nbytes` has it."""
 
-    seconds: dict[str, list[float]] = {
-        name: [] for name in ("copy_s", "blocking_s", "durable_s", "torch_blocking_s", "torch_durable_s")
-    }
+    def __enter__(self) -> PeakMemory:
+        self._began, self.nbytes, self._over = self._resident(), 0, threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._over.wait(0.002):
+            self.nbytes = max(self.nbytes, self._resident() - self._began)
+
+    @staticmethod
+    def _resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def read_by_this_process() -> int:
+    """Bytes that this process has asked the system for so far."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def one_rank(rank: int, ranks: int, root: Path, repeats: int, device: str) -> None:
+    """Measure on one rank, and write what was found."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import checkpoint as dcp
+
+    meet = f"file://{root}/meet"
+    found: dict[str, Any] = {f"{kind}_{what}": [] for kind in KINDS for what in ("blocking_s", "durable_s")}
+    with prepared(root / "model", device, rank, ranks, meet) as worker:
+        state = state_of(worker)
+        locals_ = {name: tensor.to_local() for name, tensor in state.items()}
+        memory = {name: torch.empty_like(one, device="cpu", pin_memory=one.is_cuda) for name, one in locals_.items()}
+
+        def copy() -> None:
+            for name, tensor in locals_.items():
+                memory[name].copy_(tensor, non_blocking=True)
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+        def ours(name: str, full: bool) -> Any:
+            saved = worker.save(root / name, 1, full=full)
+            return lambda: saved.result(_DEADLINE_S)
+
+        def theirs() -> Any:
+            pending = dcp.async_save(state, checkpoint_id=root / "dcp")
+            return getattr(pending, "upload_completion", pending).result
+
+        kinds = {
+            "copy": lambda: copy() or (lambda: None),
+            "full": lambda: ours("full", True),
+            "weights": lambda: ours("weights", False),
+            "dcp": theirs,
+        }
+        found["share_bytes"] = sum(one.nbytes for one in locals_.values())
+        for turn in range(repeats + 1):  # the first turn touches the memory of all
+            for kind, begin in kinds.items():
+                dist.barrier()
+                with PeakMemory() as peak:
+                    began = time.perf_counter()
+                    blocking_s, finish = timed(begin)
+                    finish()
+                    dist.barrier()
+                    durable_s = time.perf_counter() - began
+                if turn:
+                    found[f"{kind}_blocking_s"].append(blocking_s)
+                    found[f"{kind}_durable_s"].append(durable_s)
+                else:
+                    found[f"{kind}_peak_bytes"] = peak.nbytes
+                if rank == 0 and kind != "copy":
+                    files = [path for path in (root / kind).rglob("*") if path.is_file()]
+                    found[f"{kind}_bytes"] = sum(path.stat().st_size for path in files)
+                    if turn < repeats:
+                        shutil.rmtree(root / kind)
+                dist.barrier()
+        for kind, load in (
+            ("full", lambda: worker.load(root / "full")),
+            ("dcp", lambda: load_dcp(state, root / "dcp")),
+        ):
+            before = read_by_this_process()
+            found[f"{kind}_load_s"], _ = timed(load)
+            found[f"{kind}_read_bytes"] = read_by_this_process() - before
+            dist.barrier()
+    (root / f"rank-{rank}.json").write_text(json.dumps(found))
+
+
+def load_dcp(state: dict[str, Any], directory: Path) -> None:
+    from torch.distributed import checkpoint as dcp
+
+    dcp.load(state, checkpoint_id=directory)
+
+
+def measure(hidden: int, layers: int, repeats: int, device: str, ranks: int) -> dict[str, Any]:
+    """Seconds, bytes and copies of each kind of save, and what a restart reads."""
+    from tailrace.trainer.small import build_model
+
     with tempfile.TemporaryDirectory(prefix="checkpoint-bench-") as made:
         root = Path(made)
-        with prepared(root, hidden, layers, device) as worker:
-            state = state_of(worker)
-            memory = {
-                name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-                for name, tensor in state.items()
+        path = build_model(root / "model", vocab_size=VOCAB, hidden=hidden, layers=layers, mlp=4 * hidden)
+        (path / "tokenizer.json").write_text("{}")
+        context = multiprocessing.get_context("spawn")
+        processes = [
+            context.Process(target=one_rank, args=(rank, ranks, root, repeats, device)) for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(_DEADLINE_S)
+            process.kill()
+        if any(process.exitcode for process in processes):
+            raise SystemExit(f"a rank of {ranks} failed, or was not done after {_DEADLINE_S:.0f} s")
+        each = [json.loads((root / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+    size = sum(one["share_bytes"] for one in each)
+    result: dict[str, Any] = {"ranks": ranks, "device": device, "state_bytes": size, "repeats": repeats}
+    for kind in KINDS:
+        turns = [max(one[f"{kind}_blocking_s"][turn] for one in each) for turn in range(repeats)]
+        copied = [max(one["copy_blocking_s"][turn] for one in each) for turn in range(repeats)]
+        durable = [max(one[f"{kind}_durable_s"][turn] for one in each) for turn in range(repeats)]
+        result[kind] = {
+            "blocking_s": round(statistics.median(turns), 5),
+            "blocking_spread_s": [round(min(turns), 5), round(max(turns), 5)],
+            "over_copy": round(statistics.median([turn / one for turn, one in zip(turns, copied, strict=True)]), 3),
+            "copies": round(sum(one[f"{kind}_peak_bytes"] for one in each) / size, 3),
+        }
+        if kind != "copy":
+            result[kind] |= {
+                "durable_s": round(statistics.median(durable), 4),
+                "bytes": each[0][f"{kind}_bytes"],
             }
+        if f"{kind}_read_bytes" in each[0]:
+            result[kind]["load_s"] = round(max(one[f"{kind}_load_s"] for one in each), 4)
+            result[kind]["read_over_share"] = round(
+                max(one[f"{kind}_read_bytes"] / one["share_bytes"] for one in each), 4
+            )
+    return result
 
-            def copy() -> None:
-                for name, tensor in state.items():
-                    memory[name].copy_(tensor, non_blocking=True)
-                if device == "cuda":
-                    torch.cuda.synchronize()
 
-            for turn in range(repeats + 1):  # the first turn touches the memory of all three
-                copied_s, _ = timed(copy)
-                began = time.perf_counter()
-                blocked_s, saved = timed(lambda: worker.save(root / "ours", 1))
-                saved.result(600)
-                durable_s = time.perf_counter() - began
-                began = time.perf_counter()
-                theirs_s, pending = timed(lambda: async_save(state, checkpoint_id=root / "torch"))
-                getattr(pending, "upload_completion", pending).result()
-                theirs_durable_s = time.perf_counter() - began
-                shutil.rmtree(root / "ours")
-                shutil.rmtree(root / "torch")
-                if turn:
-                    found = (copied_s, blocked_s, durable_s, theirs_s, theirs_durable_s)
-                    for name, value in zip(seconds, found, strict=True):
-                        seconds[name].append(value)
-            size = sum(tensor.nbytes for tensor in state.values())
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    spread = {name: [min(values), max(values)] for name, values in seconds.items()}
-    ratios = [blocked / copied for blocked, copied in zip(seconds["blocking_s"], seconds["copy_s"], strict=True)]
-    return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else device,
-        "state_bytes": size,
-        "repeats": repeats,
-        **{name: round(value, 5) for name, value in medians.items()},
-        "spread": {name: [round(low, 5), round(high, 5)] for name, (low, high) in spread.items()},
-        "blocking_over_copy": round(statistics.median(ratios), 3),
-        "torch_blocking_over_copy": round(medians["torch_blocking_s"] / medians["copy_s"], 3),
-    }
+def show(found: dict[str, Any]) -> None:
+    print(
+        f"{found['ranks']} rank(s), state {found['state_bytes'] / 2**20:.0f} MiB on {found['device']}, "
+        f"medians of {found['repeats']}"
+    )
+    print(
+        f"  {'':8} {'blocks':>9} {'of a copy':>9} {'durable':>9} {'MiB':>8} {'copies':>7} {'load':>8} {'read/share':>10}"
+    )
+    for kind in KINDS:
+        one = found[kind]
+        durable, size = one.get("durable_s"), one.get("bytes")
+        print(
+            f"  {kind:8} {one['blocking_s']:>8.4f}s {one['over_copy']:>9.2f} "
+            + (f"{durable:>8.3f}s {size / 2**20:>8.0f}" if durable is not None and size is not None else " " * 18)
+            + f" {one['copies']:>7.2f} "
+            + (f"{one['load_s']:>7.3f}s {one['read_over_share']:>10.3f}" if "load_s" in one else "")
+        )
 
 
 def run(fence: bool, root: Path, steps: int, seed: int) -> float:
@@ -169,25 +296,20 @@ def simulated() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--runs", type=int, default=0, help="pairs of runs with and without a fence")
     parser.add_argument("--steps", type=int, default=20, help="of each of those runs")
     parser.add_argument("--simulated", action="store_true", help="simulate pairs at the paper's scale")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = measure(options.hidden, options.layers, options.repeats, options.device)
-    print(f"state: {found['state_bytes'] / 2**20:.0f} MiB on {found['device']}, medians of {found['repeats']}")
-    print(f"one plain copy               {found['copy_s']:.4f} s")
-    print(
-        f"save blocks                  {found['blocking_s']:.4f} s, {found['blocking_over_copy']:.2f} of a copy; durable "
-        f"after {found['durable_s']:.3f} s"
-    )
-    print(
-        f"torch's async_save blocks    {found['torch_blocking_s']:.4f} s, {found['torch_blocking_over_copy']:.2f} of a "
-        f"copy; done after {found['torch_durable_s']:.3f} s"
-    )
+    found: dict[str, Any] = {"by_ranks": []}
+    for ranks in options.ranks:
+        one = measure(options.hidden, options.layers, options.repeats, options.device, ranks)
+        show(one)
+        found["by_ranks"].append(one)
     if options.runs:
         found |= throughput(options.runs, options.steps)
         print(f"a fence costs                {1 - found['fence_over_without']:.1%} of trained tokens per second")

@@ -132,8 +132,8 @@ class Scripted:
                 return []
             case c.Publish(version=version) | c.Reveal(version=version):
                 return [c.Published(version, seq)]
-            case c.Checkpoint(version=version):
-                return [c.Durable(version, seq)]
+            case c.Checkpoint(version=version, full=full):
+                return [c.Durable(version, seq, full=full)]
             case c.Pull(replica=replica, version=version):
                 self._serves[replica] = version
                 return [c.Pulled(replica, version, seq)]

@@ -162,3 +162,38 @@ def test_a_version_that_running_work_was_made_with_is_kept():
     run.go(*run.answers(held))
     run.catch_up()
     assert 0 not in of(c.Checkpoint, run.given)[-1].keep
+
+
+def test_full_state_comes_at_every_kth_step_and_at_the_last():
+    run = Scripted(spec(steps=6, full_checkpoint_every=4))
+    run.go(c.Tick())
+    assert run.view.finished, run.view.failure
+    saved = {command.version: command.full for command in of(c.Checkpoint, run.given) if command.version}
+    assert saved == {1: False, 2: False, 3: False, 4: True, 5: False, 6: True}
+    assert run.controller.trainer.fallbacks == [4, 6]
+
+
+@pytest.mark.parametrize("step", range(1, 6))
+def test_a_trainer_goes_on_from_full_state_alone_and_trains_again_on_what_came_after(step):
+    run = at_step(step, full_checkpoint_every=3)
+    before = [batch.mini_batches for batch in of(c.Step, run.given)]
+    given, full = len(run.given), 3 if step >= 3 else 0
+    assert trainer(run.down("trainer", leave=("trainer",))) == [full or None]
+    run.catch_up(leave=(c.Step,))
+    assert run.view.step == full
+    finished(run)
+    again = [batch.mini_batches for batch in of(c.Step, run.given[given:])]
+    assert sorted(map(str, before[:full] + again)) == sorted(set(map(str, before + again)))  # each batch once
+
+
+def test_weights_that_are_durable_first_do_not_cost_the_full_state_before_them():
+    """Of the full state another machine's copy is awaited; the next checkpoint must not have it deleted."""
+    run = Scripted(spec(steps=6, full_checkpoint_every=2))
+    run.go(c.Tick(), leave=(c.Step, c.Checkpoint))
+    while run.view.step < 3:
+        run.catch_up(c.Step, leave=(c.Step, c.Checkpoint))
+    saves = {command.version: command for command in of(c.Checkpoint, run.left)}
+    assert [saves[version].full for version in (1, 2, 3)] == [False, True, False]
+    run.go(c.Durable(3, saves[3].seq, full=False), leave=(c.Step, c.Checkpoint))
+    given = run.catch_up(c.Step, leave=(c.Step, c.Checkpoint))
+    assert [2 in command.keep for command in of(c.Checkpoint, given)] == [True]

@@ -1,6 +1,7 @@
 """The trainer's state: it is given one thing at a time, and ends what it was given."""
 
 import dataclasses
+import random
 
 import pytest
 
@@ -143,3 +144,39 @@ def test_a_checkpoint_behind_which_the_trainer_fell_back_comes_late_and_changes_
     assert (state.durable, state.fallbacks) == (-1, [0])
     with pytest.raises(ControllerError, match="found Durable\\(3\\), expected at most 2"):
         state.became_durable(3)
+
+
+def kept_by_the_rule(durable, keep, limit):
+    """What is kept of durable checkpoints (version, full, bytes) by trying all: the oldest weights go, then the oldest full."""
+    full = [one for one in durable if one[1]][-keep:]
+    weights = [one for one in durable if not one[1] and one[0] > full[0][0]]
+    while limit and sum(size for _, _, size in full + weights) > limit and (weights or len(full) > 2):
+        del (weights or full)[0]
+    return {version for version, _, _ in full + weights}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_kept_is_limited_by_count_and_by_bytes(seed):
+    draw = random.Random(seed)
+    keep, every, limit = draw.randint(2, 4), draw.randint(1, 4), draw.choice([0, 0, 30, 60, 200])
+    state, durable = TrainerState(steps=40, keep=keep, keep_bytes=limit), [(0, True, 0)]
+    state.up = True
+    for version in range(1, 25):
+        state.steps_on(version)
+        state.stepped(version)
+        kept = set(state.saves(()))
+        assert kept == {one[0] for one in durable}, f"seed {seed}"
+        full, size = version % every == 0, draw.randint(1, 9) + (20 if version % every == 0 else 0)
+        state.became_durable(version, full=full, nbytes=size)
+        durable.append((version, full, size))
+        left = kept_by_the_rule(durable, keep, limit)
+        durable = [one for one in durable if one[0] in left]
+        assert state.checkpoint == (max([v for v, full, _ in durable if full]) or None), f"seed {seed}"
+        if draw.random() < 0.1:  # it falls back, and what came after the full state is made again
+            state.went_down()
+            state.came_up()
+            back = max(v for v, full, _ in durable if full)
+            state.fall_back(back)
+            durable = [one for one in durable if one[0] <= back]
+            assert state.version == back
+            break

@@ -5,6 +5,8 @@ import resource
 import shutil
 import sys
 import threading
+import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from tailrace.trainer import (
     checkpoints,
     load_weights_file,
 )
-from tailrace.trainer.checkpoint_files import complete, verify
+from tailrace.trainer.checkpoint_files import WriteProgress, complete, verify
 from tailrace.trainer.small import build_model
 from tailrace.trainer.testing import make_experiences
 from tailrace.trainer.worker import TrainerWorker
@@ -117,9 +119,9 @@ def test_two_checkpoints_may_be_under_way_and_a_third_waits_for_the_first(model_
     """Each holds the state of the moment at which it was begun, and the memory of the first serves the third."""
     gates = {version: threading.Event() for version in (1, 2, 3)}
 
-    def gated(partial, directory, manifest):
+    def gated(partial, directory, manifest, written):
         assert gates[manifest["version"]].wait(60)
-        complete(partial, directory, manifest)
+        complete(partial, directory, manifest, written)
 
     monkeypatch.setattr(checkpoint, "complete", gated)
     expected, saves = {}, {}
@@ -261,8 +263,8 @@ DAMAGE = {
     "half a manifest": (lambda d: (d / "trainer.json").write_text('{"format": 1, "ver'), "is damaged"),
     "zeros for a manifest": (lambda d: (d / "trainer.json").write_bytes(bytes(300)), "is damaged"),
     "a manifest of bytes": (lambda d: (d / "trainer.json").write_bytes(b"\xff\xfe"), "is damaged"),
-    "a list for a manifest": (lambda d: (d / "trainer.json").write_text("[]"), "not of format 1"),
-    "another format": (lambda d: edit_manifest(d, format=2), "not of format 1"),
+    "a list for a manifest": (lambda d: (d / "trainer.json").write_text("[]"), "not of format 2"),
+    "another format": (lambda d: edit_manifest(d, format=3), "not of format 2"),
     "no version": (lambda d: edit_manifest(d, version=None), "found no version"),
     "no fingerprints": (lambda d: edit_manifest(d, files={SHARD: 7}), "no files"),
     "no files": (lambda d: edit_manifest(d, files=None), "no files"),
@@ -291,7 +293,7 @@ def test_what_only_a_checksum_shows_is_found_when_it_is_loaded(saved, model_path
     content[-9] ^= 1
     (saved / "2" / SHARD).write_bytes(content)
     assert list(checkpoints(saved)) == [1, 2]
-    with pytest.raises(CheckpointError, match=f"{SHARD}: found .*crc32.* damaged, use another"):
+    with pytest.raises(CheckpointError, match=f"{SHARD}: found xxh3 .* of its MiB 0, expected .* damaged, use another"):
         verify(saved / "2")
     with TrainerWorker(model_path, CONFIG) as worker:
         with pytest.raises(CheckpointError, match="damaged, use another"):
@@ -321,3 +323,79 @@ def test_what_a_crash_left_of_a_save_is_no_checkpoint_and_goes_with_the_next(sav
         worker.save(saved / "3", 3).result(60)
         assert worker.load(saved / "3") == 3
     assert sorted(path.name for path in saved.iterdir()) == ["1", "2", "3"]
+
+
+def test_weights_alone_are_a_model_but_nothing_to_go_on_from(model_path, tmp_path):
+    with TrainerWorker(model_path, dataclasses.replace(CONFIG, dtype="bfloat16")) as worker:
+        worker.step([batch(1)])
+        worker.save(tmp_path / "1", 1).result(60)
+        worker.step([batch(2)])
+        worker.save(tmp_path / "2", 2, full=False).result(60)
+        expected = {name: tensor.clone() for name, tensor in worker.weights()}
+        assert_same_bits(dict(load_weights_file(tmp_path / "2")), expected)
+        with pytest.raises(CheckpointError, match=r"2: found weights alone, .* expected a checkpoint with full state"):
+            worker.load(tmp_path / "2")
+        assert_same_bits({name: tensor.clone() for name, tensor in worker.weights()}, expected)
+    assert list(checkpoints(tmp_path)) == [1, 2]
+    assert list(checkpoints(tmp_path, full=True)) == [1]
+    full, alone = (json.loads((tmp_path / name / "trainer.json").read_text())["files"] for name in "12")
+    assert full.keys() - alone.keys() == {SHARD}
+    assert alone["model.safetensors"] == verify(tmp_path / "2")["files"]["model.safetensors"]
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "2", dtype="auto").dtype == torch.bfloat16
+
+
+def test_there_is_one_copy_of_the_state_whatever_is_saved_and_loaded(model_path, tmp_path):
+    with TrainerWorker(model_path, CONFIG) as worker:
+        sizes = set()
+        for version, full in enumerate((False, True, False, True)):
+            worker.step([batch(version)])
+            worker.save(tmp_path / f"v{version}", version, full=full).result(60)
+            sizes.add(worker._checkpoints.copy_bytes)
+        worker.load(tmp_path / "v3")
+        sizes.add(worker._checkpoints.copy_bytes)
+        parameters = sum(tensor.numel() for _, tensor in worker.weights())
+    assert sizes == {4 * parameters, 3 * 4 * parameters + checkpoint._SLACK_BYTES}
+
+
+def test_a_restart_reads_its_own_state_once(model_path, tmp_path):
+    with TrainerWorker(model_path, CONFIG) as worker:
+        worker.step([batch(1)])
+        worker.save(tmp_path / "v1", 1).result(60)
+        worker.load(tmp_path / "v1")
+        assert worker._checkpoints.read_bytes == (tmp_path / "v1" / SHARD).stat().st_size
+
+
+def test_a_checkpoint_of_the_format_before_is_read_and_checked(saved, model_path):
+    """Each file had one CRC-32."""
+    manifest = json.loads((saved / "2" / "trainer.json").read_text())
+    files = {name: {"bytes": (saved / "2" / name).stat().st_size} for name in manifest["files"]}
+    for name, about in files.items():
+        about["crc32"] = zlib.crc32((saved / "2" / name).read_bytes())
+    del manifest["full"]
+    (saved / "2" / "trainer.json").write_text(json.dumps(manifest | {"format": 1, "files": files}))
+    assert list(checkpoints(saved, full=True)) == [1, 2]
+    verify(saved / "2")
+    with TrainerWorker(model_path, CONFIG) as worker:
+        assert worker.load(saved / "2") == 2
+        content = bytearray((saved / "2" / SHARD).read_bytes())
+        content[len(content) // 2] ^= 1
+        (saved / "2" / SHARD).write_bytes(content)
+        with pytest.raises(CheckpointError, match=f"{SHARD}: found .*crc32.*, expected .*; it is damaged"):
+            worker.load(saved / "2")
+
+
+def test_a_slow_disk_is_waited_for_while_bytes_are_written(tmp_path):
+    """A deadline of progress: it passes only once nothing was written for as long."""
+    (tmp_path / ".1.partial").mkdir()
+    progress, began = WriteProgress(tmp_path, 0.5), time.monotonic()
+    with (tmp_path / ".1.partial" / ".state").open("wb", buffering=0) as file:
+        while time.monotonic() - began < 1.5:
+            file.write(b"x")
+            stopped = time.monotonic()
+            assert not progress.passed()
+            time.sleep(0.05)
+        while not progress.passed():
+            assert time.monotonic() - stopped < 60
+            time.sleep(0.05)
+    assert time.monotonic() - stopped >= 0.5
+    assert progress.nbytes == (tmp_path / ".1.partial" / ".state").stat().st_size

@@ -1,6 +1,7 @@
 """Two real processes over gloo compute what one does."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tailrace.trainer import load_weights_file
+from tailrace.trainer import CheckpointError, load_weights_file
 from tailrace.trainer.checkpoint_files import verify
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.small import build_model
@@ -80,3 +81,56 @@ def test_a_run_goes_on_with_another_number_of_ranks(runs, saved_by, resumed_by):
     expected = load_file(runs / str(saved_by) / "result.safetensors")
     for name, tensor in load_file(out).items():
         torch.testing.assert_close(tensor, expected[name], atol=1e-5, rtol=1e-4, msg=name)
+
+
+def saves_and_reads(rank, world_size, model, rendezvous, out):
+    """Save both kinds, load the full one, and try it with the second rank's file damaged; write down what was read and said."""
+    with trainer_processes.build(model, trainer_processes.CONFIG, rank, world_size, rendezvous) as worker:
+        worker.step([trainer_processes.batch(1)])
+        worker.save(out / "full", 1).result(60)
+        worker.step([trainer_processes.batch(2)])
+        worker.save(out / "weights", 2, full=False).result(60)
+        expected = {name: tensor.clone() for name, tensor in worker.weights()}
+        if rank == 0:
+            trainer_processes.save_file(expected, str(out / "expected.safetensors"))
+        assert worker.load(out / "full") == 1
+        read = worker._checkpoints.read_bytes
+        state = {name: tensor.clone() for name, tensor in worker._model.state()}
+        torch.distributed.barrier()
+        if rank == 0:
+            content = bytearray((out / "full" / SECOND).read_bytes())
+            content[-100] ^= 1
+            (out / "full" / SECOND).write_bytes(content)
+        torch.distributed.barrier()
+        with pytest.raises(CheckpointError) as raised:
+            worker.load(out / "full")
+        for name, tensor in worker._model.state():
+            assert torch.equal(tensor, state[name]), name  # of no rank anything was changed
+        (out / f"rank-{rank}.json").write_text(json.dumps({"read": read, "said": str(raised.value)}))
+
+
+SECOND = "state-00001-of-00002.safetensors"
+
+
+def test_each_rank_reads_its_own_part_and_all_hear_of_a_damaged_file(tmp_path):
+    model = build_model(tmp_path / "model", vocab_size=31, hidden=64, layers=2, heads=2, head_dim=16, mlp=160)
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    trainer_processes.run_all(saves_and_reads, 2, model, f"file://{tmp_path}/meet", tmp_path)
+    found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+    for rank, one in enumerate(found):
+        share = (tmp_path / "full" / f"state-{rank:05d}-of-00002.safetensors").stat().st_size
+        assert share <= one["read"] <= 1.1 * share
+        assert re.search(
+            f"full/{SECOND}: found xxh3 .* expected .*; it is damaged, use another checkpoint", one["said"]
+        )
+    weights = load_file(tmp_path / "expected.safetensors")
+    saved = dict(load_weights_file(tmp_path / "weights"))
+    assert saved.keys() == weights.keys()
+    for name in saved:
+        assert torch.equal(saved[name], weights[name]), name
+    files = verify(tmp_path / "weights")["files"].keys()
+    assert files == {path.name for path in (tmp_path / "weights").iterdir()} - {"trainer.json"}
+    assert {name for name in files if name.endswith(".safetensors")} == {
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    }

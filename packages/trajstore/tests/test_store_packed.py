@@ -267,6 +267,25 @@ def test_another_file_than_the_archive_gets_only_what_was_not_trimmed(tmp_path):
     assert [row["trajectory"] for row in read_trained(tmp_path / "trained.packed")] == ["a"]
 
 
+def test_damage_between_the_ends_is_told_by_whoever_wants_the_ends(tmp_path, monkeypatch):
+    draw, archive, names = random.Random(9), tmp_path / "trained.packed", [f"t{number}" for number in range(9)]
+    with TrajectoryStore(tmp_path / "store", mixed_versions=True) as store:
+        for each in names:
+            write(store, each, draw, prompt=(1, 2), exact=False)
+        store.consume(names, 1)
+        assert store.export(archive) == len(names)
+    first, last = read_ends(archive, 1)
+    data = bytearray(archive.read_bytes())
+    data[len(data) // 2] ^= 1
+    archive.write_bytes(data)
+    with pytest.raises(StoreFormatError, match=r"trained\.packed, record [3-7]: found"):
+        read_ends(archive, 1)
+    monkeypatch.setattr(
+        "tailrace.trajstore.archive.CHECKED_BYTES", len(data) - 1
+    )  # of a large one the ends alone are read
+    assert read_ends(archive, 1) == (first, last)
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [

@@ -73,7 +73,7 @@ def test_hosts_hold_versions_and_copies():
     shared = found.place("/dev/shm")
     assert shared.peak == (2 * 2 + 1) * 2 * SEVEN  # two versions in each relay, one that is staged, in bfloat16
     host = found.place("host memory")
-    assert bytes_of(host, "trainer", "copies of its state") == pytest.approx(2 * 12 * SEVEN)
+    assert bytes_of(host, "trainer", "a copy of its state") == pytest.approx(12 * SEVEN)
     assert bytes_of(host, "relays", "version") == shared.peak
     disk = found.place("disk")
     assert bytes_of(disk, "trainer", "") == (3 + 2) * 14 * SEVEN
@@ -81,11 +81,18 @@ def test_hosts_hold_versions_and_copies():
     assert bytes_of(one_step, "trainer", "") == (1 + 2) * 14 * SEVEN
 
 
-def test_copies_of_a_checkpoint_are_as_many_as_the_writer_keeps():
-    from tailrace.fleetsim.footprint.hosts import CHECKPOINT_COPIES
-    from tailrace.trainer.checkpoint import MOST_PENDING
-
-    assert CHECKPOINT_COPIES == MOST_PENDING
+def test_weights_alone_take_less_and_a_limit_by_bytes_holds_but_for_two_with_full_state():
+    each = ("checkpoint.keep=3", "checkpoint.full_every=10", "pipeline.steps=100")
+    disk = counted("8xH100", *each).place("disk")
+    assert bytes_of(disk, "trainer", "with full state and 27 of weights") == pytest.approx((3 * 14 + 27 * 2) * SEVEN)
+    assert bytes_of(disk, "trainer", "being written") == pytest.approx((14 + 2) * SEVEN)
+    limited = counted("8xH100", *each, "checkpoint.keep_gb=300")
+    assert bytes_of(limited.place("disk"), "trainer", "with full state") == pytest.approx(300e9)
+    assert limited.place("checkpoint.keep_gb").shortage() is None
+    line = counted("8xH100", *each, "checkpoint.keep_gb=200").place("checkpoint.keep_gb").shortage()
+    missing = (2 * 14 * SEVEN - 200e9) / 1e9
+    assert line.startswith("keys 'checkpoint.keep_gb': found members that take ")
+    assert f"expected at most 200.0 GB: {missing:.1f} GB are missing; set checkpoint.keep_gb = 214" in line
 
 
 def test_an_adapter_has_neither_versions_nor_checkpoints_of_the_models_size():

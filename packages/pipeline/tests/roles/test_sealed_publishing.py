@@ -78,9 +78,9 @@ def test_a_reveal_overtakes_versions_for_which_relays_have_no_room(run, spawn, u
     """Checkpoints are slow, so only a reveal makes room, and one without room may give way to the next."""
     gates = dict.fromkeys(range(1, 5), False)
 
-    def slow(partial, directory, manifest):
+    def slow(partial, directory, manifest, written):
         until(lambda: gates[manifest["version"]], "the gate")
-        complete(partial, directory, manifest)
+        complete(partial, directory, manifest, written)
 
     monkeypatch.setattr(checkpoint, "complete", slow)
     relay = spawn()

@@ -16,6 +16,7 @@ LIMITS = Deadlines(
     start_s=20.0,
     step_s=30.0,
     publish_s=40.0,
+    save_s=85.0,
     pull_s=50.0,
     score_s=60.0,
     suspect_s=5.0,

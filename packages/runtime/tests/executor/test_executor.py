@@ -186,7 +186,7 @@ LATE = [
     (c.Accumulate(3, 1, ("0.0",), False, 1), "trainer", 30, "cell 1 of trainer 0 to add gradients of version 1",
      c.Accumulated(1, (), answers=3, cell=1)),
     (c.Publish(3, 1, {"0": "a"}), "trainer", 40, "version 1 to be published", c.Published(1, 3)),
-    (c.Checkpoint(3, 1), "trainer", 40, "the checkpoint of version 1 to be durable", c.Durable(1, 3)),
+    (c.Checkpoint(3, 1), "trainer", 85, "more of the checkpoint of version 1 to be written", c.Durable(1, 3)),
     (c.Pull(3, "r0", 1, 0, ("a",)), "replica", 50, "replica r0 to pull version 1", c.Pulled("r0", 1, 3)),
     (c.Pull(3, "r0", 1, 0, ("a",)), "replica", 50, "replica r0 to pull version 1", c.PullFailed("r0", 1, "torn", 3)),
     (c.Abort(3, ("1.0",)), "data", 60, "the store to delete dropped trajectories", c.Discarded(3)),
@@ -232,6 +232,26 @@ def test_one_that_lives_and_does_not_answer_in_time_is_down(run, command, role, 
     if type(command) in (c.Step, c.Accumulate):
         said += f"; no micro-batch was seen to end; the deadline is {limit_s} s (deadlines.step_s)"
     assert down == c.Down(role, name, said, c.Cause.SILENT)
+
+
+def test_a_checkpoint_is_waited_for_while_bytes_of_it_are_written(run):
+    """The deadline of 85 s begins anew with each `Saving`, of this checkpoint alone."""
+    (trainer,) = run.up(("trainer", "0"))
+    run.give(c.Checkpoint(3, 1))
+    trainer.takes()
+    for nbytes in range(1, 5):
+        run.pass_time(60.0)
+        trainer.says(c.Saving(1, 3, nbytes))
+        run.settle()
+        assert run.controller.news() == [c.Saving(1, 3, nbytes)]
+    run.pass_time(60.0)
+    trainer.says(c.Saving(0, 2, 9))
+    run.settle()
+    assert run.controller.news() == [c.Saving(0, 2, 9)]
+    run.pass_time(30.0)
+    (down,) = run.controller.news()
+    assert (down.role, down.cause) == ("trainer", c.Cause.SILENT)
+    assert down.reason.endswith("s for more of the checkpoint of version 1 to be written")
 
 
 def _late_step(run, *activities, longest_s=0.0):

@@ -146,16 +146,18 @@ class Reveal:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Save the trainer's state as a version, in the background. Answered by `Durable`.
+    """Save the trainer's state as a version, in the background. Answered by `Durable`, if it takes long after `Saving`.
 
     Args:
         keep: older versions whose checkpoints are kept once this one is durable; all other older ones are deleted. They are
             the fallbacks, those still being saved, and versions that trajectories in flight may still need.
+        full: whether the optimizer's state is saved too. The trainer cannot go on from weights alone.
     """
 
     seq: int
     version: int
     keep: tuple[int, ...] = ()
+    full: bool = True
 
 
 @dataclass(frozen=True, slots=True)

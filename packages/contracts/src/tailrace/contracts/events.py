@@ -185,11 +185,31 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Durable:
-    """The checkpoint of a version survives a crash."""
+class Saving:
+    """Bytes of a checkpoint under way were written since the last such event. It begins the checkpoint's deadline anew.
+
+    Args:
+        nbytes: bytes that its files have by now.
+    """
 
     version: int
     answers: int | None = None
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """The checkpoint of a version survives a crash.
+
+    Args:
+        full: whether it has the optimizer's state, so that the trainer can go on from it.
+        nbytes: bytes of its files; 0 if they were not counted.
+    """
+
+    version: int
+    answers: int | None = None
+    full: bool = True
+    nbytes: int = 0
 
 
 @record
@@ -477,6 +497,7 @@ Event = (
     | PullFailed
     | Published
     | Durable
+    | Saving
     | Scored
     | ScoringFailed
     | Rechecked

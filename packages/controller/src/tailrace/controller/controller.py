@@ -272,7 +272,8 @@ class Controller:
         self.detection.heard(event)
 
     def _on_durable(self, event: c.Durable) -> None:
-        self.groups.settled(self.ledger.settle(self.trainer.became_durable(event.version)))
+        oldest = self.trainer.became_durable(event.version, full=event.full, nbytes=event.nbytes)
+        self.groups.settled(self.ledger.settle(oldest))
         self.weights.was_saved(event.version)
 
     def _on_accumulated(self, event: c.Accumulated) -> None:
@@ -301,8 +302,9 @@ class Controller:
         self.provisioning.stepped(event.metrics.get("wall_s", 0.0))
         self.ledger.trained(event.version)
         self.weights.publish()
-        if trainer.step % self.spec.checkpoint_every == 0 or trainer.step >= self.trainer.steps:
-            self.weights.checkpoint()
+        every, last = self.spec.checkpoint_every, trainer.step >= self.trainer.steps
+        if trainer.step % every == 0 or last:
+            self.weights.checkpoint(full=last or trainer.step % (every * self.spec.full_checkpoint_every) == 0)
         self.evaluations.at(trainer.version, trainer.step, self.trainer.steps)
 
     def _goes_on(self, event: c.Event) -> bool:

@@ -36,6 +36,7 @@ _ANSWERS = frozenset(
 )
 _PROGRESS = _ANSWERS | {
     c.Durable,
+    c.Saving,
     c.Silent,
     c.Struck,
     c.Accumulated,

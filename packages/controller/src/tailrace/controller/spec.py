@@ -105,7 +105,11 @@ class PipelineSpec:
         cycle_trajectories: most trajectories of the pool that one decision looks at. The rest follows in the next ones, so
             that a large backlog does not hold up other decisions.
         checkpoint_every: batches between checkpoints.
+        full_checkpoint_every: checkpoints from one with the optimizer's state to the next; those between have weights alone, to
+            which the trainer cannot go back. The last step's has it.
         keep_checkpoints: newest checkpoints that the trainer can go back to; if one is damaged, an older one is used.
+        keep_checkpoint_bytes: bytes of checkpoints that are kept, beside the newest two that the trainer can go back to: of
+            weights first, then of the others the oldest are not. 0: any.
         fence: whether a version may be pulled only once its checkpoint is durable, so that no replica is ever newer than what
             the trainer can come back to. Every version must then have a checkpoint.
         scoring_attempts: how often a failing verifier is tried before the group is reported as failed.
@@ -148,7 +152,9 @@ class PipelineSpec:
     cycle_s: float = 0.0
     cycle_trajectories: int = 8_192
     checkpoint_every: int = 1
+    full_checkpoint_every: int = 1
     keep_checkpoints: int = 2
+    keep_checkpoint_bytes: int = 0
     fence: bool = False
     scoring_attempts: int = 3
     failed_groups_limit: int = 64
@@ -171,10 +177,10 @@ class PipelineSpec:
                     check_policy(axis, policy)
             except PluginError as error:
                 raise PolicyError(f"axis {axis}: {error}") from error
-        if self.fence and self.checkpoint_every != 1:
+        if self.fence and self.checkpoint_every * self.full_checkpoint_every != 1:
             raise PolicyError(
-                f"found a fence with a checkpoint every {self.checkpoint_every} steps, expected one at each: a version without "
-                "a checkpoint would never be seen"
+                f"found a fence with full state every {self.checkpoint_every * self.full_checkpoint_every} steps, expected it "
+                "at each: a version without one would never be seen"
             )
 
     def stands_on_trainer(self, pool: str) -> bool:

@@ -64,7 +64,7 @@ class State:
         self.ledger = Ledger(mixes_versions=spec.sync.mixes_versions, records=spec.ranker)
         self.members = Members(spec.machines)
         self.fleet = Replicas(self.ledger.view, follows=spec.ranker)
-        self.trainer = TrainerState(first_version, spec.keep_checkpoints, spec.steps)
+        self.trainer = TrainerState(first_version, spec.keep_checkpoints, spec.steps, spec.keep_checkpoint_bytes)
         self.evaluations = Evaluations(spec.evaluation)
         self.gate = spec.admission.gate(spec.batch_groups)
         self.gate.reset(first_version, {})

@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 
 from tailrace.controller.errors import ControllerError
 
+LEAST_KEPT = 2
+"""Checkpoints with full state that stay however large they are: the newest may be damaged."""
+
 
 @dataclass(slots=True)
 class TrainerState:
@@ -29,8 +32,10 @@ class TrainerState:
     version that anybody may see: published, or to be revealed.
     `published_before_durable` counts versions that replicas could pull while the trainer could not have come back to them.
     `staged` says whether its weights were handed over for publication since it came up. `saving` are versions whose
-    checkpoints are under way. `fallbacks` are the versions it can fall back to, oldest first: the newest durable checkpoints,
-    or `first` while there is none.
+    checkpoints are under way. `fallbacks` are the versions it can fall back to, oldest first: the newest durable checkpoints
+    with full state, or `first` while there is none. `weights` are the durable checkpoints of weights alone that are kept, and
+    `sizes` has the bytes of each durable checkpoint, of which at most `keep_bytes` are kept (0: any) beside the newest two with
+    full state.
     Of a batch that is trained on before it is complete, `accumulated` lists the groups given so far and `parts` counts their
     parts; `accumulating` is the batch's version while the trainer works on a part. Where gradients are only added, `adding` has
     that version for each cell of the trainer that works on some.
@@ -39,6 +44,7 @@ class TrainerState:
     first: int = 0
     keep: int = 2
     steps: int = 0
+    keep_bytes: int = 0
     up: bool = False
     version: int = 0
     step: int = 0
@@ -51,6 +57,8 @@ class TrainerState:
     staged: bool = False
     durable: int = -1
     fallbacks: list[int] = field(default_factory=list)
+    weights: list[int] = field(default_factory=list)
+    sizes: dict[int, int] = field(default_factory=dict)
     saving: list[int] = field(default_factory=list)
     stepping: int | None = None
     accumulating: int | None = None
@@ -232,10 +240,10 @@ class TrainerState:
     def saves(self, needed: Iterable[int]) -> tuple[int, ...]:
         """Begin a checkpoint of its version. Returns the older checkpoints to keep.
 
-        These are the fallbacks, checkpoints that are not durable yet (their end may never be reported), and versions that are
-        still needed.
+        These are the fallbacks, those of weights alone since the oldest of them, checkpoints that are not durable yet (their
+        end may never be reported), and versions that are still needed.
         """
-        kept = {*self.fallbacks, *self.saving, *needed}
+        kept = {*self.fallbacks, *self.weights, *self.saving, *needed}
         self.saving.append(self.version)
         return tuple(sorted(kept))
 
@@ -243,10 +251,15 @@ class TrainerState:
         """Whether the weights of a version can be had again if the trainer dies."""
         return version <= self.fallbacks[-1]
 
-    def became_durable(self, version: int) -> int:
+    def became_durable(self, version: int, *, full: bool = True, nbytes: int = 0) -> int:
         """Note that a checkpoint is durable. Returns the oldest version that the trainer may still fall back to.
 
-        One behind which the trainer fell back comes late, and changes nothing.
+        One behind which the trainer fell back comes late, and changes nothing. To one of weights alone nobody falls back.
+
+        Args:
+            version: its version.
+            full: whether it has the optimizer's state.
+            nbytes: bytes of its files.
 
         Raises:
             ControllerError: nobody has it, since it was never made.
@@ -254,11 +267,29 @@ class TrainerState:
         self.expect_made("Durable", version)
         if version > self.version:
             return self.fallbacks[0]
-        self.durable = max(self.durable, version)
-        self.saving = [later for later in self.saving if later > version]
-        if version in self.batches and version not in self.fallbacks:
-            self.fallbacks = sorted([*self.fallbacks, version])[-self.keep :]
+        self.sizes[version] = nbytes
+        if full:
+            self.durable = max(self.durable, version)
+            self.saving = [later for later in self.saving if later > version]
+            if version in self.batches and version not in self.fallbacks:
+                self.fallbacks = sorted([*self.fallbacks, version])[-self.keep :]
+        else:  # one with full state that was begun before may still wait for its copy on another machine
+            self.saving = [other for other in self.saving if other != version]
+            self.weights = sorted({*self.weights, version})
+        self._keep_within_bytes()
         return self.fallbacks[0]
+
+    def _keep_within_bytes(self) -> None:
+        """Keep no weights before the oldest fallback, and no more bytes than allowed: the oldest weights go first."""
+        self.weights = [version for version in self.weights if version > self.fallbacks[0]]
+        self.sizes = {at: size for at, size in self.sizes.items() if at in self.weights or at in self.fallbacks}
+        while self.keep_bytes and sum(self.sizes.values()) > self.keep_bytes:
+            if self.weights:
+                self.sizes.pop(self.weights.pop(0), None)
+            elif len(self.fallbacks) > LEAST_KEPT:
+                self.sizes.pop(self.fallbacks.pop(0), None)
+            else:
+                break
 
     def found(self, checkpoints: Sequence[int]) -> bool:
         """Note the checkpoints that exist after a crash. One may be newer than all that were reported durable.
@@ -319,3 +350,4 @@ class TrainerState:
         self.batches[self.version] = self.step
         self.durable = min(self.durable, version)
         self.fallbacks = [other for other in self.fallbacks if other <= version] or [version]
+        self.weights = [other for other in self.weights if other <= version]

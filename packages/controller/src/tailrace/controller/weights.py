@@ -40,10 +40,10 @@ class Weights:
             version, sealed = trainer.hands_over(self._state.spec.fence)
             self._outbox.send(c.Publish, version=version, relays=relays, sites=self._members.sites(), sealed=sealed)
 
-    def checkpoint(self) -> None:
-        """Save the trainer's state."""
+    def checkpoint(self, *, full: bool = True) -> None:
+        """Save the trainer's state, or its weights alone."""
         keep = self._trainer.saves(self._ledger.versions_needed())
-        self._outbox.send(c.Checkpoint, version=self._trainer.version, keep=keep)
+        self._outbox.send(c.Checkpoint, version=self._trainer.version, keep=keep, full=full)
 
     def was_saved(self, version: int) -> None:
         """Reveal a version that was handed over sealed."""

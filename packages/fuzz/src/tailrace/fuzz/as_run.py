@@ -60,6 +60,7 @@ def settings(case: Case) -> list[str]:
         "rollout.cost_model": {name: getattr(case.costs, name) for name in ("k1", "k2", "k3", "k4")},
         "trainer": _shared(case),
         "checkpoint.every": case.checkpoint_every,
+        "checkpoint.full_every": case.full_checkpoint_every,
         "publish.fence": case.fence,
         "evaluation.every": case.evaluation.every,
     }

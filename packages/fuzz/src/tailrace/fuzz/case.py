@@ -151,6 +151,7 @@ class Case(_Strict):
     max_tokens: Positive
     evaluation: EvaluationCase = EvaluationCase()
     checkpoint_every: Positive = 1
+    full_checkpoint_every: Positive = 1
     fence: bool = False
     scoring_attempts: Positive = 3
     failed_groups_limit: Positive = 1_000
@@ -248,6 +249,7 @@ class Case(_Strict):
             cell_devices=max(1, (min(self.hybrids, self.replicas) or self.replicas) // self.cells),
             cycle_s=pipeline.cycle_s,
             checkpoint_every=self.checkpoint_every,
+            full_checkpoint_every=self.full_checkpoint_every,
             fence=self.fence,
             scoring_attempts=self.scoring_attempts,
             failed_groups_limit=self.failed_groups_limit,

@@ -158,6 +158,7 @@ def _no_drift(case: Case) -> Iterator[Case | None]:
 
 def _checkpoint_each(case: Case) -> Iterator[Case | None]:
     yield _with(case, checkpoint_every=1)
+    yield _with(case, full_checkpoint_every=1)
     yield _with(case, fence=False)
 
 

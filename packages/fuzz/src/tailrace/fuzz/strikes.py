@@ -80,7 +80,7 @@ class Strikes:
             case BreakKind.STUCK_CHECKPOINT:
                 injuries.stuck_checkpoints += fault.count
             case BreakKind.DAMAGED_CHECKPOINT:
-                injuries.damaged |= set(list(simulation.world.disk)[-1:])
+                injuries.damaged |= set(simulation.world.checkpoints[-1:])
             case BreakKind.BROKEN_SCORING:
                 injuries.scoring_broken_until_s = now + fault.for_s
             case BreakKind.REPLAY:

@@ -282,7 +282,7 @@ class FuzzSimulation:
         if self._changes.random() < 0.5:
             steps = simulation.controller.view.steps + self._changes.choice([0, 1, 2])
             replicas = self._changes.randint(1, self.case.replicas + 1)
-        return c.Resumed(tuple(simulation.world.disk), steps, replicas)
+        return c.Resumed(simulation.world.checkpoints, steps, replicas)
 
     def _replay(self) -> None:
         if self._all_logged:  # one that died before it wrote to the log has decided more than that has

@@ -96,10 +96,15 @@ class TrainingBackend(Protocol):
         """Move parts back, bit for bit. Returns bytes moved."""
         ...
 
-    def save(self, directory: str | Path, version: int) -> Future[Path]:
-        """Write a checkpoint of the whole state. Returns once the state is copied. Collective.
+    def save(self, directory: str | Path, version: int, *, full: bool = True) -> Future[Path]:
+        """Write a checkpoint. Returns once the state is copied. Collective.
 
         When the first rank's future is done, the directory is complete and durable; before that it does not exist.
+
+        Args:
+            directory: its name.
+            version: its version.
+            full: whether it has the state that `load` needs, or weights alone.
         """
         ...
 

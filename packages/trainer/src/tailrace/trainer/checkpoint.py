@@ -1,22 +1,20 @@
-"""Writes checkpoints of the trainer's whole state, copied to host memory first, then written in the background; restores them.
+"""Writes checkpoints of the trainer's state, copied to host memory first, then written in the background.
 
-    save ──copy──► host memory ──► a thread: state-R-of-N ──► all ranks' shards are there ──► full weights ──► rank 0 completes
-      waits only if two are under way                         (ranks meet in the file system)
+    save ──copy──► host memory ──► a thread: state-R-of-N, a checksum of each MiB ──► rank 0 has all checksums and completes
+      waits while the copy before is written          └──► whole weights, from the rows of all ranks (in the file system)
 
-Full weights are put together from the shards that the ranks wrote, so that no rank gathers them while training waits.
+There is one copy: a save waits until the one before is written, not until it is durable. Whole weights are put together from
+what the ranks wrote, so that no rank gathers them while training waits.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
@@ -28,187 +26,45 @@ from torch import Tensor
 
 from tailrace.trainer.adapters import ADAPTER_CONFIG, adapter_config, described
 from tailrace.trainer.checkpoint_files import (
+    WriteProgress,
     complete,
     copy_model_files,
     partial_directory,
+    rows_file,
     state_file,
     sync,
-    verify,
     weights_file,
+    written_file,
 )
 from tailrace.trainer.config import AdapterConfig
 from tailrace.trainer.errors import CheckpointError, CheckpointTimeoutError
-from tailrace.trainer.sharded_model import MOMENTS, ShardedModel
-from tailrace.trainer.weights_file import ADAPTER_FILE, weights_sha256
-
-
-def restore(
-    directory: Path, model: ShardedModel, rank: int, world_size: int, base: Path, *, critic: ShardedModel | None = None
-) -> int:
-    """Load a checkpoint of any backend into this rank. Returns its version. Collective.
-
-    Args:
-        directory: the checkpoint.
-        model: what gets its state.
-        rank, world_size: this process among the ranks.
-        base: the directory that the model was loaded from, which an adapter's checkpoint names by its digest.
-        critic: the critic's model, which gets its state too; None without one.
-    """
-    from safetensors import safe_open
-
-    manifest = verify(directory)
-    _check_adapter(manifest, directory, model, base)
-    _check_critic(manifest, directory, critic)
-    ranks, steps = manifest.get("world_size"), manifest.get("steps")
-    if not isinstance(ranks, int) or not isinstance(steps, int) or ranks < 1:
-        raise CheckpointError(f"{directory}: found no trainer state, expected a checkpoint of a trainer")
-    names = [state_file(r, ranks) for r in range(ranks)]
-    if missing := [name for name in names if name not in manifest["files"]]:
-        raise CheckpointError(f"found no {missing[0]} in {directory}; the checkpoint is damaged, use another")
-    files: list[Any] = [safe_open(str(directory / name), framework="pt") for name in names]
-    files_of_state = files[: ranks // int(manifest.get("cells", 1))]  # ranks of the first cell
-    found = [(model, _StateFiles(files_of_state, steps))]
-    if critic is not None:
-        found.append((critic, _StateFiles(files_of_state, int(manifest["critic"]["steps"]), _OF_CRITIC)))
-    for one, saved in found:
-        if saved.names != set(one.shapes):
-            odd = sorted(saved.names ^ set(one.shapes))[0]
-            raise CheckpointError(f"{directory} is of another model: only one of the two has {odd!r}")
-    for one, saved in found:
-        one.restore(saved)
-    if ranks == world_size:
-        torch.set_rng_state(files[rank].get_tensor("random/cpu"))
-        if model.device.type == "cuda" and "random/cuda" in files[rank].keys():  # noqa: SIM118
-            torch.cuda.set_rng_state(files[rank].get_tensor("random/cuda"), model.device)
-    return int(manifest["version"])
-
-
-def _check_critic(manifest: dict[str, Any], directory: Path, critic: ShardedModel | None) -> None:
-    """Refuse a checkpoint with a critic where there is none, and one without where there is one. Nothing was changed."""
-    there = isinstance(manifest.get("critic"), dict)
-    if there != (critic is not None):
-        words = ("with a critic", "without one")
-        found, expected = words if there else reversed(words)
-        raise CheckpointError(f"{directory}: found a checkpoint {found}, expected one {expected}; nothing was changed")
-
-
-def _check_adapter(manifest: dict[str, Any], directory: Path, model: ShardedModel, base: Path) -> None:
-    """Refuse a checkpoint of another adapter, or of another base. Nothing was changed."""
-    config, found = model.config.adapter, manifest.get("adapter")
-    expected = described(config) if config.rank else None
-    if found != expected:
-        words = ["no adapter" if one is None else "an adapter of " + _listed(one) for one in (found, expected)]
-        raise CheckpointError(
-            f"{directory}: found a checkpoint of {words[0]}, expected {words[1]}; nothing was changed"
-        )
-    if expected is not None and manifest["base"]["sha256"] != (digest := weights_sha256(base)):
-        raise CheckpointError(
-            f"{directory}: found an adapter of a base with the digest {manifest['base']['sha256']}, expected that of {base}, "
-            f"{digest}; nothing was changed"
-        )
-
-
-def _listed(settings: dict[str, Any]) -> str:
-    targets = settings["targets"]
-    names = targets if isinstance(targets, str) else ", ".join(targets)
-    return f"rank {settings['rank']}, alpha {settings['alpha']} on {names}"
-
-
-_OF_CRITIC = "critic/"
-
-
-class _StateFiles:
-    """Tensors whose rows are split over files.
-
-    Args:
-        files: the files, opened.
-        steps: optimizer steps of the model.
-        prefix: what the names of its tensors begin with.
-    """
-
-    def __init__(self, files: list[Any], steps: int, prefix: str = "") -> None:
-        self._files, self.steps, self._prefix = files, steps, prefix
-        mine = (key.removeprefix(prefix) for key in files[0].keys() if key.startswith(prefix))  # noqa: SIM118
-        keys = [key.partition("/") for key in mine]
-        self.names = {name for kind, _, name in keys if kind == "parameter"}
-        self.has_moments = any(kind == MOMENTS[0] for kind, _, _ in keys)
-
-    def rows(self, kind: str, name: str, rows: slice, like: Tensor) -> Tensor:
-        """See `SavedState`."""
-        parts, offset, key = [], 0, f"{self._prefix}{kind}/{name}"
-        start, stop = rows.start or 0, sys.maxsize if rows.stop is None else rows.stop
-        for file in self._files:
-            part = file.get_slice(key)
-            count = part.get_shape()[0]
-            low, high = max(start, offset), min(stop, offset + count)
-            if low < high:
-                parts.append(part[low - offset : high - offset])
-            offset += count
-        found = torch.cat(parts).to(like) if parts else torch.empty_like(like)
-        if found.shape != like.shape:
-            raise CheckpointError(
-                f"found rows {start} to {min(stop, offset)} of {key} of shape {list(found.shape)}, expected "
-                f"{list(like.shape)}: another model's checkpoint"
-            )
-        return found
-
-
-class HostCopies:
-    """Memory for copies of tensors. It grows to as many copies as are held at once, and stays.
-
-    `take` is for one thread; any thread may call `give_back`.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._free: list[dict[str, Tensor]] = []
-
-    def take(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """Copy tensors of any device into host memory that nobody else uses until it is given back.
-
-        Memory for other names, shapes or dtypes than these is freed.
-        """
-        with self._lock:
-            free = self._free.pop() if self._free else {}
-        memory, on_device = dict[str, Tensor](), False
-        for name, tensor in tensors:
-            old = free.pop(name, None)
-            fits = old is not None and old.shape == tensor.shape and old.dtype == tensor.dtype
-            memory[name] = old if old is not None and fits else _like(tensor)
-            memory[name].copy_(tensor, non_blocking=True)
-            on_device |= tensor.is_cuda
-        if on_device:
-            torch.cuda.synchronize()
-        return memory
-
-    def give_back(self, memory: dict[str, Tensor]) -> None:
-        """Let a later copy take the place of this one."""
-        with self._lock:
-            self._free.append(memory)
-
-
-def _like(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-
+from tailrace.trainer.restore import OF_CRITIC, restore
+from tailrace.trainer.sharded_model import ShardedModel, parameter_dtype
+from tailrace.trainer.tensor_file import HostCopy, bytes_of, spec_of, write_tensors
+from tailrace.trainer.weights_file import ADAPTER_FILE, FileTensor, weights_sha256
 
 _POLL_S = 0.01
+_SLACK_BYTES = 1 << 16  # of random state
 MOST_PENDING = 2
-"""Checkpoints that may be under way at once, each with a copy of the state in host memory; one more waits for the oldest."""
+"""Checkpoints that may be under way at once, of which one is a copy in host memory; one more waits for the oldest."""
 
 
 class CheckpointWriter:
-    """Writes checkpoints in the order in which they were begun, on its own thread.
+    """Writes checkpoints in the order in which they were begun, on its own thread, and restores them.
 
-    Each rank of the first cell writes its shards, and every rank the full weights of its share of the parameters. Once every
-    rank's files are there, rank 0 completes the directory; ranks meet in the file system, which all must share, so that no
-    collective runs beside training.
+    Each rank of the first cell writes its shards, and every rank the full weights of its share of the parameters. Each takes
+    the checksums of what it writes, and says when it is done; rank 0 then completes the directory. Ranks meet in the file
+    system, which all must share, so that no collective runs beside training.
 
     Args:
         model_path: directory with the model's configuration and tokenizer.
         model: what is saved.
         rank, world_size: this process among the ranks.
-        timeout_s: how long a further save waits for room, and a rank for the files of the others.
+        timeout_s: how long a further save waits for room, and a rank for the files of the others, while no byte is written.
         critic: the critic's model, whose state is saved beside the policy's; None without one.
+
+    Attributes:
+        read_bytes: bytes that the last `load` has read.
     """
 
     def __init__(
@@ -228,15 +84,27 @@ class CheckpointWriter:
         self._rank = rank
         self._world_size = world_size
         self._timeout_s = timeout_s
-        self._copies = HostCopies()
+        self._copy = HostCopy(pinned=model.device.type == "cuda")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._pending: deque[tuple[Path, int, Future[Path]]] = deque()
+        self.read_bytes = 0
 
-    def save(self, directory: Path, version: int) -> Future[Path]:
+    @property
+    def copy_bytes(self) -> int:
+        """Host memory of the copy."""
+        return self._copy.nbytes
+
+    def save(self, directory: Path, version: int, *, full: bool = True) -> Future[Path]:
         """Begin to write this rank's part. Returns once it is copied to host memory; the future waits until it is durable.
 
+        Args:
+            directory: its final name.
+            version: its version.
+            full: whether the optimizer's state is saved beside the weights, or the weights alone, in the dtype of the forward
+                pass.
+
         Raises:
-            CheckpointTimeoutError: two are under way, or one of the same name, and it was not durable at the deadline.
+            CheckpointTimeoutError: two are under way, or one of the same name, and no byte was written until the deadline.
         """
         from safetensors import SafetensorError
 
@@ -245,17 +113,26 @@ class CheckpointWriter:
         partial = partial_directory(directory)
         unmade = _make_anew(partial) if self._rank == 0 else None  # others wait: it is raised behind the barrier
         dist.barrier()
-        shards = self._copies.take(self._tensors())
+        self._take_copy(directory, version)
+        try:
+            if full:
+                self._copy.reserve(self._state_bytes())
+            specs = self._copy.fill(self._tensors(full=full), None if full else self._model.dtype)
+        except BaseException:
+            self._copy.give_back()
+            raise
         steps, cells = self._model.steps, self._model.cells
         manifest: dict[str, Any] = {"version": version, "steps": steps, "world_size": self._world_size, "cells": cells}
+        manifest["full"] = full
         if self._critic is not None:
             manifest["critic"] = {"steps": self._critic.steps}
 
         def write() -> Path:
+            held = _Held(self._copy)
             try:
                 if unmade is not None:
                     raise unmade
-                self._write(directory, partial, shards, manifest)
+                self._write(directory, partial, specs, manifest, held)
             except (OSError, SafetensorError) as error:
                 self._give_up(partial)
                 raise CheckpointError(f"{directory}: the checkpoint could not be written: {error}") from error
@@ -263,21 +140,50 @@ class CheckpointWriter:
                 self._give_up(partial)
                 raise
             finally:
-                self._copies.give_back(shards)
+                held.give_back()
             return directory
 
         future = self._thread.submit(write)
         self._pending.append((directory, version, future))
         return future
 
+    def load(self, directory: Path) -> int:
+        """Restore the model from a checkpoint. Returns its version. Collective; see `restore`.
+
+        Raises:
+            CheckpointTimeoutError: a checkpoint is being written, and no byte of it was until the deadline.
+        """
+        self._take_copy(directory.absolute(), None)
+        try:
+            version, self.read_bytes = restore(
+                directory,
+                self._model,
+                self._rank,
+                self._world_size,
+                self._model_path,
+                self._copy,
+                critic=self._critic,
+            )
+        finally:
+            self._copy.give_back()
+        return version
+
     def close(self) -> None:
         """Wait until the checkpoints under way are written.
 
         Raises:
-            CheckpointTimeoutError: one is not at the deadline. It is left to its thread.
+            CheckpointTimeoutError: one is not, and no byte was written until the deadline. It is left to its thread.
         """
         self._thread.shutdown(wait=False)
         self._wait_until(lambda: not self._pending)
+
+    def _take_copy(self, directory: Path, version: int | None) -> None:
+        progress = WriteProgress(directory.parent, self._timeout_s)
+        if not self._copy.take(progress.passed):
+            what = "a checkpoint to load" if version is None else f"checkpoint-{version} to begin"
+            raise CheckpointTimeoutError(
+                f"waited {self._timeout_s} s for {what}: no byte of the one before was written; is the disk full or slow?"
+            )
 
     def _make_room(self, directory: Path) -> None:
         """Two checkpoints of one name would write the same files."""
@@ -287,49 +193,118 @@ class CheckpointWriter:
 
     def _wait_until(self, enough: Callable[[], bool]) -> None:
         while self._pending and (self._pending[0][2].done() or not enough()):
-            _, version, future = self._pending[0]
-            try:
-                future.exception(self._timeout_s)
-            except FutureTimeoutError as error:
-                raise CheckpointTimeoutError(
-                    f"waited {self._timeout_s} s for checkpoint-{version} to become durable; is the disk full or slow?"
-                ) from error
+            directory, version, future = self._pending[0]
+            progress = WriteProgress(directory.parent, self._timeout_s)
+            while True:
+                try:
+                    future.exception(_POLL_S)
+                    break
+                except FutureTimeoutError as error:
+                    if progress.passed():
+                        raise CheckpointTimeoutError(
+                            f"waited {self._timeout_s} s for checkpoint-{version} to become durable, and no byte was written; "
+                            "is the disk full or slow?"
+                        ) from error
             self._pending.popleft()
 
     def _give_up(self, partial: Path) -> None:
         if self._rank == 0:
             shutil.rmtree(partial, ignore_errors=True)  # free its space, since the disk may be full
 
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def _state_bytes(self) -> int:
+        """Bytes of this rank's state once there are moments, so that the copy does not grow after the first step."""
+        if self._model.cell:
+            return _SLACK_BYTES
+        count = 0
+        for model in (self._model, *([self._critic] if self._critic is not None else [])):
+            for shape in model.shapes.values():
+                part = model.rows.of(shape[0])
+                count += (part.stop - part.start) * math.prod(shape[1:])
+        return 3 * count * int(parameter_dtype(self._model.config).itemsize) + _SLACK_BYTES
+
+    def _tensors(self, *, full: bool) -> Iterator[tuple[str, Tensor]]:
         """The rows of parameters and moments, which the first cell's ranks write, and this rank's random state."""
-        yield from self._model.state()
+        yield from self._model.state(moments=full)
+        if not full:
+            return
         if self._critic is not None:
-            yield from ((_OF_CRITIC + name, tensor) for name, tensor in self._critic.state())
+            yield from ((OF_CRITIC + name, tensor) for name, tensor in self._critic.state())
         yield "random/cpu", torch.get_rng_state()
         if self._model.device.type == "cuda":
             yield "random/cuda", torch.cuda.get_rng_state(self._model.device)
 
-    def _write(self, directory: Path, partial: Path, shards: dict[str, Tensor], manifest: dict[str, Any]) -> None:
-        from safetensors.torch import save_file
-
-        mine = partial / state_file(self._rank, self._world_size)
-        _put(mine, lambda growing: save_file(shards, str(growing)))
+    def _write(
+        self,
+        directory: Path,
+        partial: Path,
+        specs: Sequence[FileTensor],
+        manifest: dict[str, Any],
+        held: _Held,
+    ) -> None:
+        written: dict[str, Mapping[str, Any]] = {}
+        alone = self._model.rows.ranks == 1 and self._world_size == 1
+        if manifest["full"]:
+            name = state_file(self._rank, self._world_size)
+            written[name] = write_tensors(partial / name, specs, self._copy.blocks(specs))
+        elif not alone:
+            name = rows_file(self._rank, self._world_size)
+            write_tensors(partial / name, specs, self._copy.blocks(specs), synced=False)
         owners = self._owners()
         owned = [name for name, owner in owners.items() if owner == self._rank]
-        if owned or self._rank == 0:
-            full = self._full_weights(partial, shards, owned)
-            _put(partial / self._weights_file(self._rank), lambda growing: write_weights(growing, full))
+        if alone:
+            shards = self._copy.tensors(specs)
+            written |= self._write_weights(partial, owned, lambda name: shards[f"parameter/{name}"])
+        held.give_back()
+        if not alone and (owned or self._rank == 0):
+            written |= self._write_weights(partial, owned, self._rows_of_all(partial, full=manifest["full"]))
         if self._rank:
+            self._say(partial, written)
             return
         copy_model_files(self._model_path, partial, str(self._model.dtype).removeprefix("torch."))
         if self._adapter is not None:
             manifest |= self._describe_adapter(partial, self._adapter)
         elif self._world_size > 1:
             _write_index(partial, self._model, self._world_size)
-        everyone = range(self._world_size)
-        self._await(partial, (state_file(rank, self._world_size) for rank in everyone))
-        self._await(partial, map(self._weights_file, sorted({0, *owners.values()})))
-        complete(partial, directory, manifest)
+        written |= self._heard(partial)
+        for rank in range(self._world_size):
+            (partial / rows_file(rank, self._world_size)).unlink(missing_ok=True)
+        complete(partial, directory, manifest, written)
+
+    def _write_weights(
+        self, partial: Path, names: Sequence[str], tensor: Callable[[str], Tensor]
+    ) -> dict[str, dict[str, Any]]:
+        """Write whole parameters in the dtype of the forward pass, one after the other."""
+        dtype, shapes = self._model.dtype, self._model.shapes
+        specs = [spec_of(name, shapes[name], dtype) for name in names]
+        path = partial / self._weights_file(self._rank)
+        return {path.name: write_tensors(path, specs, (bytes_of(tensor(name).to(dtype)) for name in names))}
+
+    def _rows_of_all(self, partial: Path, *, full: bool) -> Callable[[str], Tensor]:
+        """Whole parameters from the files of the first cell's ranks."""
+        from safetensors import safe_open
+
+        ranks = range(self._model.rows.ranks)
+        files = [(state_file if full else rows_file)(rank, self._world_size) for rank in ranks]
+        self._await(partial, files)
+        opened: list[Any] = [safe_open(str(partial / name), framework="pt") for name in files]
+        return lambda name: torch.cat([file.get_tensor(f"parameter/{name}") for file in opened])
+
+    def _say(self, partial: Path, written: Mapping[str, Mapping[str, Any]]) -> None:
+        """Tell rank 0 what this rank has written."""
+        path = partial / written_file(self._rank, self._world_size)
+        growing = partial / f".{path.name}"
+        growing.write_text(json.dumps(written), encoding="utf-8")
+        growing.replace(path)
+
+    def _heard(self, partial: Path) -> dict[str, dict[str, Any]]:
+        """Wait until all other ranks are done. Returns what they have written."""
+        found: dict[str, dict[str, Any]] = {}
+        names = [written_file(rank, self._world_size) for rank in range(1, self._world_size)]
+        self._await(partial, names)
+        for name in names:
+            found |= json.loads((partial / name).read_text(encoding="utf-8"))
+            (partial / name).unlink()
+        return found
 
     def _owners(self) -> dict[str, int]:
         """Which rank writes which parameter in full. An adapter is small: the first rank writes it."""
@@ -347,38 +322,32 @@ class CheckpointWriter:
         base = {"path": str(self._model_path.absolute()), "sha256": self._base_sha256}
         return {"adapter": described(adapter), "base": base}
 
-    def _full_weights(self, partial: Path, shards: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
-        """Whole parameters in the dtype of the forward pass, from the shards of the first cell's ranks."""
-        from safetensors import safe_open
-
-        dtype, rows = self._model.dtype, self._model.rows
-        if rows.ranks == 1 and self._model.cell == 0:
-            return {name: shards[f"parameter/{name}"].to(dtype) for name in names}
-        files = [state_file(rank, self._world_size) for rank in range(rows.ranks)]
-        self._await(partial, files)
-        opened: list[Any] = [safe_open(str(partial / name), framework="pt") for name in files]
-        return {name: torch.cat([file.get_tensor(f"parameter/{name}") for file in opened]).to(dtype) for name in names}
-
     def _await(self, partial: Path, names: Iterable[str]) -> None:
-        """Wait for files that other ranks write."""
-        deadline = time.monotonic() + self._timeout_s
+        """Wait for files that other ranks write, while bytes of any are."""
+        progress = WriteProgress(partial.parent, self._timeout_s)
         for name in names:
             while not (partial / name).exists():
                 if not partial.exists():
                     raise CheckpointError(f"{partial}: another rank gave the checkpoint up")
-                if time.monotonic() > deadline:
+                if progress.passed():
                     raise CheckpointTimeoutError(
-                        f"waited {self._timeout_s} s for {name} of another rank; do all ranks share {partial}?"
+                        f"waited {self._timeout_s} s for {name} of another rank, and no byte was written; do all ranks share "
+                        f"{partial}?"
                     )
                 time.sleep(_POLL_S)
 
 
-def _put(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file so that others see a whole one or none."""
-    growing = path.parent / f".{path.name}"
-    write(growing)
-    sync(growing)
-    os.replace(growing, path)  # noqa: PTH105 - replace, so that others see a whole file
+class _Held:
+    """The copy, as long as a checkpoint is written from it."""
+
+    def __init__(self, copy: HostCopy) -> None:
+        self._copy: HostCopy | None = copy
+
+    def give_back(self) -> None:
+        """Let the next save have it, if this one still holds it."""
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            copy.give_back()
 
 
 def _make_anew(partial: Path) -> OSError | None:

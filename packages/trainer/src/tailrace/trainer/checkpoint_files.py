@@ -2,10 +2,13 @@
 
     config.json, tokenizer files    copied from the model's directory
     model.safetensors               the weights, Hugging Face names; of several ranks model-R-of-N.safetensors and an index
-    state-R-of-N.safetensors        rank R's shards of parameters and moments, the critic's too, its random state
-    trainer.json                    version, steps, and size and CRC-32 of every file above
+    state-R-of-N.safetensors        rank R's shards of parameters and moments, the critic's too, its random state; not where
+                                    weights stand alone
+    trainer.json                    version, steps, and of every file above its size and the XXH3 of each MiB
 
-A checkpoint is written under a hidden name, synced, and renamed. So a directory with its final name is complete.
+A checkpoint is written under a hidden name, synced, and renamed. So a directory with its final name is complete. While it is
+written, each rank says what it has written in written-R-of-N.json, and rows-R-of-N.safetensors may hold rows of weights that
+ranks put together.
 """
 
 from __future__ import annotations
@@ -15,14 +18,22 @@ import logging
 import os
 import shutil
 import stat
+import time
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from tailrace.trainer.errors import CheckpointError
 
 MANIFEST = "trainer.json"
-FORMAT = 1
+FORMAT = 2
+_READS = (1, FORMAT)
+CHUNK_BYTES = 1 << 20
+"""Bytes that have a checksum of their own, so that part of a file can be read and checked."""
+_DIGITS = 16  # of a checksum, in hexadecimal
 logger = logging.getLogger(__name__)
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 
@@ -42,6 +53,16 @@ def weights_file(rank: int, world_size: int) -> str:
     return "model.safetensors" if world_size == 1 else f"model-{rank + 1:05d}-of-{world_size:05d}.safetensors"
 
 
+def rows_file(rank: int, world_size: int) -> str:
+    """The name of a rank's rows of the weights, which exist while a checkpoint of weights alone is written."""
+    return f"rows-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+def written_file(rank: int, world_size: int) -> str:
+    """The name of the file in which a rank says that it is done, with the fingerprints of what it has written."""
+    return f"written-{rank:05d}-of-{world_size:05d}.json"
+
+
 def is_state(name: str) -> bool:
     """Whether a file of a checkpoint has a rank's state."""
     return name.startswith("state-") and name.endswith(".safetensors")
@@ -52,11 +73,15 @@ def is_weights(name: str) -> bool:
     return name.endswith(".safetensors") and not is_state(name)
 
 
-def checkpoints(root: str | Path) -> dict[int, Path]:
+def checkpoints(root: str | Path, *, full: bool = False) -> dict[int, Path]:
     """The checkpoints in a directory that look complete, by version in ascending order.
 
     Checkpoints are left out if they are half-written, if their manifest cannot be read, or if a file is missing or has the
     wrong size. Checksums are compared only when a checkpoint is loaded.
+
+    Args:
+        root: the directory.
+        full: leave out those that have weights alone, from which no trainer can go on.
     """
     found: dict[int, Path] = {}
     for path in sorted(Path(root).glob(f"*/{MANIFEST}")):
@@ -64,12 +89,18 @@ def checkpoints(root: str | Path) -> dict[int, Path]:
             continue
         try:
             manifest = read_manifest(path.parent)
-            _check_sizes(path.parent, manifest)
+            check_sizes(path.parent, manifest)
         except CheckpointError as error:
             logger.warning("left a checkpoint out: %s", error)
         else:
-            found[manifest["version"]] = path.parent
+            if not full or has_state(manifest):
+                found[manifest["version"]] = path.parent
     return dict(sorted(found.items()))
+
+
+def has_state(manifest: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint has the optimizer's state beside the weights."""
+    return bool(manifest.get("full", True))
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -85,7 +116,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise CheckpointError(f"found no {MANIFEST} in {directory}, expected a complete checkpoint") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error}; use another checkpoint") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    if not isinstance(manifest, dict) or manifest.get("format") not in _READS:
         raise CheckpointError(f"{path} is not of format {FORMAT}; it was made by another version of this library")
     version, files = manifest.get("version"), manifest.get("files")
     if not isinstance(version, int) or not isinstance(files, dict) or not all(map(_is_fingerprint, files.values())):
@@ -100,23 +131,68 @@ def verify(directory: Path) -> dict[str, Any]:
         CheckpointError: a file is missing or differs, or the manifest is missing or damaged.
     """
     manifest = read_manifest(directory)
-    _check_sizes(directory, manifest)
+    check_sizes(directory, manifest)
     for name, expected in manifest["files"].items():
-        path = directory / name
-        try:
-            found = fingerprint(path)
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}; use another checkpoint") from error
-        if found != expected:
-            raise _damaged(path, found, expected)
+        verify_file(directory / name, expected)
     return manifest
 
 
+def verify_file(path: Path, expected: Mapping[str, Any]) -> None:
+    """Compare a whole file with its fingerprint.
+
+    Raises:
+        CheckpointError: it differs, or cannot be read.
+    """
+    try:
+        found = fingerprint(path, Sums.like(expected))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; use another checkpoint") from error
+    compare(path, found, expected)
+
+
+def compare(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Compare two fingerprints of a file.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    if found == expected:
+        return
+    if "xxh3" not in expected or found["bytes"] != expected["bytes"]:
+        raise _damaged(path, found, expected)
+    for number in range(len(expected["xxh3"]) // _DIGITS):
+        compare_chunk(path, number, chunk_sum(found, number), expected)
+
+
+def compare_chunk(path: Path, number: int, found: str, expected: Mapping[str, Any]) -> None:
+    """Compare the checksum of one chunk of a file.
+
+    Raises:
+        CheckpointError: it differs from the fingerprint's.
+    """
+    wanted = chunk_sum(expected, number)
+    if found != wanted:
+        raise CheckpointError(
+            f"{path}: found xxh3 {found} of its MiB {number}, expected {wanted}; it is damaged, use another checkpoint"
+        )
+
+
+def chunk_sum(expected: Mapping[str, Any], number: int) -> str:
+    """The checksum of a chunk in a fingerprint."""
+    sums: str = expected["xxh3"]
+    return sums[number * _DIGITS : (number + 1) * _DIGITS]
+
+
 def _is_fingerprint(value: object) -> bool:
-    return isinstance(value, dict) and value.keys() == {"bytes", "crc32"}
+    return isinstance(value, dict) and value.keys() in ({"bytes", "crc32"}, {"bytes", "xxh3"})
 
 
-def _check_sizes(directory: Path, manifest: dict[str, Any]) -> None:
+def check_sizes(directory: Path, manifest: dict[str, Any]) -> None:
+    """Compare the size of every file of a checkpoint with its manifest.
+
+    Raises:
+        CheckpointError: one is missing, or has another size.
+    """
     for name, expected in manifest["files"].items():
         path = directory / name
         try:
@@ -126,20 +202,91 @@ def _check_sizes(directory: Path, manifest: dict[str, Any]) -> None:
         if found is None or not stat.S_ISREG(found.st_mode):
             raise CheckpointError(f"found no {name} in {directory}; the checkpoint is damaged, use another")
         if found.st_size != expected["bytes"]:
-            raise _damaged(path, {"bytes": found.st_size}, expected)
+            raise _damaged(path, {"bytes": found.st_size}, {"bytes": expected["bytes"]})
 
 
-def _damaged(path: Path, found: dict[str, int], expected: dict[str, int]) -> CheckpointError:
-    return CheckpointError(f"{path}: found {found}, expected {expected}; it is damaged, use another checkpoint")
+def _damaged(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: found {dict(found)}, expected {dict(expected)}; it is damaged, use another checkpoint"
+    )
 
 
-def fingerprint(path: Path) -> dict[str, int]:
-    """Size in bytes and CRC-32 of a file."""
-    crc = 0
+class Sums:
+    """Size and checksums of the bytes of a file as they pass.
+
+    Args:
+        crc32: sum them up as format 1 did: one CRC-32 of all.
+    """
+
+    def __init__(self, *, crc32: bool = False) -> None:
+        self.nbytes = 0
+        self._crc: int | None = 0 if crc32 else None
+        self._chunk, self._done = xxhash.xxh3_64(), list[str]()
+
+    @classmethod
+    def like(cls, expected: Mapping[str, Any]) -> Sums:
+        """Sums that can be compared with a fingerprint."""
+        return cls(crc32="crc32" in expected)
+
+    def add(self, data: bytes | memoryview) -> None:
+        """Take the next bytes."""
+        view = memoryview(data).cast("B")
+        if self._crc is not None:
+            self._crc, self.nbytes = zlib.crc32(view, self._crc), self.nbytes + len(view)
+            return
+        while view:
+            part = view[: CHUNK_BYTES - self.nbytes % CHUNK_BYTES]
+            self._chunk.update(part)
+            self.nbytes += len(part)
+            if self.nbytes % CHUNK_BYTES == 0:
+                self._done.append(self._chunk.hexdigest())
+                self._chunk.reset()
+            view = view[len(part) :]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The size in bytes, and the checksums."""
+        if self._crc is not None:
+            return {"bytes": self.nbytes, "crc32": self._crc}
+        last = [self._chunk.hexdigest()] if self.nbytes % CHUNK_BYTES else []
+        return {"bytes": self.nbytes, "xxh3": "".join([*self._done, *last])}
+
+
+def fingerprint(path: Path, sums: Sums | None = None) -> dict[str, Any]:
+    """Size in bytes and checksums of a file."""
+    sums = sums or Sums()
     with path.open("rb") as file:
         while block := file.read(1 << 22):
-            crc = zlib.crc32(block, crc)
-    return {"bytes": path.stat().st_size, "crc32": crc}
+            sums.add(block)
+    return sums.fingerprint()
+
+
+class WriteProgress:
+    """A deadline that begins anew whenever bytes of a checkpoint were written.
+
+    Args:
+        root: the directory with the checkpoints. What is written there stands below hidden directories.
+        limit_s: seconds without a byte after which it has passed.
+    """
+
+    def __init__(self, root: Path, limit_s: float) -> None:
+        self._root, self.limit_s = root, limit_s
+        self.nbytes, self._since = self._count(), time.monotonic()
+
+    def passed(self) -> bool:
+        """Whether nothing was written for too long. Call it again and again."""
+        found, now = self._count(), time.monotonic()
+        if found != self.nbytes:
+            self.nbytes, self._since = found, now
+        return now - self._since > self.limit_s
+
+    def _count(self) -> int:
+        count = 0
+        for path in self._root.glob(".*.partial/*"):
+            try:
+                count += path.stat().st_size
+            except OSError:  # it was renamed, or its directory was
+                continue
+        return count
 
 
 def copy_model_files(source: Path, destination: Path, dtype: str) -> None:
@@ -163,12 +310,22 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def complete(partial: Path, directory: Path, manifest: dict[str, Any]) -> None:
-    """Write the manifest of `partial`, sync every file, then rename it to `directory`, replacing an existing one."""
-    files = sorted(path for path in partial.iterdir() if path.name != MANIFEST)
-    for path in files:
+def complete(
+    partial: Path, directory: Path, manifest: dict[str, Any], written: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """Write the manifest of `partial`, sync every file, then rename it to `directory`, replacing an existing one.
+
+    Args:
+        partial: the directory in which the files are.
+        directory: its final name.
+        manifest: what the manifest says beside the files.
+        written: fingerprints of files that are synced already.
+    """
+    known = dict(written or {})
+    for path in sorted(path for path in partial.iterdir() if path.name not in (MANIFEST, *known)):
         sync(path)
-    described = manifest | {"format": FORMAT, "files": {path.name: fingerprint(path) for path in files}}
+        known[path.name] = fingerprint(path)
+    described = manifest | {"format": FORMAT, "files": dict(sorted(known.items()))}
     path = partial / MANIFEST
     path.write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     sync(path)

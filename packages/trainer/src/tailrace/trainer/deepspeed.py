@@ -190,13 +190,13 @@ class DeepSpeedModel(ShardedModel):
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
-    def state(self) -> Iterator[tuple[str, Tensor]]:
+    def state(self, *, moments: bool = True) -> Iterator[tuple[str, Tensor]]:
         """See `ShardedModel`."""
-        moments = MOMENTS if self._zero.optimizer.state else ()
+        kinds = MOMENTS if moments and self._zero.optimizer.state else ()
         for name, shape in self._shapes.items():
             rows = self.rows.of(shape[0])
             yield f"parameter/{name}", self._whole(name)[rows]
-            for moment in moments:
+            for moment in kinds:
                 yield f"{moment}/{name}", self._whole(name, moment)[rows]
 
     def restore(self, saved: SavedState) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -19,9 +18,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tailrace.trainer.adapters import ADAPTER_CONFIG, Adapter, read_adapter_config
-from tailrace.trainer.checkpoint_files import is_state, is_weights, read_manifest, weights_file
+from tailrace.trainer.checkpoint_files import Sums, compare, is_state, is_weights, read_manifest, weights_file
 from tailrace.trainer.errors import AdapterError, CheckpointError
-from tailrace.trainer.weights_file import ADAPTER_FILE, load_weights_file, model_files, read_header, weights_sha256
+from tailrace.trainer.weights_file import (
+    ADAPTER_FILE,
+    FileTensor,
+    header_of,
+    load_weights_file,
+    model_files,
+    read_header,
+    weights_sha256,
+)
 
 SHARD_BYTES = 5_000_000_000
 """Most bytes of tensors in one file, as transformers splits a model."""
@@ -31,44 +38,37 @@ _TORCH = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float6
 
 
 @dataclass(slots=True)
-class _Tensor:
-    name: str
-    dtype: str
-    shape: list[int]
-    nbytes: int
-
-
-@dataclass(slots=True)
 class _Source:
     """An open file of weights. It can be read to its end even if the run removes its checkpoint meanwhile."""
 
     path: Path
     file: BinaryIO
-    expected: dict[str, int] | None
-    crc: int = 0
-    tensors: list[_Tensor] = field(default_factory=list)
+    expected: dict[str, Any] | None
+    sums: Sums = field(default_factory=Sums)
+    tensors: list[FileTensor] = field(default_factory=list)
 
     def begin(self) -> None:
         """Read the header: tensors follow it in the order of their bytes, without a gap."""
         first, found = read_header(self.file)
         self.file.seek(0)
-        self.crc = zlib.crc32(self.file.read(first))
+        self.sums = Sums.like(self.expected or {})
+        self.sums.add(self.file.read(first))
         at = first
         for name, about in sorted(found, key=lambda one: one[1]["data_offsets"][0]):
             begin, end = about["data_offsets"]
             if begin != at:
                 raise ValueError(f"the bytes of {name!r} begin at {begin}, expected {at}")
-            self.tensors.append(_Tensor(name, str(about["dtype"]), list(about["shape"]), end - begin))
+            self.tensors.append(FileTensor(name, str(about["dtype"]), list(about["shape"]), end - begin))
             at = end
 
-    def blocks(self, tensor: _Tensor) -> Iterator[bytes]:
+    def blocks(self, tensor: FileTensor) -> Iterator[bytes]:
         """The bytes of the next tensor."""
         left = tensor.nbytes
         while left:
             block = self.file.read(min(_BLOCK_BYTES, left))
             if not block:
                 raise CheckpointError(f"{self.path} is damaged: the bytes of {tensor.name!r} end too early")
-            self.crc = zlib.crc32(block, self.crc)
+            self.sums.add(block)
             left -= len(block)
             yield block
 
@@ -76,11 +76,9 @@ class _Source:
         """Compare what was read with the manifest."""
         if self.expected is None:
             return
-        if self.file.read(1) or self.file.tell() != self.expected["bytes"] or self.crc != self.expected["crc32"]:
-            found = {"bytes": self.file.tell(), "crc32": self.crc}
-            raise CheckpointError(
-                f"{self.path}: found {found}, expected {self.expected}; it is damaged, use another checkpoint"
-            )
+        while rest := self.file.read(_BLOCK_BYTES):
+            self.sums.add(rest)
+        compare(self.path, self.sums.fingerprint(), self.expected)
 
 
 class ExportSource:
@@ -122,11 +120,9 @@ class ExportSource:
                     self._sources.append(_Source(checkpoint / name, file, expected))
                 elif not is_state(name) and name != INDEX:
                     content = (checkpoint / name).read_bytes()
-                    found = {"bytes": len(content), "crc32": zlib.crc32(content)}
-                    if found != expected:
-                        raise CheckpointError(
-                            f"{checkpoint / name}: found {found}, expected {expected}; it is damaged, use another checkpoint"
-                        )
+                    sums = Sums.like(expected)
+                    sums.add(content)
+                    compare(checkpoint / name, sums.fingerprint(), expected)
                     self.files[name] = content
             if base is not None:
                 for path in model_files(base):
@@ -180,7 +176,7 @@ class ExportSource:
             weight_map |= {tensor.name: name for tensor in tensors}
             left = sum(tensor.nbytes for tensor in tensors)
             with (directory / name).open("wb") as file:
-                file.write(_header_of(tensors))
+                file.write(header_of(tensors))
                 while left:
                     block = next(blocks)
                     file.write(block)
@@ -226,7 +222,7 @@ def _adapter_of(checkpoint: Path, manifest: dict[str, Any], base: Path) -> Adapt
     return Adapter(dict(load_weights_file(checkpoint)), read_adapter_config(checkpoint))
 
 
-def _merged(adapter: Adapter, tensor: _Tensor, content: bytes) -> bytes:
+def _merged(adapter: Adapter, tensor: FileTensor, content: bytes) -> bytes:
     """The bytes of a tensor of the base with its adapter."""
     import torch
 
@@ -244,9 +240,9 @@ def put(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _shards(tensors: Sequence[_Tensor], most: int) -> list[list[_Tensor]]:
+def _shards(tensors: Sequence[FileTensor], most: int) -> list[list[FileTensor]]:
     """Tensors in their order, as many in each shard as fit; a larger one is alone."""
-    shards: list[list[_Tensor]] = [[]]
+    shards: list[list[FileTensor]] = [[]]
     nbytes = 0
     for tensor in tensors:
         if shards[-1] and nbytes + tensor.nbytes > most:
@@ -255,18 +251,3 @@ def _shards(tensors: Sequence[_Tensor], most: int) -> list[list[_Tensor]]:
         shards[-1].append(tensor)
         nbytes += tensor.nbytes
     return shards
-
-
-def _header_of(tensors: Sequence[_Tensor]) -> bytes:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for tensor in tensors:
-        header[tensor.name] = {
-            "dtype": tensor.dtype,
-            "shape": tensor.shape,
-            "data_offsets": [at, at + tensor.nbytes],
-        }
-        at += tensor.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text

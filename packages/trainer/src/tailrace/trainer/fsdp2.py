@@ -342,12 +342,12 @@ class Fsdp2Model(ShardedModel):
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
-    def state(self) -> Iterator[tuple[str, Tensor]]:
+    def state(self, *, moments: bool = True) -> Iterator[tuple[str, Tensor]]:
         """See `ShardedModel`."""
-        self._host.require("parameters", "optimizer")
+        self._host.require("parameters", *(["optimizer"] if moments else []))
         for name, shard in self.local.items() if self.cell == 0 else ():
             yield f"parameter/{name}", shard
-            for moment in MOMENTS:
+            for moment in MOMENTS if moments else ():
                 if moment in self.optimizer.state.get(shard, {}):
                     yield f"{moment}/{name}", self.optimizer.state[shard][moment]
 

@@ -205,12 +205,12 @@ class MegatronModel(ShardedModel):
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
-    def state(self) -> Iterator[tuple[str, Tensor]]:
+    def state(self, *, moments: bool = True) -> Iterator[tuple[str, Tensor]]:
         """See `ShardedModel`."""
         if self.cell:
             return
         kinds: dict[str, Mapping[str, Tensor]] = {"parameter": self.local}
-        if self._has_moments:
+        if moments and self._has_moments:
             kinds |= {kind: _Moments(self, kind) for kind in MOMENTS}
         for name, shape in self.shapes.items():
             for kind, local in kinds.items():

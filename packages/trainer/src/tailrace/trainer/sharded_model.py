@@ -246,10 +246,13 @@ class ShardedModel(ABC):
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def state(self) -> Iterator[tuple[str, Tensor]]:
+    def state(self, *, moments: bool = True) -> Iterator[tuple[str, Tensor]]:
         """This rank's `rows` of parameters and moments, as ``KIND/NAME``; nothing on other cells than the first. Collective.
 
         A tensor is valid until the next one is taken.
+
+        Args:
+            moments: whether moments are among them.
         """
 
     @abstractmethod

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -123,6 +124,32 @@ def read_header(file: BinaryIO) -> tuple[int, list[tuple[str, dict[str, Any]]]]:
         (name, {**about, "data_offsets": [first + place for place in about["data_offsets"]]})
         for name, about in found.items()
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class FileTensor:
+    """A tensor of a safetensors file: `dtype` is the format's name, such as F32."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    nbytes: int
+
+
+def header_of(tensors: Sequence[FileTensor]) -> bytes:
+    """The beginning of a safetensors file, behind which the bytes of these tensors follow in this order, without a gap."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for tensor in tensors:
+        header[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _line(file: BinaryIO, name: str, about: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ batch is split over micro-batches, ranks, cells and time (RollPacker, section 4.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -29,7 +30,7 @@ from torch import Tensor
 from tailrace.contracts import Experience
 from tailrace.paramserver.layout import Layout
 from tailrace.trainer.batch import check_mini_batches, grpo_samples, supervised_samples
-from tailrace.trainer.checkpoint import CheckpointWriter, export_model, restore
+from tailrace.trainer.checkpoint import CheckpointWriter, export_model
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.critic import Critic
 from tailrace.trainer.demonstrations import TokenExample
@@ -412,19 +413,25 @@ class TrainerWorker:
         """This rank's part of every parameter, as `layout` describes it, in the dtype that is computed in. Collective."""
         return self._model.shards()
 
-    def save(self, directory: str | Path, version: int) -> Future[Path]:
-        """Write a checkpoint of the whole state. Collective; returns once the state is copied to host memory.
+    def save(self, directory: str | Path, version: int, *, full: bool = True) -> Future[Path]:
+        """Write a checkpoint. Collective; returns once the state is copied to host memory.
 
-        Two may be under way at once, each with its copy; a third one waits for the first.
+        There is one copy: a save waits until the one before is written from it. Two may be under way, a third one waits for the
+        first to be durable.
 
         When rank 0's future is done, the directory is complete and durable; before that it does not exist. It is a Hugging
         Face model directory with the weights of `version`, for `load_weights_file`, and also the state for `load`.
 
+        Args:
+            directory: its name.
+            version: its version.
+            full: whether it has the state for `load`, or the weights alone.
+
         Raises:
-            CheckpointTimeoutError: two are under way, and the first is still being written at the deadline.
+            CheckpointTimeoutError: it has to wait, and no byte of the ones before was written until the deadline.
         """
-        with onloaded(self._models, self.config.offload):
-            return self._checkpoints.save(Path(directory), version)
+        with onloaded(self._models, self.config.offload) if full else contextlib.nullcontext():
+            return self._checkpoints.save(Path(directory), version, full=full)
 
     def load(self, directory: str | Path) -> int:
         """Restore weights, optimizer and schedule, bit for bit, from a checkpoint of any number of ranks and cells. Collective.
@@ -436,13 +443,13 @@ class TrainerWorker:
             The version of the checkpoint.
 
         Raises:
-            CheckpointError: the checkpoint is missing, damaged, of another model, or one of the two has no critic.
+            CheckpointError: the checkpoint is missing, damaged, of another model, has weights alone, or one of the two has no
+                critic: on every rank, what the first that found it says. Nothing was changed, unless a checkpoint of another
+                number of ranks is damaged.
         """
         self._parts.forget()
         with onloaded(self._models, self.config.offload):
-            return restore(
-                Path(directory), self._model, self.rank, self.world_size, self._model_path, critic=self._critic_model
-            )
+            return self._checkpoints.load(Path(directory))
 
     def export(self, directory: str | Path) -> None:
         """Write the weights as a Hugging Face model directory, without the trainer's state. Collective; not atomic."""

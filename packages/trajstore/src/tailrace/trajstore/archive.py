@@ -26,6 +26,8 @@ from tailrace.trajstore.packing import unpack_logprobs, unpack_tokens
 
 MAGIC = b"TRLTRAJ1"
 _SIZES = struct.Struct("<5I")
+CHECKED_BYTES = 1 << 28
+"""Up to this size whoever wants a file's ends has all its checksums compared."""
 
 
 def is_lines(path: Path) -> bool:
@@ -63,9 +65,16 @@ def read_trained(path: Path | str, *, tokens: bool = True) -> Iterator[dict[str,
 
 
 def read_ends(path: Path, count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The first and the last rows of a file, `count` of each at most; what lies between is not unpacked."""
+    """The first and the last rows of a file, `count` of each at most.
+
+    What lies between is not unpacked; of a file of up to `CHECKED_BYTES` all checksums are compared, which takes a second.
+
+    Raises:
+        StoreFormatError: the file is damaged.
+    """
     with path.open("rb") as file:
-        rows = enumerate(file, 1) if is_lines(path) else _places(path, file)
+        whole = path.stat().st_size <= CHECKED_BYTES
+        rows = enumerate(file, 1) if is_lines(path) else _places(path, file, checked=whole)
         first: list[Any] = list(islice(rows, count))
         last: deque[Any] = deque(first, maxlen=count)
         last.extend(rows)
@@ -86,8 +95,8 @@ def _of_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
         raise StoreFormatError(f"{path}, line {number}: found no trained trajectory ({error!r})") from error
 
 
-def _places(path: Path, file: BinaryIO) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Each record's number, where its parts begin, and its five numbers."""
+def _places(path: Path, file: BinaryIO, *, checked: bool = False) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Each record's number, where its parts begin, and its five numbers; `checked`: its checksum is compared."""
     end = path.stat().st_size
     if (found := file.read(len(MAGIC))) != MAGIC:
         raise StoreFormatError(f"{path}: found {found!r} at the beginning, expected {MAGIC!r}: trajectories trained on")
@@ -102,8 +111,17 @@ def _places(path: Path, file: BinaryIO) -> Iterator[tuple[int, int, tuple[int, .
             raise StoreFormatError(
                 f"{path}, record {number}: found the end of the file at byte {end}, expected {place + sum(sizes[:4])} or more"
             )
+        if checked:
+            _check(path, number, file.read(sum(sizes[:4])), sizes)
         yield number, place, sizes
         place += sum(sizes[:4])
+
+
+def _check(path: Path, number: int, body: bytes, sizes: tuple[int, ...]) -> None:
+    if zlib.crc32(body) != sizes[4]:
+        raise StoreFormatError(
+            f"{path}, record {number}: found other bytes than were written, expected CRC {sizes[4]:#010x}"
+        )
 
 
 def _of_record(
@@ -111,10 +129,8 @@ def _of_record(
 ) -> dict[str, Any]:
     file.seek(place)
     body = file.read(sum(sizes[:4]) if tokens else sizes[0])
-    if tokens and zlib.crc32(body) != sizes[4]:
-        raise StoreFormatError(
-            f"{path}, record {number}: found other bytes than were written, expected CRC {sizes[4]:#010x}"
-        )
+    if tokens:
+        _check(path, number, body, sizes)
     try:
         row: dict[str, Any] = json.loads(body[: sizes[0]])
         spans = row.pop("spans")

@@ -12,6 +12,7 @@ from tailrace.cli.runs.footprint_tables import show_footprint
 from tailrace.controller.spec import AXES
 from tailrace.fleetsim.footprint import Footprint
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.run.checkpoint_plan import checkpoints_in_words
 from tailrace.pipeline.run.environments import has_own_rows, held_out_problems
 from tailrace.pipeline.run.prompts.reading import PromptCounts
 from tailrace.pipeline.run.prompts.stop_tokens import stops_in_words
@@ -57,6 +58,7 @@ def show_plan(
         ),
         ("replicas", f"{rollout.replicas:,} with {select_engine(rollout.engine)}{_pools(config)}"),
         ("trainer", f"{config.trainer.backend}, {config.trainer.processes:,} process(es)"),
+        ("checkpoints", checkpoints_in_words(config.checkpoint, pipeline.steps)),
         ("relays", f"{_relays(config)}, transport {config.relay.transport}, codec {config.relay.codec}"),
         ("runs on", f"{found.machines}, on paper" if on_paper else _host(config)),
         ("policies", ", ".join(f"{axis} {getattr(pipeline, axis).name}" for axis in AXES)),

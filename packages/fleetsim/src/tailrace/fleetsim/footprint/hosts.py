@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from tailrace.fleetsim.footprint.machines import Machines
@@ -10,6 +11,7 @@ from tailrace.fleetsim.footprint.model import RunModel
 from tailrace.fleetsim.footprint.standing import Standing, StandingMember
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import trainer_config
+from tailrace.pipeline.run.checkpoint_plan import CheckpointPlan, plan_checkpoints
 from tailrace.pipeline.run.machines import PEER
 from tailrace.pipeline.run.pools import relay_count, relay_slots
 from tailrace.rollout import EngineOptions, select_engine
@@ -40,10 +42,6 @@ CPU_ENGINES = {"vllm": (128, 256), "transformers": (32, 32)}
 """Tokens of a block of the KV cache and most requests of a batch, by engine, on a CPU where no option says them."""
 SAVED_STATE_BYTES = 12
 """Bytes of a checkpoint for each parameter: itself and two moments in float32. Weights in the trainer's dtype come beside."""
-CHECKPOINT_COPIES = 2
-"""Copies of a rank's state in host memory: one for each checkpoint that may be under way."""
-BEING_WRITTEN = 2
-"""Checkpoints on disk that are not complete or not removed yet, beside those that are kept."""
 ENGINE_PART_BYTES = 256 * 2**20
 """Bytes of a version, at one time, in shared memory for the workers of an engine over several devices."""
 TOKEN_BYTES = {"fetched": 8, "archive": 8, "store": 40}
@@ -64,6 +62,10 @@ def host_places(config: RunConfig, machines: Machines, standing: Standing, model
             MemoryPlace(f"{SHARED}{named}", tuple(shared), None, "'relay.count'", "the container's --shm-size higher")
         )
     found.append(MemoryPlace("disk of the run directory", tuple(disk_parts(config, model)), None, "'checkpoint.keep'"))
+    if plan := checkpoint_plan(config, model) if config.checkpoint.keep_gb else None:
+        least = OwnedBytes("trainer", "the newest checkpoints with full state, which stay", plan.least_bytes)
+        limit = f"checkpoint.keep_gb = {math.ceil(plan.least_bytes / 1e9)}"
+        found.append(MemoryPlace("checkpoint.keep_gb", (least,), plan.limit_bytes, "'checkpoint.keep_gb'", limit))
     return found
 
 
@@ -115,14 +117,22 @@ def trained_parameters(config: RunConfig, model: RunModel) -> int:
     return policy + (model.parameters if model.dense is None else model.dense.critic_parameters)
 
 
+def checkpoint_plan(config: RunConfig, model: RunModel) -> CheckpointPlan:
+    """The checkpoints of a run."""
+    full = checkpoint_bytes(config, model)
+    weights = full - SAVED_STATE_BYTES * model.parameters if full else 0.0
+    return plan_checkpoints(config.checkpoint, config.pipeline.steps, int(full), int(weights))
+
+
 def disk_parts(config: RunConfig, model: RunModel) -> list[OwnedBytes]:
     """What a run leaves on its disk."""
     pipeline = config.pipeline
-    each, kept = checkpoint_bytes(config, model), min(config.checkpoint.keep, pipeline.steps)
+    plan = checkpoint_plan(config, model)
+    weights = f" and {plan.weights} of weights" if plan.weights else ""
     batch = pipeline.prompts_per_step * pipeline.samples_per_prompt * config.rollout.max_tokens
     return [
-        OwnedBytes("trainer", f"{kept} checkpoints", kept * each),
-        OwnedBytes("trainer", f"{BEING_WRITTEN} that are being written", BEING_WRITTEN * each),
+        OwnedBytes("trainer", f"{plan.full} checkpoints with full state{weights}", plan.kept_bytes),
+        OwnedBytes("trainer", "2 that are being written", plan.writing_bytes),
         OwnedBytes("data", "store, if all responses are longest", 2 * batch * TOKEN_BYTES["store"]),
         OwnedBytes("data", "archive, if all responses are longest", pipeline.steps * batch * TOKEN_BYTES["archive"]),
     ]
@@ -195,9 +205,7 @@ def _ranks(config: RunConfig, model: RunModel, ranks: list[StandingMember]) -> I
         for part in rank_parts(config, model, gpu=False)[0]:
             yield OwnedBytes("trainer", part.what, count * part.size, part.phase)
     copy = checkpoint_copy_bytes(config, model)
-    yield OwnedBytes(
-        "trainer", f"{CHECKPOINT_COPIES} copies of its state for checkpoints", count * CHECKPOINT_COPIES * copy
-    )
+    yield OwnedBytes("trainer", "a copy of its state for checkpoints", count * copy)
     of_rank = published_bytes(config, model) / config.trainer.processes
     yield OwnedBytes("trainer", "weights that are staged", max(0, config.trainer.processes - 1) and count * of_rank)
     if on_gpu and "optimizer" in trainer_config(config).offload:

@@ -241,7 +241,7 @@ class _Idle:
         del now, commands, run
         world = self._simulation.world
         for event in events:
-            if type(event) is c.Durable:
+            if type(event) is c.Durable and event.full:
                 world.durable(event.version)
 
     def tick(self, now: float, executor: Executor) -> None:

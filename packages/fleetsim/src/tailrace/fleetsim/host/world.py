@@ -58,7 +58,7 @@ class World:
         self.meters: list[Metered] = []
         self.pulsing: list[Pulsing] = []
         self.recorder = Recorder(self.tokens, self.meters)
-        self.disk: dict[int, None] = {}
+        self.disk: dict[int, bool] = {}  # versions with a checkpoint, and whether it has full state
         self.version = 0
         self.dropped = Dropped()
         self._durable = [0]
@@ -76,11 +76,16 @@ class World:
         for replica in self.pulsing:
             replica.beside(slows)
 
-    def saved(self, version: int, keep: Iterable[int]) -> None:
+    def saved(self, version: int, keep: Iterable[int], *, full: bool) -> None:
         """A checkpoint is durable; of the older ones only some stay."""
-        kept = {*keep, version}
+        kept, disk = {*keep, version}, self.disk | {version: full}
         self.injuries.damaged.discard(version)
-        self.disk = {at: None for at in sorted({*self.disk, version}) if at in kept or at > version}
+        self.disk = {at: disk[at] for at in sorted(disk) if at in kept or at > version}
+
+    @property
+    def checkpoints(self) -> tuple[int, ...]:
+        """Versions from which a trainer can start, in ascending order."""
+        return tuple(version for version, full in self.disk.items() if full)
 
     def durable(self, version: int) -> None:
         """Note that a version is durable; trajectories that are not needed any more lose their tokens."""
@@ -92,7 +97,7 @@ class World:
         """Undo later batches, since the trainer continues from a version."""
         self.version = version
         self._durable = [at for at in self._durable if at <= version] or [version]
-        self.disk = {saved: None for saved in self.disk if saved <= version}
+        self.disk = {saved: full for saved, full in self.disk.items() if saved <= version}
         for undone in [made for made in self._trained if made > version]:
             del self._trained[undone]
 

@@ -22,6 +22,11 @@ from tailrace.runtime.executor.doors import Ready
 PULSE_S = 60.0  # a real trainer says more often which micro-batches are done; no window is so short
 
 
+def _share(command: c.Checkpoint) -> float:
+    """How much of a full checkpoint it is: weights in 16 bits, of weights and two moments in 32 bits beside them."""
+    return 1.0 if command.full else 2 / 14
+
+
 class _Work:
     """A command that is carried out: seconds left of it at full speed, and when that was so. `order` numbers its end."""
 
@@ -63,8 +68,8 @@ class Trainer(RoleModel):
 
     def ready(self, version: int | None) -> Ready:
         """Start a fresh process with the weights of a checkpoint. Later consumption is rolled back in the store."""
-        if version is not None and (version in self.world.injuries.damaged or version not in self.world.disk):
-            raise CheckpointUnusableError(f"the checkpoint of version {version} is damaged")
+        if version is not None and (version in self.world.injuries.damaged or not self.world.disk.get(version, False)):
+            raise CheckpointUnusableError(f"the checkpoint of version {version} is damaged, or has weights alone")
         self._reset()
         self.up, self.hung, self.version = True, False, version or 0
         self.world.rolled_back(self.version)
@@ -209,7 +214,7 @@ class Trainer(RoleModel):
             return self._gradients_s(rest) + fleet.training.update_s(0, 0.0)
         if isinstance(command, c.Step):
             return self._compute(command.mini_batches, fleet.data_s / (fleet.parts if self.parts else 1))
-        return fleet.delays.copy_s if isinstance(command, c.Checkpoint) else 0.0
+        return fleet.delays.copy_s * _share(command) if isinstance(command, c.Checkpoint) else 0.0
 
     def _gradients_s(self, names: tuple[str, ...]) -> float:
         """Seconds of the gradients of a part of a batch on all devices, without an optimizer step."""
@@ -242,7 +247,7 @@ class Trainer(RoleModel):
         elif isinstance(command, c.Checkpoint):
             self.saves(command.version)
             self.member.phases.at(CHECKPOINT)
-            durable_s = self.time.now() + self.world.fleet.delays.checkpoint_s
+            durable_s = self.time.now() + self.world.fleet.delays.checkpoint_s * _share(command)
             self.time.at(durable_s, self._durable, (command, self.incarnation))
         elif isinstance(command, c.Accumulate):
             (self.parts if command.update else self.added).append(command.trajectories)
@@ -296,8 +301,8 @@ class Trainer(RoleModel):
         if self.world.injuries.loses_checkpoint():
             self.member.end(f"the checkpoint of version {command.version} could not be written")
             return
-        self.world.saved(command.version, command.keep)
-        self.member.say([c.Durable(command.version, command.seq)])
+        self.world.saved(command.version, command.keep, full=command.full)
+        self.member.say([c.Durable(command.version, command.seq, full=command.full)])
 
     # ---- what it computes -----------------------------------------------------------------------------------------
 

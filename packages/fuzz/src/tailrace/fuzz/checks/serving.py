@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from tailrace import contracts as c
 from tailrace.fuzz.checks.data_plane import TOKENS, WEIGHTS
 from tailrace.fuzz.errors import InvariantError
-from tailrace.runtime.executor.deployment import REPLICA
+from tailrace.runtime.executor.deployment import REPLICA, TRAINER
 
+FULL = "the trainer goes on from full state"
 FENCE = "a fenced version is durable before it is seen"
 
 
@@ -40,9 +41,17 @@ class VersionCheck:
             self._gone(event.id)
 
     def restart(self, command: c.Restart) -> None:
-        """A member is replaced, whether it was down or not."""
+        """A member is replaced, whether it was down or not. A trainer goes on from full state.
+
+        Raises:
+            InvariantError: there is none of that version.
+        """
         if command.role == REPLICA:
             self._gone(command.id)
+        if command.role == TRAINER and (command.version or 0) not in self._durable:
+            raise InvariantError(
+                FULL, f"the trainer is to go on from version {command.version}, expected one of {sorted(self._durable)}"
+            )
 
     def stop(self, command: c.Stop) -> None:
         """A silent member is given up. One that is stopped for another reason may still answer."""
@@ -76,8 +85,9 @@ class VersionCheck:
         self._published.add(event.version)
 
     def saved(self, event: c.Durable) -> None:
-        """A checkpoint is durable."""
-        self._durable.add(event.version)
+        """A checkpoint is durable, and the trainer can come back to it."""
+        if event.full:
+            self._durable.add(event.version)
 
     def pulled(self, event: c.Pulled) -> None:
         """A replica serves a version."""

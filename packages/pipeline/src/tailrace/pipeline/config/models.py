@@ -271,8 +271,15 @@ class CheckpointConfig(_Strict):
 
     every: Positive = 1
     """steps between two checkpoints"""
+    full_every: Positive = 1
+    """checkpoints from one with the optimizer's state to the next; those between have weights alone, in trainer.options.dtype:
+    a trainer that is restarted goes on from the last with full state, and repeats the steps since"""
     keep: Annotated[int, Field(gt=1)] = 2
-    """newest checkpoints that are kept, to which the trainer can fall back"""
+    """newest checkpoints with full state that are kept, to which the trainer can fall back, with the weights saved since the
+    oldest of them"""
+    keep_gb: Annotated[float, Field(ge=0)] = 0
+    """gigabytes of checkpoints that are kept; the oldest weights go first, and the newest two with full state stay; what is
+    being written comes beside; 0: any"""
     domains: Annotated[tuple[Literal["disk", "peer"], ...], BeforeValidator(as_tuple)] = ("disk",)
     """failure domains that hold a checkpoint before it counts as durable: disk, and peer for the memory of another machine, on
     which a relay stands"""
@@ -423,6 +430,8 @@ class DeadlineConfig(_Strict):
     """deadline for a training step"""
     publish_s: Seconds = 600.0
     """deadline for a version to be published"""
+    save_s: Seconds = 600.0
+    """deadline until more bytes of a checkpoint are written, or it is durable"""
     pull_s: Seconds = 600.0
     """deadline for a replica to pull a version"""
     score_s: Seconds = 300.0

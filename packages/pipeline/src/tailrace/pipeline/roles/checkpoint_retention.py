@@ -2,6 +2,8 @@
 
 begun ──► durable on disk ──► in the memory of another machine too, if that is asked for ──► `Durable`, older ones go
 wanted ──► the disk's copy, if it is whole ──► else that of the other machine, put back on disk first
+
+While bytes are written, `Saving` says so now and then. Weights alone are on disk only: nobody goes back to them.
 """
 
 from __future__ import annotations
@@ -12,31 +14,32 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import Checkpoint, Durable, TailraceError
+from tailrace.contracts import Checkpoint, Durable, Saving, TailraceError
 from tailrace.pipeline.roles.calls import DataCalls
 from tailrace.pipeline.roles.peer_memory import PeerMemory
 from tailrace.runtime.errors import CheckpointUnusableError, DeadlineError
 from tailrace.runtime.hosts.ray_machines import own_machine
 from tailrace.runtime.role_worker import RoleWorker
-from tailrace.trainer.checkpoint_files import verify
+from tailrace.trainer.checkpoint_files import WriteProgress, read_manifest
 
 _POLL_S = 0.1
+TOLD_S = 10.0
+"""Seconds between two `Saving` events of a checkpoint that takes long."""
 
 
-class Saving:
+class CheckpointRetention:
     """Checkpoints of a trainer.
 
     Args:
         root: directory with one checkpoint per version.
         data: the data role.
         worker: is told of failures, and says `Durable`.
-        save_timeout_s: deadline until a checkpoint is durable.
+        save_timeout_s: seconds without a byte of it written after which a checkpoint has failed; deadline of a copy to `peers`.
         peers: the second failure domain; None: the disk is the only one.
         first: whether this is the first rank, which alone copies to and from `peers`.
     """
@@ -74,13 +77,22 @@ class Saving:
         """
         directory = self.directory(version)
         try:
-            if self._peers is not None:
-                self._bring_back(version)
-            found = load(str(directory))
+            found = self._load(directory, version, load)
         except (TailraceError, OSError, LookupError, TypeError, ValueError) as error:
             raise CheckpointUnusableError(f"the checkpoint of version {version} cannot be used: {error}") from error
         if found != version:
             raise CheckpointUnusableError(f"found version {found} in {directory}, expected version {version}")
+
+    def _load(self, directory: Path, version: int, load: Callable[[str], int]) -> int:
+        """Load it, and once more when the first rank has put back the copy of another machine: all ranks fail together."""
+        try:
+            return load(str(directory))
+        except TailraceError:
+            if self._peers is None:
+                raise
+        if self._first:
+            self._peers.fetch(directory, version)
+        return load(str(directory))
 
     def undo(self, version: int) -> None:
         """Remove the checkpoints of later versions, which a fall-back has undone: their numbers may name other weights soon."""
@@ -93,39 +105,42 @@ class Saving:
         for thread in self._threads:
             thread.join(self._save_timeout_s)
 
-    def _bring_back(self, version: int) -> None:
-        """See that the checkpoint is on disk, whole; further ranks wait for the first one."""
-        directory, deadline = self.directory(version), time.monotonic() + self._save_timeout_s
-        while True:
-            try:
-                verify(directory)
-            except TailraceError:
-                if self._first and self._peers is not None:
-                    self._peers.fetch(directory, version)
-                    return
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_POLL_S)
-            else:
-                return
-
     def _await(self, command: Checkpoint, saved: Future[Any]) -> None:
-        version, deadline = command.version, time.monotonic() + self._save_timeout_s
+        version = command.version
         try:
-            saved.result(self._save_timeout_s)
-            if self._peers is not None:
-                self._peers.keep(self.directory(version), version, deadline - time.monotonic())
-        except FutureTimeoutError:
-            what = f"the checkpoint of version {version} to become durable"
-            self._worker.fail(DeadlineError(f"waited {self._save_timeout_s:.0f} s for {what}"))
+            self._written(command, saved)
+            if self._peers is not None and command.full:
+                self._peers.keep(self.directory(version), version, self._save_timeout_s)
+            files = read_manifest(self.directory(version))["files"].values()
         except Exception as error:
             self._worker.fail(error)
         else:
-            self._worker.put(Durable(version, answers=command.seq))
+            nbytes = sum(int(file["bytes"]) for file in files)
+            self._worker.put(Durable(version, answers=command.seq, full=command.full, nbytes=nbytes))
             for path in self._root.iterdir():
                 if path.name.isdigit() and int(path.name) < version and int(path.name) not in command.keep:
                     shutil.rmtree(path, ignore_errors=True)
             self._trim(min([version, *command.keep]))
+
+    def _written(self, command: Checkpoint, saved: Future[Any]) -> None:
+        """Wait until a checkpoint is durable, as long as bytes are written, and say that they are.
+
+        Raises:
+            DeadlineError: none was for too long.
+        """
+        progress, told_s, told = WriteProgress(self._root, self._save_timeout_s), time.monotonic(), -1
+        while True:
+            if wait([saved], _POLL_S).done:
+                saved.result()
+                return
+            if progress.passed():
+                raise DeadlineError(
+                    f"waited {self._save_timeout_s:.0f} s for more of the checkpoint of version {command.version} to be "
+                    f"written; {progress.nbytes:,} bytes are, in {self._root}"
+                )
+            if time.monotonic() - told_s >= TOLD_S and progress.nbytes != told:
+                told_s, told = time.monotonic(), progress.nbytes
+                self._worker.put(Saving(command.version, answers=command.seq, nbytes=progress.nbytes))
 
     def _trim(self, oldest: int) -> None:
         """No checkpoint before this version is kept."""

@@ -38,7 +38,7 @@ from tailrace.contracts import (
 from tailrace.faulttol.injection import LOAD
 from tailrace.faulttol.tensor_cores import open_tensor_cores, own_devices
 from tailrace.pipeline.roles.calls import DATA_DOOR, RankCalls
-from tailrace.pipeline.roles.checkpoint_retention import Saving, on_own_disk
+from tailrace.pipeline.roles.checkpoint_retention import CheckpointRetention, on_own_disk
 from tailrace.pipeline.roles.peer_memory import PeerMemory, machine, node_address
 from tailrace.pipeline.roles.phase_stops import Stops
 from tailrace.pipeline.roles.publishing import Publishing
@@ -72,7 +72,7 @@ class TrainerSettings:
         transfer: how weights are published.
         held: a model directory whose weights are published instead of the trained ones (for controls). Consumption is then
             never rolled back.
-        save_timeout_s: deadline until a checkpoint is durable.
+        save_timeout_s: deadline until more bytes of a checkpoint are written, or it is durable.
         data_timeout_s: how long the data role may be gone before a restarted one must answer.
         interface: the network interface on which ranks speak, see `meeting_url`.
     """
@@ -131,7 +131,7 @@ class TrainerRole:
         cores = None if watched else open_tensor_cores(own_devices())
         self._tensor_cores = None if cores is None else TensorCoreWatch(cores, self._activity)
         self._worker = RoleWorker(f"trainer-{rank}", self._run)
-        self._saving = Saving(
+        self._saving = CheckpointRetention(
             settings.checkpoints,
             self._data,
             self._worker,
@@ -379,7 +379,8 @@ class TrainerRole:
         started = time.monotonic()
         self._require(command.version, "save")
         self._wait_for_marks()
-        saved = self._backend.save(str(self._saving.directory(command.version)), command.version)
+        partly = {} if command.full else {"full": False}
+        saved = self._backend.save(str(self._saving.directory(command.version)), command.version, **partly)
         self.stops.at("checkpoint")
         if self._publishing is not None:
             self._saving.follow(command, saved)

@@ -126,9 +126,11 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
                     "key 'pipeline.eviction': found no pipeline.buffer_prompts, expected how many prompts are kept"
                 )
             policies["eviction"] = build_policy("eviction", pipeline.eviction)
-    if config.publish.fence and config.checkpoint.every != 1:
+    saved = config.checkpoint
+    if config.publish.fence and saved.every * saved.full_every != 1:
+        key, value = ("every", saved.every) if saved.every != 1 else ("full_every", saved.full_every)
         gathered.add(
-            f"keys 'publish.fence' and 'checkpoint.every': found true and {config.checkpoint.every}, expected a checkpoint at "
+            f"keys 'publish.fence' and 'checkpoint.{key}': found true and {value}, expected a checkpoint with full state at "
             "every step (1): a version without one would never be seen"
         )
     if not gathered.lines:  # it starts the environment, which takes seconds
@@ -168,7 +170,9 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         open_batches=pipeline.open_batches,
         cycle_s=pipeline.cycle_s,
         checkpoint_every=config.checkpoint.every,
+        full_checkpoint_every=config.checkpoint.full_every,
         keep_checkpoints=config.checkpoint.keep,
+        keep_checkpoint_bytes=int(config.checkpoint.keep_gb * 1e9),
         fence=config.publish.fence and not controls,
         evaluation=plan,
         fits_costs=config.rollout.cost_model is None and not config.rollout.pools,
@@ -261,6 +265,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         config=of_trainer,
         checkpoints=checkpoints,
         transfer=transfer,
+        save_timeout_s=config.deadlines.save_s,
         interface=config.trainer.interface,
     )
     replicas = ReplicaSettings(

@@ -40,6 +40,7 @@ from tailrace.pipeline.testing.small_run import (
 from tailrace.runtime.errors import RunFailedError
 from tailrace.runtime.executor.deployment import RANKER, RELAY, REPLICA, TRAINER, Deployment, MachineChecks
 from tailrace.runtime.executor.executor import Executor
+from tailrace.trainer import checkpoints
 from tailrace.trajstore import PromptPool
 
 
@@ -346,6 +347,23 @@ class ExecutorContract(RealRuns):
         assert all(publish.sealed for publish in commands_of(root, c.Publish) if publish.version not in durable)
 
     # ---- checkpoints and the driver -------------------------------------------------------------------------------
+
+    def test_a_trainer_killed_between_full_states_goes_on_from_the_last(self, tmp_path: Path, model: Path) -> None:
+        """Weights at each step, full state at every third. It is killed between two, and while it saves either kind."""
+        spec = make_spec(full_checkpoint_every=3, steps=2 * STEPS)
+        faults = ["trainer@step2:checkpoint", "trainer@step5", "trainer@step7:checkpoint"]
+        self.run(tmp_path, model, spec=spec, faults=faults)
+        assert self.downs(tmp_path) == [(TRAINER, "died")] * len(faults)
+        saves = commands_of(tmp_path, c.Checkpoint)
+        assert {command.full for command in saves} == {True, False}
+        durable = {event.version: event.full for event in events_of(tmp_path, c.Durable)}
+        assert all(event.nbytes > 0 for event in events_of(tmp_path, c.Durable))
+        versions = [restart.version for restart in commands_of(tmp_path, c.Restart) if restart.role == TRAINER]
+        assert all(version is None or durable[version] for version in versions)
+        names = [name for command in commands_of(tmp_path, c.Step) for part in command.mini_batches for name in part]
+        assert len(set(names)) < len(names), "nothing was trained on again"
+        kept = checkpoints(tmp_path / "checkpoints")
+        assert set(checkpoints(tmp_path / "checkpoints", full=True)) < set(kept), "no weights alone were kept"
 
     def test_an_older_checkpoint_is_used_where_the_newest_is_damaged(self, tmp_path: Path, model: Path) -> None:
         """Batches after the older checkpoint are trained on again."""

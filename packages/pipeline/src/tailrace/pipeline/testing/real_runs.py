@@ -143,7 +143,7 @@ class RealRuns:
     def _resumed(self, controller: Controller, root: Path) -> c.Resumed | None:
         from tailrace.trainer import checkpoints
 
-        return c.Resumed(tuple(checkpoints(root / "checkpoints"))) if controller.started else None
+        return c.Resumed(tuple(checkpoints(root / "checkpoints", full=True))) if controller.started else None
 
 
 def deep(test: Callable[..., Any]) -> Callable[..., Any]:

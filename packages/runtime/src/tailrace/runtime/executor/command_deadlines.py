@@ -104,8 +104,8 @@ class Answers:
                 if relays:  # without them nothing can be published
                     self._add(running, command.seq, f"version {version} to be published", limits.publish_s, now)
             case c.Checkpoint(version=version):
-                what = f"the checkpoint of version {version} to be durable"
-                self._add(running, command.seq, what, limits.publish_s, now)
+                what = f"more of the checkpoint of version {version} to be written"
+                self._add(running, command.seq, what, limits.save_s, now)
             case c.Pull(version=version):
                 self._add(running, command.seq, f"{running} to pull version {version}", limits.pull_s, now)
             case c.Abort():
@@ -167,6 +167,8 @@ class Answers:
             elif kind is c.Activity:
                 if event.role == TRAINER and self._training:  # type: ignore[union-attr]
                     self._training[min(self._training)].heard(event, now)  # type: ignore[arg-type]
+            elif kind is c.Saving:
+                self._goes_on(event)  # type: ignore[arg-type]
             elif kind in self._heard:
                 self._heard[kind](event)
         if scored:
@@ -200,6 +202,12 @@ class Answers:
 
         self._numbers[seq] = self._waits.add(what, now, limit_s, None, lambda _: None, late, running), running
         self._training[seq] = training
+
+    def _goes_on(self, event: c.Saving) -> None:
+        """Bytes of a checkpoint were written."""
+        entry = self._numbers.get(event.answers) if event.answers is not None else None
+        if entry is not None:
+            self._waits.renew(entry[0], self._now, self._deadlines.save_s)
 
     def _answered(self, event: c.Event) -> None:
         answers: int | None = event.answers  # type: ignore[union-attr]

@@ -54,13 +54,14 @@ class Deadlines:
     Args:
         start_s: deadline for the start of a role, including loading a model.
         step_s: deadline for one training step.
-        publish_s: deadline until a version is visible on a relay, or a checkpoint is durable.
+        publish_s: deadline until a version is visible on a relay.
         pull_s: deadline for a replica to load a version.
         score_s: deadline for the next outcome while trajectories are scored.
         predict_s: deadline for the next answer while lengths are predicted.
         call_s: deadline for the next answer of an environment while it has calls; a call's own deadline is the environment's.
         suspect_s: silence after which a member is reported as silent. When it counts as down is for detection to say.
         close_s: deadline for a role to clean up.
+        save_s: deadline until more bytes of a checkpoint are written, or it is durable.
     """
 
     start_s: float = 600.0
@@ -72,11 +73,12 @@ class Deadlines:
     close_s: float = 30.0
     predict_s: float = 120.0
     call_s: float = 300.0
+    save_s: float = 600.0
 
     @classmethod
     def all(cls, limit_s: float, *, suspect_s: float) -> Deadlines:
         """Deadlines that are all `limit_s`, except that for silence."""
-        return cls(limit_s, limit_s, limit_s, limit_s, limit_s, suspect_s, limit_s, limit_s, limit_s)
+        return cls(limit_s, limit_s, limit_s, limit_s, limit_s, suspect_s, limit_s, limit_s, limit_s, limit_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,10 +283,13 @@ class _Launch:
             RunDirectoryError: no checkpoint is there that it could go on from.
         """
         root = self.directory.checkpoints
-        there = checkpoints(root)
+        there = checkpoints(root, full=True)
         if not controller.trainer.usable(tuple(there)):
             half = ", ".join(sorted(path.name for path in root.glob(".*.partial")))
+            weights = ", ".join(map(str, sorted(checkpoints(root).keys() - there.keys())))
             found = f"only half-written ones ({half})" if half and not there else ", ".join(map(str, there)) or "none"
+            if weights:
+                found += f" with full state, and weights alone of {weights}"
             wanted = " or ".join(map(str, controller.trainer.fallbacks))
             raise RunDirectoryError(
                 f"{root}: found {found}, expected the checkpoint of version {wanted} to go on from; start a new run"
@@ -296,7 +299,7 @@ class _Launch:
         """The first event of a resumed run, with what the controller does not know of the configuration yet."""
         steps, replicas = self.config.pipeline.steps, self.config.rollout.replicas
         return c.Resumed(
-            tuple(checkpoints(self.directory.checkpoints)),
+            tuple(checkpoints(self.directory.checkpoints, full=True)),
             steps=None if steps == controller.view.steps else steps,
             replicas=None if replicas == (controller.provisioning.wanted or began.rollout.replicas) else replicas,
         )
