@@ -55,6 +55,52 @@ def test_disk(found, monkeypatch, tmp_path):
     assert room.with_room_here(found, None).shortages == ()  # of a run that has its directory
 
 
+MOUNTS = """\
+22 1 0:20 / / rw,relatime - overlay overlay rw,lowerdir=/a:/b
+30 22 0:40 / /home rw - nfs4 server:/export/home rw,vers=4.2
+31 30 8:1 / /home/me/local\\040disk rw,noatime shared:1 master:2 - ext4 /dev/sda1 rw
+32 22 0:41 / /scratch rw - lustre 10.0.0.1@tcp:/fs rw
+33 22 0:42 / /mnt/bucket rw - fuse.s3fs s3fs rw
+34 22 0:43 / /mnt/bucket rw - tmpfs tmpfs rw
+35 22 0:44 / /mnt/s3 rw - fuse.s3fs s3fs rw
+36 22 0:45 / /mnt/here rw - fuse.fuse-overlayfs fuse-overlayfs rw
+37 22 0:46 / /share rw - cifs //server/share rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "place", "network"),
+    [
+        ("/runs/one", "overlay", "/", False),
+        ("/home/me/runs", "nfs4", "/home", True),
+        ("/homely", "overlay", "/", False),
+        ("/home/me/local disk/run", "ext4", "/home/me/local disk", False),
+        ("/scratch", "lustre", "/scratch", True),
+        ("/mnt/bucket/x", "tmpfs", "/mnt/bucket", False),
+        ("/mnt/s3/x", "fuse", "/mnt/s3", True),
+        ("/mnt/here/x", "fuse.fuse-overlayfs", "/mnt/here", False),
+        ("/share/x", "cifs", "/share", True),
+    ],
+)
+def test_a_network_file_system_under_the_store_is_named(monkeypatch, tmp_path, path, kind, place, network):
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(MOUNTS)
+    monkeypatch.setattr(room, "_MOUNTS", mounts)
+    monkeypatch.setattr(room, "_there", lambda root: root)
+    assert room.file_system(Path(path)) == (kind, place)
+    note = room.store_note(Path(path))
+    assert (note is not None) == network
+    if note is not None:
+        assert f"found the network file system {kind} (mounted at {place})" in note
+        assert "\n" not in note
+
+
+def test_the_file_system_of_this_machine_is_known(tmp_path):
+    assert room.file_system(Path("/proc")) == ("proc", "/proc")
+    assert room.file_system(tmp_path) is not None
+    assert room.store_note(tmp_path / "not" / "yet") is None
+
+
 def test_what_is_free_here_is_known():
     assert 1e8 < room._free_memory() < 1e14
     assert Path("/dev/shm") == room._SHARED

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from tailrace.paramserver import (
+    ManifestInvalid,
     Needs,
     ParamServerError,
     Publisher,
@@ -263,3 +264,70 @@ def test_a_share_needs_its_stamp(serve, token, trainer):
     run = trainer(TENSORS, 2, serve().address)
     with pytest.raises(ValueError, match="stamp"):
         run.publishers[0].publish(1, [], share=run.shares["rank0"])
+
+
+def test_parts_are_put_together_in_memory_that_is_used_again(serve, token, trainer):
+    relay = serve()
+    run = trainer(TENSORS, 3, relay.address)
+    kept = 0
+    with RelayReader(relay.address, token=token) as reader:
+        for version in range(1, 6):
+            weights = make(TENSORS, version)
+            run.publish(version, weights)
+            with reader.lease(version, timeout_s=20) as held:
+                for name in held:
+                    raw = held.raw() if version % 2 else {name: held._raw(name)}
+                    assert bytes(raw[name].data) == weights[name]
+                    del raw
+            assert kept in (0, reader._whole.nbytes)
+            kept = reader._whole.nbytes
+
+
+def test_what_somebody_refers_to_is_not_overwritten(serve, token, trainer):
+    """An engine may keep several tensors before it uses them, as one that puts a layer together does."""
+    torch = pytest.importorskip("torch")
+    relay = serve()
+    run = trainer(TENSORS, 2, relay.address)
+    weights = make(TENSORS, 1)
+    run.publish(1, weights)
+    with RelayReader(relay.address, token=token) as reader, reader.lease(1, timeout_s=20) as held:
+        kept = [(name, held[name]) for name in held for _ in range(3)]
+        for name, tensor in kept:
+            assert tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() == weights[name]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_slices_of_a_lease_make_up_every_tensor_once(serve, token, trainer, ranks):
+    torch = pytest.importorskip("torch")
+    relay = serve()
+    run = trainer(TENSORS, ranks, relay.address)
+    weights = make(TENSORS, 1)
+    run.publish(1, weights)
+    with RelayReader(relay.address, token=token) as reader, reader.lease(1, timeout_s=20) as held:
+        found, times = {}, {}
+        for name, shape, index, tensor in held.slices():
+            whole = found.setdefault(name, torch.zeros(shape, dtype=tensor.dtype))
+            whole[index].copy_(tensor)
+            times.setdefault(name, torch.zeros(shape))[index] += 1
+        assert {name: whole.view(-1).view(torch.uint8).numpy().tobytes() for name, whole in found.items()} == weights
+        assert all((count == 1).all() for count in times.values())
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_parts_are_copied_into_tensors_of_the_reader(serve, token, trainer, ranks):
+    torch = pytest.importorskip("torch")
+    relay = serve()
+    run = trainer(TENSORS, ranks, relay.address)
+    weights = make(TENSORS, 1)
+    run.publish(1, weights)
+    with RelayReader(relay.address, token=token) as reader, reader.lease(1, timeout_s=20, verify=False) as held:
+        buffers = {name: bytearray(len(data)) for name, data in weights.items()}
+        held.copy_into(buffers)
+        assert buffers == weights
+        tensors = {t.name: torch.zeros(t.shape, dtype=getattr(torch, t.dtype)) for t in TENSORS}
+        held.copy_into(tensors)
+        assert {name: one.view(-1).view(torch.uint8).numpy().tobytes() for name, one in tensors.items()} == weights
+        with pytest.raises(ManifestInvalid, match="no tensor"):
+            held.copy_into({"nothing": bytearray(4)})
+        with pytest.raises(ManifestInvalid):
+            held.copy_into({TENSORS[0].name: bytearray(1)})

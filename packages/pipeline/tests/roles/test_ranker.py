@@ -48,7 +48,7 @@ def make(caller, data, tmp_path):
     roles = []
     caller.role = data
 
-    def start(**options):
+    def start(data_s=180.0, **options):
         given = {
             "saved": tmp_path / "saved",
             "path": None,
@@ -58,7 +58,7 @@ def make(caller, data, tmp_path):
             "look_s": 0.02,
             "budget_s": 30.0,
         }
-        roles.append(RankerRole(RankerSettings(**{**given, **options}), MemberStart(store=caller)))
+        roles.append(RankerRole(RankerSettings(**{**given, **options}), MemberStart(store=caller, data_s=data_s)))
         return roles[-1]
 
     yield start
@@ -202,7 +202,7 @@ def test_what_breaks_it_while_it_learns_is_raised_too(make, data, gather):
 
 
 def test_a_data_role_that_does_not_come_back_in_time_breaks_it(make, caller, gather):
-    role = make(data_timeout_s=0.05)
+    role = make(data_s=0.05)
     caller.role = None
     with pytest.raises(MemberDeadError):
         gather(role, lambda _: False, "an error")

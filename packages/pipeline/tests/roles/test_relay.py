@@ -60,6 +60,9 @@ def test_it_answers_while_its_process_does(make, token):
         publisher.publish(0, [("w", b"1234")])
         publisher.wait(0, 20)
         assert reader.latest() == 0
+    assert [(said.role, said.id, said.progress, said.phase) for said in role.events(0.2)] == [
+        ("relay", "0", 1, "1 of at most 3 copies of weights, 0.0 MB")
+    ]
     began = time.monotonic()
     assert role.events(0.2) == []
     assert 0.2 <= time.monotonic() - began < 5.0

@@ -125,7 +125,7 @@ def test_it_outlives_the_data_role(make, relay, caller, gather, data_settings):
 
 
 def test_a_data_role_that_does_not_come_back_breaks_it(make, relay, caller, gather, data_settings):
-    role = make(data_timeout_s=0.3)
+    role = make(data_s=0.3)
     role.submit([Pull(1, "r0", 4, 0, (relay.address,)), Route(2, "r0", refs("a"), 1)])
     gather(role, lambda _: caller.role.ready().partial.get("a", (0, 0))[1] > 5, "some tokens")
     died, caller.role = caller.role, None

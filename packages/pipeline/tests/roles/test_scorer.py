@@ -55,9 +55,9 @@ def data():
 def make(caller, data):
     roles = []
 
-    def start(**options):
+    def start(data_s=180.0):
         caller.role = data
-        roles.append(ScorerRole(ScorerSettings(["exact"], **options), MemberStart(store=caller)))
+        roles.append(ScorerRole(ScorerSettings(["exact"]), MemberStart(store=caller, data_s=data_s)))
         return roles[-1]
 
     yield start
@@ -103,7 +103,7 @@ def test_outcomes_come_before_all_is_verified(make, data, gather):
 
 
 def test_a_data_role_that_comes_back_in_time_is_waited_for(make, caller, data, gather):
-    role = make(data_timeout_s=20.0)
+    role = make(data_s=20.0)
     caller.role = None
     role.submit([Score(1, ("right",))])
     assert role.events(0.3) == []
@@ -112,7 +112,7 @@ def test_a_data_role_that_comes_back_in_time_is_waited_for(make, caller, data, g
 
 
 def test_a_data_role_that_is_gone_is_not_the_verifiers_fault(make, caller, gather):
-    role = make(data_timeout_s=0.2)
+    role = make(data_s=0.2)
     caller.role = None
     role.submit([Score(1, ("right", "wrong"))])
     with pytest.raises(MemberDeadError):

@@ -186,7 +186,7 @@ def test_a_damaged_checkpoint_cannot_be_used_and_nothing_is_undone(make_trainer,
 
 
 def test_what_goes_wrong_breaks_it(make_trainer, data, gather, caller):
-    role = make_trainer(data_timeout_s=0.2)
+    role = make_trainer(data_s=0.2)
     role.ready(None)
     caller.role = None
     role.submit([Step(1, 1, (data.batch(1),)), Step(2, 2, (data.batch(2),))])

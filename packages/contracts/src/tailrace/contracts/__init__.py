@@ -42,8 +42,11 @@ from tailrace.contracts.engine import (
     EngineStats,
     Request,
     Sampling,
+    SlicedWeights,
     Weights,
+    WeightSlice,
     named_tensors,
+    weight_slices,
 )
 from tailrace.contracts.errors import (
     CodecError,
@@ -277,6 +280,7 @@ __all__ = [
     "SessionOrigin",
     "Signs",
     "Silent",
+    "SlicedWeights",
     "Snapshot",
     "Start",
     "StartReplica",
@@ -302,6 +306,7 @@ __all__ = [
     "Turned",
     "Unstarted",
     "Up",
+    "WeightSlice",
     "Weights",
     "Why",
     "decode",
@@ -312,4 +317,5 @@ __all__ = [
     "need_extra",
     "same_rewards",
     "shown",
+    "weight_slices",
 ]

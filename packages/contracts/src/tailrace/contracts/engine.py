@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from tailrace.contracts.trajectory import FinishReason
 
@@ -116,7 +116,8 @@ class Engine(Protocol):
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
         """Replace the weights. Names are Hugging Face parameter names, values torch tensors of full (unsharded) shape.
 
-        Requests in flight must have been aborted first; the engine drops its prefix cache.
+        Requests in flight must have been aborted first; the engine drops its prefix cache. In a run the weights are
+        `SlicedWeights`: an engine that can write a part of a parameter asks for their slices (`weight_slices`).
         """
         ...
 
@@ -155,6 +156,47 @@ def _pairs(weights: Iterable[Any], refuse: type[Exception]) -> Iterator[tuple[st
             found = f"{pair!r:.60}" if isinstance(pair, str) else type(pair).__name__
             raise refuse(f"found {found} among the weights, {_PAIRS}")
         yield pair[0], pair[1]
+
+
+class WeightSlice(NamedTuple):
+    """A box of a parameter's elements.
+
+    Args:
+        name: Hugging Face parameter name.
+        shape: the shape of the whole parameter.
+        index: where the box is in it, as an index; () is all of it.
+        tensor: the elements, a torch tensor that is valid until the next slice is asked for.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    index: tuple[slice, ...]
+    tensor: Any
+
+
+class SlicedWeights(ABC):
+    """Weights that come in slices, such as the shards of a trainer's ranks. Whoever goes through them gets whole tensors."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """Pairs of a name and a whole tensor, which is put together first if it came in slices."""
+
+    @abstractmethod
+    def slices(self) -> Iterator[WeightSlice]:
+        """The slices as they came, for an engine that writes each to its place: nothing is copied twice."""
+
+
+def weight_slices(weights: Any, refuse: type[Exception]) -> Iterator[WeightSlice]:
+    """Weights of any kind in slices; a whole tensor is one slice.
+
+    Args:
+        weights, refuse: see `named_tensors`.
+    """
+    if isinstance(weights, SlicedWeights):
+        yield from weights.slices()
+        return
+    for name, tensor in named_tensors(weights, refuse):
+        yield WeightSlice(name, tuple(tensor.shape), (), tensor)
 
 
 class EngineFactory(Protocol):

@@ -436,13 +436,14 @@ class Activity:
     """What a member is doing, reported where its answers alone do not show it.
 
     A replica reports it while its engine stands still with work in flight, the trainer when its phase changes and now and then
-    as its micro-batches end, the scorer once it has a sandbox. Waiting for an environment is not standing still.
+    as its micro-batches end, the scorer once it has a sandbox, a relay when it holds more or fewer copies of weights. Waiting
+    for an environment is not standing still.
 
     Args:
         phase: for a replica "generating" or "pulling"; for the trainer "training", "stepping" (as training, by a backend that
             does not say which micro-batches are done), "publishing", "saving" or "idle"; for the scorer the name of the
-            sandbox in which programs run.
-        progress: a replica's engine steps, or the trainer's micro-batches, since it started.
+            sandbox in which programs run; for a relay what it holds, in words.
+        progress: a replica's engine steps, or the trainer's micro-batches, since it started; a relay's copies of weights.
         still_s: seconds for which it had work and its progress did not change.
         slowest_s: seconds of its slowest step in this phase so far.
         share: of the trainer's command, how much of its micro-batches is done, from 0 to 1; 0 also where it cannot say.

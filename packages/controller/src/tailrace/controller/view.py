@@ -12,7 +12,7 @@ from tailrace.controller.batches import Batches
 from tailrace.controller.coordinator import Coordinator
 from tailrace.controller.evaluations import EvaluationResult
 from tailrace.controller.lengths import Outcome
-from tailrace.controller.members import ENVIRONMENT, LEAVING, REPLICA, TRAINER
+from tailrace.controller.members import ENVIRONMENT, LEAVING, RELAY, REPLICA, TRAINER
 from tailrace.controller.predictions import Predictions
 from tailrace.controller.recovery.failures import Failures
 from tailrace.controller.refill import Refill
@@ -526,6 +526,14 @@ class RunView:
             if member.health is c.Health.UP:
                 doing = "answering" if answering else "idle"
             yield EnvironmentRow(member.id, doing, held[member.id], answering)
+
+    def relays(self) -> dict[str, str]:
+        """What each relay that is up says that it holds, by its id."""
+        return {
+            member.id: member.phase
+            for member in self._state.members.of(RELAY)
+            if member.health is c.Health.UP and member.phase
+        }
 
     @property
     def waiting_turns(self) -> int:

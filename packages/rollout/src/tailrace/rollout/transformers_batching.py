@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ from tailrace.contracts import (
     FinishReason,
     Request,
     Weights,
-    named_tensors,
+    weight_slices,
 )
 from tailrace.rollout.checkpoint import parameter_names
 from tailrace.rollout.engine_seeds import keep_transformers_seeds
@@ -219,19 +220,21 @@ class TransformersEngine:
 
         parameters = {**dict(self._model.named_buffers()), **dict(self._model.named_parameters(remove_duplicate=False))}
         missing = set(self._names_expected) or {name for name, _ in self._model.named_parameters()}
+        filled: Counter[str] = Counter()
         with contextlib.ExitStack() as stack, torch.no_grad():
             for manager in self._managers.all():
                 stack.enter_context(_paused(manager))
-            for name, tensor in named_tensors(weights, WeightsError):
+            for name, shape, index, tensor in weight_slices(weights, WeightsError):
                 if name not in parameters:
                     raise WeightsError(f"found weights for {name!r}, which the model does not have")
                 parameter = parameters[name]
-                if parameter.shape != tensor.shape:
+                if parameter.shape != shape:
                     raise WeightsError(
-                        f"found weights of shape {tuple(tensor.shape)} for {name!r}, expected {tuple(parameter.shape)}"
+                        f"found weights of shape {tuple(shape)} for {name!r}, expected {tuple(parameter.shape)}"
                     )
-                parameter.copy_(tensor)
-                missing.discard(name)
+                parameter[index].copy_(tensor)
+                filled[name] += tensor.numel()
+        missing = {name for name in missing if name not in filled or filled[name] < parameters[name].numel()}
         if missing:
             raise WeightsError(f"found no weights for {len(missing)} parameters, the first is {min(missing)!r}")
 

@@ -32,9 +32,18 @@ from tailrace.contracts import (
     Resume,
     Return,
     Route,
+    SlicedWeights,
     TurnEnded,
+    WeightSlice,
+    weight_slices,
 )
-from tailrace.rollout.errors import EngineDiedError, ReplicaNotReadyError, RouteConflictError, SourceMismatchError
+from tailrace.rollout.errors import (
+    EngineDiedError,
+    ReplicaNotReadyError,
+    RouteConflictError,
+    SourceMismatchError,
+    WeightsError,
+)
 from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.reports import Reports
@@ -234,20 +243,18 @@ class ReplicaWork:
         self._interrupt(list(self._in_flight), None)
         touched = False
 
-        def arriving(tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        def arrives() -> None:
             nonlocal touched
-            for named in tensors:
-                if not touched:
-                    self._on_phase("pull")
-                touched = True
-                self.version = None
-                self._standstill.moved()
-                yield named
+            if not touched:
+                self._on_phase("pull")
+            touched = True
+            self.version = None
+            self._standstill.moved()
 
         self._standstill.at(PULLING)
         try:
             with self._weights.load(pull.version, self._pull_timeout_s) as tensors:
-                self._engine.load_weights(arriving(tensors))
+                self._engine.load_weights(_Watched(tensors, arrives))
         except EngineDiedError:
             raise
         except Exception as error:
@@ -276,3 +283,20 @@ class ReplicaWork:
                 self._reports.event(TurnEnded(self._replica, delta.id, state.tokens, answers=state.route))
             else:
                 self._reports.event(Finished(self._replica, delta.id, state.tokens, delta.finish, answers=state.route))
+
+
+class _Watched(SlicedWeights):
+    """Weights on their way into the engine, with a call before each tensor or slice."""
+
+    def __init__(self, weights: Iterable[tuple[str, Any]], arrives: Callable[[], None]) -> None:
+        self._weights, self._arrives = weights, arrives
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        for named in self._weights:
+            self._arrives()
+            yield named
+
+    def slices(self) -> Iterator[WeightSlice]:
+        for piece in weight_slices(self._weights, WeightsError):
+            self._arrives()
+            yield piece

@@ -12,15 +12,16 @@ parts: the sizes of the parts in bytes, and the CRC-32 of the parts one after th
 from __future__ import annotations
 
 import json
+import os
 import struct
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tailrace.contracts import PackedTokens
+from tailrace.contracts import PackedTokens, extra
 from tailrace.trajstore.errors import StoreFormatError
 from tailrace.trajstore.packing import unpack_logprobs, unpack_tokens
 
@@ -152,3 +153,75 @@ def _of_record(
         "logprobs": list(unpack_logprobs(values, len(ids) // 4)),
         "observations": observations,
     }
+
+
+_GROUP_TOKENS = 4_000_000  # of a Parquet row group, about: its columns are in memory until it is written
+
+
+def write_parquet(
+    source: Path,
+    target: Path,
+    progress: Callable[[int, int], None] = lambda *_: None,
+    *,
+    group_tokens: int = _GROUP_TOKENS,
+) -> int:
+    """Write a file of trajectories as Parquet, which appears complete or not at all.
+
+    Columns: trajectory, group, finish, metadata (JSON) as strings; prompt, tokens (uint32), versions (int32), logprobs (double)
+    as lists; observations as pairs of positions; reward; generated, oldest_version, completed_version, consumed_version.
+
+    Args:
+        source: see `read_trained`.
+        target: the file.
+        progress: called now and then with the rows that are written and the bytes of tokens in them.
+        group_tokens: about how many tokens a row group has.
+
+    Returns:
+        Number of rows.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+        StoreFormatError: the source is damaged.
+        OSError: a file cannot be read or written.
+    """
+    with extra("tailrace-trajstore", "parquet"):
+        import pyarrow
+        from pyarrow import parquet
+
+    pair = pyarrow.list_(pyarrow.uint32(), 2)
+    schema = pyarrow.schema(
+        {
+            **dict.fromkeys(("trajectory", "group", "finish", "metadata"), pyarrow.string()),
+            **dict.fromkeys(("prompt", "tokens"), pyarrow.list_(pyarrow.uint32())),
+            "versions": pyarrow.list_(pyarrow.int32()),
+            "logprobs": pyarrow.list_(pyarrow.float64()),
+            "observations": pyarrow.list_(pair),
+            "reward": pyarrow.float64(),
+            **dict.fromkeys(("generated", "oldest_version", "completed_version", "consumed_version"), pyarrow.int64()),
+        }
+    )
+    unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
+    written = tokens = held = 0
+    rows: list[dict[str, Any]] = []
+    try:
+        with parquet.ParquetWriter(unfinished, schema, compression="zstd") as writer:
+
+            def put() -> None:
+                writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
+                rows.clear()
+
+            for row in read_trained(source):
+                group = row.get("group")
+                metadata = json.dumps(row.get("metadata"), sort_keys=True)
+                rows.append({**row, "group": None if group is None else str(group), "metadata": metadata})
+                held += len(row["tokens"])
+                written, tokens = written + 1, tokens + len(row["tokens"])
+                if held >= group_tokens:
+                    put()
+                    held = 0
+                    progress(written, 4 * tokens)
+            put()
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return written

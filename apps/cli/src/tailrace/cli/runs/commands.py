@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from tailrace.cli.app import app
+from tailrace.cli.errors import CommandError
 from tailrace.cli.exit_status import FAILED
 
 
@@ -235,18 +236,31 @@ def audit_command(
 @app.command("export")
 def export_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory; the run may be under way.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The model's directory: new or empty.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", metavar="DIR", help="The model's directory: new or empty. With --trajectories, a new file."
+        ),
+    ],
     version: Annotated[
         int | None, typer.Option("--version", metavar="V", help="A version with a checkpoint. Default: the newest.")
     ] = None,
     merge: Annotated[
         bool, typer.Option("--merge", help="Merge an adapter into its base; without it, a directory for PEFT.")
     ] = False,
+    trajectories: Annotated[
+        bool, typer.Option("--trajectories", help="Instead of the model the trajectories trained on, as FILE.parquet.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
 ) -> None:
     """Write a run's model as a Hugging Face directory that transformers and vLLM load, with a model card."""
-    from tailrace.cli.runs.export import export
+    from tailrace.cli.runs.export import export, export_trajectories
 
+    if trajectories:
+        if version is not None or merge:
+            raise CommandError("--trajectories: found --version or --merge, which are the model's, expected neither")
+        export_trajectories(run, out, as_json=as_json)
+        return
     export(run, out, version=version, merge=merge, as_json=as_json)
 
 

@@ -209,6 +209,7 @@ def _figures(status: RunStatus) -> Table:
     if status.delayed_groups:
         pairs.append(("delayed", f"{status.delayed_groups} groups dropped"))
     pairs += _turns(status)
+    pairs += [(f"relay {id_}", holds) for id_, holds in list(status.relays.items())[:MOST_ROWS]]
     grid = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(2):
         grid.add_column(style="dim")

@@ -1,4 +1,4 @@
-"""``tailrace export``: a run's model as a Hugging Face directory."""
+"""``tailrace export``: a run's model as a Hugging Face directory, or the trajectories that it was trained on as Parquet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 
 import typer
 
+from tailrace.cli.errors import CommandError
 from tailrace.cli.runs.clean import size
+from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.export import export as export_run
 
@@ -42,6 +44,45 @@ def export(run: Path, out: Path, *, version: int | None = None, merge: bool = Fa
     typer.echo(f"{found.directory}: version {found.version}, {found.parameters:,} parameters{what}")
 
 
+def export_trajectories(run: Path, out: Path, *, as_json: bool = False) -> None:
+    """Write the trajectories that a run was trained on as Parquet, and print what was written.
+
+    Of a run that is under way they are those that have left the store: of all versions that a restart would not undo.
+
+    Args:
+        run: the run's directory.
+        out: a file that is not there yet, whose name ends with ``.parquet``.
+        as_json: print one JSON object.
+
+    Raises:
+        CommandError: the file is there, or has another name.
+        RunDirectoryError: there is no such run, or it has archived nothing yet.
+        RunWriteError: the file cannot be written. Nothing is left of it.
+        StoreFormatError: the archive is damaged. Nothing is left of what was written.
+    """
+    from tailrace.trajstore.archive import write_parquet
+
+    directory = RunDirectory.open(run)
+    if out.suffix != ".parquet" or out.exists():
+        found = "which is there already" if out.exists() else "another name"
+        raise CommandError(f"--out {out}: found {found}, expected a new file whose name ends with .parquet")
+    if not directory.trained.exists():
+        raise RunDirectoryError(f"{directory.trained}: no such file; no version of the run was settled yet")
+    lines = _Lines()
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        rows = write_parquet(directory.trained, out, lambda done, nbytes: lines.say(f"wrote {done:,} trajectories"))
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise RunWriteError(error.errno, error.strerror, str(out)) from error
+    nbytes = out.stat().st_size
+    if as_json:
+        typer.echo(json.dumps({"file": str(out), "run": str(run), "trajectories": rows, "bytes": nbytes}))
+    else:
+        typer.echo(f"{out}: {rows:,} trajectories, {size(nbytes)}")
+
+
 class _Lines:
     """Prints a line every few seconds. On stderr: stdout has the result."""
 
@@ -49,7 +90,10 @@ class _Lines:
         self._last_s = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
+        self.say(f"wrote {size(done)} of {size(total)}")
+
+    def say(self, text: str) -> None:
         now = time.monotonic()
         if now - self._last_s >= _LINE_EVERY_S:
             self._last_s = now
-            print(f"wrote {size(done)} of {size(total)}", file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)

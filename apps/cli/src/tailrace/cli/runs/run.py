@@ -24,7 +24,7 @@ from tailrace.cli.runs.controller_process import (
     LeftController,
 )
 from tailrace.cli.runs.preflight import check, check_on_paper
-from tailrace.cli.runs.room import with_room_here
+from tailrace.cli.runs.room import store_note, with_room_here
 from tailrace.cli.runs.watching import unwatched, watch
 from tailrace.contracts import shown
 from tailrace.fleetsim.footprint import footprint, read_machines
@@ -138,7 +138,8 @@ def _checked(config: RunConfig, options: RunOptions, root: Path) -> tuple[RunCon
     with gathered.check():
         check_new(RunDirectory(root))
     gathered.done()
-    for note in found.notes if found is not None else ():
+    about_store = store_note(root)
+    for note in (*(found.notes if found is not None else ()), *([about_store] if about_store else [])):
         typer.echo(f"note: {shown(note)}", err=True)
     return sized(config, found), found.counts if found is not None else {}
 

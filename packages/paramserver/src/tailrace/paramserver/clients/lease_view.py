@@ -14,13 +14,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from tailrace.contracts import SlicedWeights, WeightSlice
 from tailrace.paramserver.clients.needs import Selection
+from tailrace.paramserver.clients.spare import SpareMemory, pinned, writable
 from tailrace.paramserver.copying import Address, Hasher, joined, move
 from tailrace.paramserver.dlpack import flat_torch
-from tailrace.paramserver.errors import ChunkDamaged, LeaseExpired, ManifestInvalid
+from tailrace.paramserver.errors import ChunkDamaged, LayoutMismatch, LeaseExpired, ManifestInvalid
 from tailrace.paramserver.layout.sharding import GlobalTensor
+from tailrace.paramserver.layout.strided import flat
 from tailrace.paramserver.machine.host import HOST
-from tailrace.paramserver.manifest import Manifest, TensorSpec, checksum
+from tailrace.paramserver.manifest import Manifest, TensorSpec, byte_size, checksum
 from tailrace.paramserver.tensors import RawTensor, as_torch, source
 
 
@@ -192,6 +195,10 @@ def _by_chunk(manifest: Manifest, wanted: list[list[TensorTarget]]) -> dict[int,
 class WeightLease(Mapping[str, Any]):
     """Tensors of one version in order of publication; values are torch tensors, views without a copy.
 
+    A tensor that the ranks of a trainer published in parts is put together when it is asked for, in memory that is used again
+    once nothing refers to it; where torch uses a GPU, that memory is page-locked. Who can write parts of a tensor asks for
+    `slices` and saves that copy.
+
     On the relay's host the views are on shared memory that other processes read too: never write to them (the memory is
     mapped read-only, a write kills the process), and copy what must outlive the lease.
 
@@ -203,7 +210,8 @@ class WeightLease(Mapping[str, Any]):
         extend: asks the relay for so many more seconds; False if the lease is lost.
         now: the clock of `deadline`.
         selection: what of the version is read, where ranks of a trainer published their own shards, or not all is needed.
-            Such tensors are put together in new memory when they are asked for; what the selection leaves out is zero in it.
+            What the selection leaves out is zero in a tensor that is put together.
+        whole: memory for those.
     """
 
     def __init__(
@@ -215,7 +223,9 @@ class WeightLease(Mapping[str, Any]):
         extend: Callable[[float], bool] = lambda _: True,
         now: Callable[[], float] = HOST.now,
         selection: Selection | None = None,
+        whole: SpareMemory | None = None,
     ) -> None:
+        self._whole = whole or SpareMemory()
         self.manifest = manifest
         self._view, self._checksums = view, checksums
         self._deadline, self._extend, self._now = deadline, extend, now
@@ -260,17 +270,38 @@ class WeightLease(Mapping[str, Any]):
 
         Raises:
             ManifestInvalid: a name is not in the version, or its target does not fit; nothing was written.
-            ChunkDamaged: a chunk differs from its checksum; the targets hold a mixture.
-            ManifestInvalid: its tensors come in parts.
+            ChunkDamaged: a chunk differs from its checksum; the targets hold a mixture; of tensors in parts nothing was
+                written.
             LeaseExpired: the lease is over, or was over before the copy was done; the targets may hold a mixture.
         """
         self._check()
         if self._selection is not None:
-            raise ManifestInvalid(
-                f"version {self.version} is read in parts, expected whole tensors to copy; read them by name"
-            )
-        copy_tensors(self.manifest, self._view, self._checksums, targets, verify=verify)
+            places = [(self.tied.get(name, name), self._place(name, value)) for name, value in targets.items()]
+            if verify:
+                self.verify()
+            for name, memory in places:
+                self._selection.assemble(name, self._view, memory)
+        else:
+            copy_tensors(self.manifest, self._view, self._checksums, targets, verify=verify)
         self._check()
+
+    def slices(self) -> Iterator[WeightSlice]:
+        """The tensors in the parts in which they lie in the version, views without a copy: a whole one is one slice.
+
+        Raises:
+            LeaseExpired: the lease is over.
+        """
+        for name in self:
+            if self._selection is None or self._selection.whole(name) is not None:
+                tensor = self[name]
+                yield WeightSlice(name, tuple(tensor.shape), (), tensor)
+                continue
+            whole = self._selection.tensors[name].shape
+            for spec, box in self._selection.slices[name]:
+                self._check()
+                part = as_torch(spec, self._bytes())
+                own = tuple(slice(a - at, b - at) for (a, b), (at, _) in zip(box, spec.box, strict=True))
+                yield WeightSlice(name, whole, tuple(slice(a, b) for a, b in box), part[own])
 
     def renew(self, hold_s: float) -> None:
         """Extend the lease to a number of seconds from now.
@@ -307,10 +338,8 @@ class WeightLease(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         self._check()
         if self._selection is not None and self._selection.whole(name) is None:
-            return self._raw(name).as_torch()
-        if self._flat is None:
-            self._flat = flat_torch(self._view)
-        return as_torch(self._specs[name], self._flat)
+            return self._assembled(self._selection, name)
+        return as_torch(self._specs[name], self._bytes())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._specs if self._selection is None else self._selection.slices)
@@ -330,8 +359,61 @@ class WeightLease(Mapping[str, Any]):
             spec = self._specs[name]
             return RawTensor(spec.dtype, spec.shape, self._view[spec.offset : spec.offset + spec.nbytes])
         tensor = self._selection.tensors[name]
-        return RawTensor(tensor.dtype, tensor.shape, self._selection.assembled(name, self._view))
+        memory = self._whole.take(byte_size(tensor.dtype, tensor.shape), self._selection.left_out(name))
+        self._selection.assemble(name, self._view, writable(memory))
+        return RawTensor(tensor.dtype, tensor.shape, memory)
+
+    def _assembled(self, selection: Selection, name: str) -> Any:
+        tensor = selection.tensors[name]
+        nbytes = byte_size(tensor.dtype, tensor.shape)
+        if selection.left_out(name) is not None or (memory := pinned(nbytes)) is None:
+            return self._raw(name).as_torch()
+        selection.assemble(name, self._view, memory)
+        return as_torch(TensorSpec(name, tensor.dtype, tensor.shape, 0, nbytes), memory)
+
+    def _bytes(self) -> Any:
+        """The version as a flat torch tensor."""
+        if self._flat is None:
+            self._flat = flat_torch(self._view)
+        return self._flat
+
+    def _place(self, name: str, value: Any) -> Any:
+        """The bytes of a caller's target for a tensor that comes in parts.
+
+        Raises:
+            ManifestInvalid: there is no such tensor, or the target does not fit.
+        """
+        assert self._selection is not None
+        tensor = self._selection.tensors.get(self.manifest.tied.get(name, name))
+        if tensor is None:
+            raise ManifestInvalid(f"version {self.version} has no tensor {name!r}, expected one of its {len(self)}")
+        nbytes = byte_size(tensor.dtype, tensor.shape)
+        spec = TensorSpec(name, tensor.dtype, tensor.shape, 0, nbytes)
+        with ExitStack() as held:
+            target(spec, value, held)
+        try:
+            return flat(value.data if isinstance(value, RawTensor) else value, name, nbytes, writable=True)
+        except LayoutMismatch as error:
+            raise ManifestInvalid(str(error)) from error
 
     def _check(self) -> None:
         if self._now() >= self._deadline:
             raise LeaseExpired(f"the lease on version {self.version} is over; lease longer (hold_s) or renew in time")
+
+
+class LeasedWeights(SlicedWeights):
+    """The tensors of a lease for an engine: whole or, if it asks for them, the parts in which they lie in the version.
+
+    Args:
+        lease: the lease.
+    """
+
+    def __init__(self, lease: WeightLease) -> None:
+        self._lease = lease
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(self._lease.items())
+
+    def slices(self) -> Iterator[WeightSlice]:
+        """The slices, see `WeightLease.slices`."""
+        return self._lease.slices()

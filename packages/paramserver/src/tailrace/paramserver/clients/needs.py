@@ -6,16 +6,17 @@ layout of the reader  ──┘
 
 from __future__ import annotations
 
-import mmap
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from tailrace.paramserver.layout.boxes import Box, contains, extent
+from tailrace.paramserver.layout.boxes import Box, contains, extent, volume
 from tailrace.paramserver.layout.reshard_plan import reshard_plan
 from tailrace.paramserver.layout.sharding import GlobalTensor, Layout, LocalBuffer, Piece, Shard
 from tailrace.paramserver.layout.strided import copy_box, dense_strides
-from tailrace.paramserver.manifest import DTYPES, Manifest, TensorSpec, byte_size
+from tailrace.paramserver.manifest import DTYPES, Manifest, TensorSpec
 
 _RELAY, _READER = "the relay", "the reader"
 
@@ -48,21 +49,28 @@ class Selection:
         (spec, box), *others = self.slices[name]
         return spec if not others and spec.part is None and box == spec.box else None
 
-    def assembled(self, name: str, view: memoryview) -> memoryview:
-        """The bytes of a tensor in new memory. Only needed parts are written; the rest is zero and uses no memory.
+    def assemble(self, name: str, view: memoryview, memory: Any) -> None:
+        """Write the needed parts of a tensor to their places in memory of its size; the rest is left as it is.
 
         Args:
             view: the version's bytes.
+            memory: bytes, or a flat torch tensor of them.
         """
         tensor = self.tensors[name]
-        nbytes, itemsize = byte_size(tensor.dtype, tensor.shape), DTYPES[tensor.dtype]
-        memory = memoryview(mmap.mmap(-1, max(1, nbytes)))[:nbytes]
+        itemsize = DTYPES[tensor.dtype]
         strides = dense_strides(tensor.shape, itemsize)
         for spec, box in self.slices[name]:
             dense = dense_strides(spec.shape, itemsize)
             target = sum(begin * step for (begin, _), step in zip(box, strides, strict=True))
             copy_box(view, spec.offset + _span(spec, box)[0], dense, memory, target, strides, extent(box), itemsize)
-        return memory
+
+    def left_out(self, name: str) -> tuple[Any, ...] | None:
+        """What tells apart which bytes of a tensor are never written; None if all are needed."""
+        tensor = self.tensors[name]
+        boxes = tuple(box for _, box in self.slices[name])
+        if sum(map(volume, boxes)) == math.prod(tensor.shape):
+            return None
+        return (tensor.dtype, tensor.shape, boxes)
 
 
 class Needs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from tailrace.paramserver.clients.connection import Connection, Where
 from tailrace.paramserver.clients.lease_view import WeightLease
 from tailrace.paramserver.clients.mapped import MappedSegments
 from tailrace.paramserver.clients.needs import Needs, Selection
+from tailrace.paramserver.clients.spare import SpareMemory
 from tailrace.paramserver.errors import (
     ChunkDamaged,
     LeaseExpired,
@@ -61,7 +61,7 @@ class Puller:
 
     def __init__(self, means: Means, counts: TrafficCounts, max_bytes: int | None) -> None:
         self._means, self._counts, self._max_bytes = means, counts, max_bytes
-        self._spare: mmap.mmap | None = None
+        self._spare = SpareMemory()
         self._partial: ArrivingVersion | None = None
 
     def pull(
@@ -80,7 +80,7 @@ class Puller:
         manifest = offer.manifest
         if self._partial is None or self._partial.manifest != manifest:
             self._partial = None  # its view on the spare memory, too
-            self._partial = ArrivingVersion(manifest, self._local_memory(manifest.total_bytes))
+            self._partial = ArrivingVersion(manifest, self._spare.take(manifest.total_bytes))
         pulled = self._partial
         missing = [index for index in chunks(manifest) if index not in pulled.checksums]
         transport, source = self._means.open(offer.transports)
@@ -97,20 +97,13 @@ class Puller:
 
     def close(self) -> None:
         """Forget everything. Memory goes when no tensor refers to it."""
-        self._spare = self._partial = None
-
-    def _local_memory(self, nbytes: int) -> memoryview:
-        """Memory for a pull: that of the last one, unless it is too small or a tensor still refers to it."""
-        if self._spare is not None and len(self._spare) >= nbytes:
-            try:
-                self._spare.resize(len(self._spare))  # refused while there are views on it
-                return memoryview(self._spare)[:nbytes]
-            except (BufferError, SystemError):  # SystemError: this platform cannot tell
-                pass
-        self._spare = mmap.mmap(-1, max(mmap.PAGESIZE, nbytes))
-        return memoryview(self._spare)[:nbytes]
+        self._partial = None
+        self._spare.clear()
 
 
+_HELD = (
+    2  # tensors that come in parts and are used at once: while one is asked for, a loop still refers to the one before
+)
 _SLICE_S = 1.0  # of a wait: between slices other threads of this reader get their turn
 
 
@@ -148,6 +141,7 @@ class RelayReader:
         self._puller = Puller(Means(transports, (), machine), self._counts, max_bytes)
         self._mapped = MappedSegments(machine)
         self._asked, self._needs = needs is not None, needs or Needs()
+        self._whole = SpareMemory(_HELD)
 
     @property
     def address(self) -> str:
@@ -180,6 +174,18 @@ class RelayReader:
             return [int(version) for version, _ in found]
         except (TypeError, ValueError) as error:
             raise ProtocolError(f"the relay {self.address} sent no list of versions") from error
+
+    def memory(self) -> tuple[int, int]:
+        """Copies of weights that the relay has in memory, and their bytes (see `RelayStatus`).
+
+        Raises:
+            RelayUnreachable, RelayTimeout: no relay answers.
+        """
+        answer = self._connection.anywhere(lambda: self._connection.request({"op": "versions"}, 0.0))
+        copies, nbytes = answer.get("copies"), answer.get("bytes")
+        if not isinstance(copies, int) or not isinstance(nbytes, int):
+            raise ProtocolError(f"the relay {self.address} did not say how many copies it has")
+        return copies, nbytes
 
     def latest(self) -> int | None:
         """The newest visible version, or None."""
@@ -234,6 +240,7 @@ class RelayReader:
             self._connection.drop()
             self._mapped.close()
             self._puller.close()
+            self._whole.clear()
 
     def __enter__(self) -> RelayReader:
         return self
@@ -288,7 +295,14 @@ class RelayReader:
             channel,
             lease_id,
             WeightLease(
-                manifest, view, checksums, granted + hold_s, extend, self._machine.now, self._selected(manifest)
+                manifest,
+                view,
+                checksums,
+                granted + hold_s,
+                extend,
+                self._machine.now,
+                self._selected(manifest),
+                self._whole,
             ),
         )
 
@@ -300,7 +314,11 @@ class RelayReader:
             self._connection.drop()
             raise
         return WeightLease(
-            pulled.manifest, pulled.view.toreadonly(), pulled.checksums, selection=self._selected(pulled.manifest)
+            pulled.manifest,
+            pulled.view.toreadonly(),
+            pulled.checksums,
+            selection=self._selected(pulled.manifest),
+            whole=self._whole,
         )
 
     def _selected(self, manifest: Manifest) -> Selection | None:

@@ -28,6 +28,8 @@ class RelayStatus:
         partial: versions whose transfer broke off, with how far they are; another sender can go on with them.
         sealed: versions that are whole but not to be shown yet.
         transfers: totals sent and received since its start (see `TrafficCounts`).
+        copies: copies of weights in its memory: one for each slot that has had a version, and one that a publisher fills.
+        bytes: bytes of these.
     """
 
     name: str
@@ -41,6 +43,8 @@ class RelayStatus:
     partial: dict[str, str]
     sealed: tuple[int, ...]
     transfers: dict[str, int]
+    copies: int
+    bytes: int
 
 
 def set_chain(addresses: Sequence[str], *, token: str, timeout_s: float = 10.0) -> None:
@@ -85,6 +89,8 @@ def relay_status(address: str, *, token: str, timeout_s: float = 10.0) -> RelayS
             partial=dict(answer["partial"]),
             sealed=tuple(int(version) for version in answer["sealed"]),
             transfers={str(what): int(count) for what, count in answer["transfers"].items()},
+            copies=int(answer["copies"]),
+            bytes=int(answer["bytes"]),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"the relay {address} sent a status without or with a wrong {error}") from error

@@ -33,6 +33,11 @@ class Block:
     generation: int = 0
     borrower: object | None = None
 
+    @property
+    def size(self) -> int:
+        """Bytes of its memory; 0 without one."""
+        return 0 if self.segment is None else self.segment.size
+
     def provide(self, owner: Segments, nbytes: int) -> MemorySegment:
         """Memory of at least this size that no one else writes.
 
@@ -83,6 +88,11 @@ class Staging:
         self._ids = itertools.count(1)
         self._lent: int | None = None
         self._borrower: object | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the block. Under the condition."""
+        return self._block.size
 
     def lend(
         self, borrower: object, nbytes: int, *, recycled: bool, making: Callable[[], None] = lambda: None

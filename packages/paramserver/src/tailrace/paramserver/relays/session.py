@@ -315,7 +315,12 @@ class Session:
 
     def _versions(self) -> dict[str, Any]:
         table = self._table
-        return {"versions": table.versions(), "sealed": table.sealed(), "newest_stamp": table.newest_stamp()}
+        return {
+            "versions": table.versions(),
+            "sealed": table.sealed(),
+            "newest_stamp": table.newest_stamp(),
+            **table.memory(),
+        }
 
     def _lease(self, message: dict[str, Any]) -> dict[str, Any]:
         process = process_of(message)
@@ -399,6 +404,7 @@ class Session:
             "versions": [version for version, _ in self._table.versions()],
             **self._table.status(),
             **self._hops.status(),
+            **self._table.memory(),
             "transfers": {**self._relay.counts.to_wire(), "takeovers": self._table.takeovers},
         }
 

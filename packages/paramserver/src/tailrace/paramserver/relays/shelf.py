@@ -57,6 +57,12 @@ class Shelf:
         """Version and stamp of all visible publications, oldest first."""
         return [publication.manifest.key for slot in self.complete_slots() if (publication := slot.publication)]
 
+    def memory(self) -> dict[str, int]:
+        """Copies of weights in memory, at most one more than there are slots, and their bytes."""
+        with self.changed:
+            sizes = [*(slot.block.size for slot in self.slots), self.staging.size]
+        return {"copies": sum(1 for size in sizes if size), "bytes": sum(sizes)}
+
     def sealed(self) -> list[tuple[int, int]]:
         """Version and stamp of all publications that are whole and sealed."""
         with self.changed:

@@ -300,6 +300,9 @@ class RelayConfig(_Strict):
     """relays at the trainer's site; one for each machine of a cluster, more on one machine to try the chain"""
     sites: dict[str, Positive] = {}
     """relays at each other site, by its name: { west = 2 }; one of them receives each version over the link, for all there"""
+    versions: Annotated[int, Field(ge=2, le=16)] | None = None
+    """weight versions that each relay keeps in shared memory, in which one more copy stands while a version is published; none:
+    2, and with `sites` 3, so that the base of the next delta outlasts a link that is slow"""
     host: str = "127.0.0.1"
     """the address that relays listen on; node: each machine's own in the Ray cluster"""
     transport: str = "shm"
@@ -446,6 +449,8 @@ class DeadlineConfig(_Strict):
     """silence after which a member counts as down, where `pipeline.detection` sets no other window"""
     verify_s: Seconds = 10.0
     """deadline for verifying one response"""
+    data_s: Seconds = 180.0
+    """time in which the data role must go on with a call, such as the fetch of a batch, or come back if it is gone"""
     unclaimed_s: Seconds = 120.0
     """time without a controller after which the members of a run on Ray save and stop"""
 

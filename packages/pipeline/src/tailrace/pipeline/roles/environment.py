@@ -59,7 +59,6 @@ class EnvironmentSettings:
         max_tokens: most response tokens, answers included. An answer that leaves no token for the next turn ends its
             trajectory, as the end of the context does; one that fits no response at all fails its group.
         tokenizer, stop_token_ids, glue: see `Observations`.
-        data_timeout_s: how long the data role may be gone before a restarted one must answer.
     """
 
     environment: str
@@ -73,14 +72,13 @@ class EnvironmentSettings:
     glue: Glue | None = None
     python: str = ""
     start_s: float = 60.0
-    data_timeout_s: float = 180.0
 
 
 class EnvironmentRole:
     """Answers the turns of trajectories."""
 
     def __init__(self, settings: EnvironmentSettings, start: MemberStart) -> None:
-        self._data = DATA_DOOR.open(start.data, settings.data_timeout_s)
+        self._data = DATA_DOOR.open(start.data, start.data_s)
         self._name, self._max_turns, self._max_tokens = settings.environment, settings.max_turns, settings.max_tokens
         self._observations = Observations(settings.tokenizer, settings.stop_token_ids, settings.glue)
         self._pool = EnvironmentPool(

@@ -52,7 +52,6 @@ class RankerSettings:
         look_s: seconds between two looks for finished responses.
         policy: directory of the model that generates the responses, for methods that read it.
         seed: of training.
-        data_timeout_s: how long the data role may be gone before a restarted one must answer.
     """
 
     saved: Path
@@ -64,7 +63,6 @@ class RankerSettings:
     look_s: float = 2.0
     policy: Path | None = None
     seed: int = 0
-    data_timeout_s: float = 180.0
 
 
 class RankerRole:
@@ -72,7 +70,7 @@ class RankerRole:
 
     def __init__(self, settings: RankerSettings, start: MemberStart) -> None:
         self._settings = settings
-        self._data = DATA_DOOR.open(start.data, settings.data_timeout_s)
+        self._data = DATA_DOOR.open(start.data, start.data_s)
         self._ranker = _newest(settings.saved, settings.policy)
         if self._ranker is None and settings.path is not None:
             self._ranker = LengthRanker.load(settings.path, policy=settings.policy)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tailrace.contracts import Command, Event
+from tailrace.contracts import Activity, Command, Event
 from tailrace.faulttol import FaultKind, strike
 from tailrace.paramserver import (
     ProtocolError,
@@ -64,6 +64,8 @@ class RelayRole:
             always_encode=sending.always_encode,
         )
         self._probe = RelayReader(self._process.address, token=token, same_host=False, stall_s=_PROBE_S)
+        self._member, self._slots = start.id, settings.slots
+        self._held = (0, 0)
         self._closed = threading.Event()
         self._starting = threading.Lock()
         self._memory: RelayProcess | None = None  # of checkpoints, once it is asked for
@@ -101,7 +103,8 @@ class RelayRole:
             raise RoleError(f"the relay got {type(commands[0]).__name__} {commands[0].seq}, expected nothing")
 
     def events(self, timeout_s: float) -> list[Event]:
-        """No events, after `timeout_s` seconds. Returns only once the relay answers, so never while it is suspended.
+        """What it holds, if that changed, within `timeout_s` seconds. Returns only once the relay answers, so never while it is
+        suspended.
 
         Raises:
             RoleError: the relay's process is gone.
@@ -112,8 +115,13 @@ class RelayRole:
                 self._clear()
                 raise RoleError(f"the relay's process {self._process.pid} is gone")
             left_s = deadline - time.monotonic()
-            if left_s <= 0 and self._answers():
-                break
+            if left_s <= 0 and (held := self._memory_held()) is not None:
+                if held == self._held:
+                    break
+                self._held = held
+                copies, nbytes = held
+                says = f"{copies} of at most {self._slots + 1} copies of weights, {nbytes / 1e6:,.1f} MB"
+                return [Activity("relay", self._member, says, copies)]
             self._closed.wait(left_s if left_s > 0 else _LOOK_S)
         return []
 
@@ -141,12 +149,12 @@ class RelayRole:
         with suppress(RelayNameTaken):  # its next incarnation runs already
             RelayProcess.clear(self._process.name)
 
-    def _answers(self) -> bool:
+    def _memory_held(self) -> tuple[int, int] | None:
+        """Copies and bytes; None while the relay does not answer."""
         try:
-            self._probe.versions()
+            return self._probe.memory()
         except (RelayTimeout, RelayUnreachable, ProtocolError):
-            return False
-        return True
+            return None
 
 
 if TYPE_CHECKING:

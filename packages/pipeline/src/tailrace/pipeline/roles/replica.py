@@ -67,7 +67,6 @@ class ReplicaSettings:
         flush_s: seconds between two appends of tokens of responses that go on, see `ReplicaWorker`.
         still_report_s: seconds between two reports that the engine stands still.
         adapter: what is published is an adapter of `model` with these settings, which is merged; None: whole weights are.
-        data_timeout_s: how long the data role may be gone before a restarted one must answer.
     """
 
     engine: str
@@ -80,7 +79,6 @@ class ReplicaSettings:
     flush_s: float = 0.5
     still_report_s: float = 5.0
     adapter: AdapterConfig | None = None
-    data_timeout_s: float = 180.0
 
 
 class ReplicaRole:
@@ -100,13 +98,13 @@ class ReplicaRole:
         self._worker = ReplicaWorker(
             start.id,
             self._engine,
-            _Source(DATA_DOOR.open(start.data, settings.data_timeout_s), name),
+            _Source(DATA_DOOR.open(start.data, start.data_s), name),
             self._weights,
             sampling=settings.sampling,
             partial_s=settings.flush_s,
             snapshot_s=settings.snapshot_s,
             still_report_s=settings.still_report_s,
-            flush_timeout_s=settings.data_timeout_s,
+            flush_timeout_s=start.data_s,
             on_phase=self.stops.at,
         )
 

@@ -48,21 +48,19 @@ class ScorerSettings:
         math: settings of the pool of verifier functions.
         code: settings of the pool of programs.
         judge: settings of the pool of a judge.
-        data_timeout_s: how long the data role may be gone before a restarted one must answer.
     """
 
     verifiers: Sequence[str]
     math: VerifierSettings | None = None
     code: CodeSettings | None = None
     judge: JudgeSettings | None = None
-    data_timeout_s: float = 180.0
 
 
 class ScorerRole:
     """Reads responses from the data role, scores them and writes their rewards back."""
 
     def __init__(self, settings: ScorerSettings, start: MemberStart) -> None:
-        self._data = DATA_DOOR.open(start.data, settings.data_timeout_s)
+        self._data = DATA_DOOR.open(start.data, start.data_s)
         self._verifiers = tuple(dict.fromkeys(settings.verifiers))
         self._scheduler = RewardScheduler(
             math=settings.math, code=settings.code, judge=settings.judge, rechecked=self._rechecked

@@ -29,6 +29,7 @@ from tailrace.contracts import (
     Command,
     Event,
     Experience,
+    PackedTokens,
     Publish,
     Published,
     Reveal,
@@ -73,7 +74,6 @@ class TrainerSettings:
         held: a model directory whose weights are published instead of the trained ones (for controls). Consumption is then
             never rolled back.
         save_timeout_s: deadline until more bytes of a checkpoint are written, or it is durable.
-        data_timeout_s: how long the data role may be gone before a restarted one must answer.
         interface: the network interface on which ranks speak, see `meeting_url`.
     """
 
@@ -84,7 +84,6 @@ class TrainerSettings:
     transfer: WeightTransfer = field(default_factory=WeightTransfer)
     held: Path | None = None
     save_timeout_s: float = 600.0
-    data_timeout_s: float = 180.0
     interface: str = ""
 
 
@@ -109,7 +108,7 @@ class TrainerRole:
             raise
         self.stops = Stops()
         self._backend.on_phase = self.stops.at
-        self._data = DATA_DOOR.open(start.data, settings.data_timeout_s)
+        self._data = DATA_DOOR.open(start.data, start.data_s)
         self._held = settings.held
         self._made: int | None = (
             None  # version of the last step; a checkpoint's weights may be published as a newer version
@@ -347,7 +346,7 @@ class TrainerRole:
         names = [name for batch in mini_batches for name in batch]
         from tailrace.trainer.packed import PackedBatch  # brings numpy
 
-        packed = PackedBatch(self._data.outlines(names) if names else [], self._data.packed)
+        packed = PackedBatch(self._data.outlines(names) if names else [], self._fetch)
         outlined_s = time.monotonic() - started
         experiences = {experience.trajectory: experience for experience in packed.experiences}
         lags = [version - 1 - e.oldest_version for e in packed.experiences if e.spans]
@@ -357,6 +356,12 @@ class TrainerRole:
         metrics["staleness_max"], metrics["staleness_mean"] = max(lags, default=0), sum(lags) / max(1, len(lags))
         metrics["wall_s"] = time.monotonic() - started
         return metrics
+
+    def _fetch(self, wanted: Sequence[tuple[str, bool]]) -> Sequence[PackedTokens]:
+        """A slice of a batch; each has a deadline of its own."""
+        found = self._data.packed(wanted)
+        self._activity.fetched()
+        return found
 
     def _publish(self, command: Publish) -> None:
         started = time.monotonic()

@@ -63,6 +63,13 @@ class TrainerActivity:
         with self._lock:
             self._progressed()
 
+    def fetched(self) -> None:
+        """A slice of the batch came: the trainer goes on, though no micro-batch ended."""
+        with self._lock:
+            now = self._clock()
+            if now - self._told_s >= REPORT_S:
+                self._say(now)
+
     def tensor_cores_worked(self) -> None:
         """Since the last call or before. While no batch is computed it is another's work, as of a replica on these devices."""
         with self._lock:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tailrace.paramserver.clients.lease_view import LeasedWeights, WeightLease
 from tailrace.paramserver.codec.cast import Cast, restore, through
 from tailrace.paramserver.codec.registry import available
 from tailrace.paramserver.codec.registry import codec as load_codec
@@ -97,9 +98,9 @@ class WeightTransfer:
         """The trainer's weights as it publishes them."""
         return Cast(_CASTS[self.codec]).apply(weights) if self.codec in _CASTS else weights
 
-    def restored(self, published: Any) -> Iterable[tuple[str, Any]]:
-        """The weights of a version, from its published tensors by name."""
-        return restore(published, _RESTORED) if self.codec in _CASTS else published.items()
+    def restored(self, published: WeightLease) -> Iterable[tuple[str, Any]]:
+        """The weights of a version: `SlicedWeights`, or whole tensors where a cast is undone."""
+        return restore(published, _RESTORED) if self.codec in _CASTS else LeasedWeights(published)
 
     def as_published(self, weights: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
         """Weights from a checkpoint, changed as they would be if a relay had delivered them."""

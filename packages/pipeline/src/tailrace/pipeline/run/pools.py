@@ -96,7 +96,7 @@ def relay_count(config: RunConfig) -> int:
 
 def relay_slots(config: RunConfig) -> int:
     """Versions that each relay holds: with sites one more, so that the base of the next delta outlasts a link that is slow."""
-    return 3 if config.relay.sites else 2
+    return config.relay.versions or (3 if config.relay.sites else 2)
 
 
 def check_pools(config: RunConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tailrace.contracts import Engine, FinishReason, Request, Sampling
+from tailrace.contracts import Engine, FinishReason, Request, Sampling, SlicedWeights, WeightSlice
 from tailrace.rollout.errors import EngineBusyError, RequestError, WeightsError
 from tailrace.rollout.generation import generate
 
@@ -239,6 +240,17 @@ class EngineContract:
             stale = log_probabilities(old, prompt, response.tokens, 0)
             assert max(abs(a - b) for a, b in zip(response.logprobs, stale, strict=True)) > 0.1
 
+    def test_weights_may_come_in_slices(self, engine: Engine, models: tuple[Path, Any, Any], prompts: Prompts) -> None:
+        new, asked = models[2], _requests(prompts, 0.0, 24)
+        engine.load_weights(models[1].named_parameters())
+        engine.load_weights(Shards(new, ranks=3))
+        responses = generate(engine, asked, _TIMEOUT_S)
+        for index, prompt in enumerate(prompts):
+            assert responses[str(index)].tokens == greedy(new, prompt, 24)
+        with pytest.raises(WeightsError):
+            engine.load_weights(Shards(new, ranks=3, without="model.norm.weight"))
+        engine.load_weights(new.named_parameters())
+
     def test_incomplete_or_foreign_weights_are_refused(self, engine: Engine, models: tuple[Path, Any, Any]) -> None:
         named = dict(models[1].named_parameters())
         for name in (
@@ -446,3 +458,29 @@ def _run_until(engine: Engine, tokens: dict[str, list[int]], done: Callable[[], 
         for delta in engine.step():
             tokens[delta.id] += delta.tokens
         assert time.monotonic() < deadline, "the engine does not advance"
+
+
+class Shards(SlicedWeights):
+    """The parameters of a model as ranks of a trainer have them: rows of each, and of one with two dimensions columns too.
+
+    Args:
+        model: the model.
+        ranks: the most parts of a dimension.
+        without: a parameter whose last part is missing.
+    """
+
+    def __init__(self, model: Any, ranks: int, without: str | None = None) -> None:
+        self._model, self._ranks, self._without = model, ranks, without
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter([pair for pair in self._model.named_parameters() if pair[0] != self._without])
+
+    def slices(self) -> Iterator[WeightSlice]:
+        for name, tensor in self._model.named_parameters():
+            parts = [
+                [slice(first, min(first + step, size)) for first in range(0, size, step)]
+                for size, step in ((size, -(-size // self._ranks)) for size in tensor.shape)
+            ]
+            indices = list(itertools.product(*parts))
+            for index in indices[:-1] if name == self._without else indices:
+                yield WeightSlice(name, tuple(tensor.shape), index, tensor.detach()[index])

@@ -62,6 +62,8 @@ class Deadlines:
         suspect_s: silence after which a member is reported as silent. When it counts as down is for detection to say.
         close_s: deadline for a role to clean up.
         save_s: deadline until more bytes of a checkpoint are written, or it is durable.
+        data_s: deadline of each call of the data role by the others, in which one that is gone may come back. A batch is
+            fetched in slices, so it is one of progress, whatever the size of the batch.
     """
 
     start_s: float = 600.0
@@ -74,6 +76,7 @@ class Deadlines:
     predict_s: float = 120.0
     call_s: float = 300.0
     save_s: float = 600.0
+    data_s: float = 180.0
 
     @classmethod
     def all(cls, limit_s: float, *, suspect_s: float) -> Deadlines:
@@ -156,7 +159,14 @@ class Deployment:
             spec = dataclasses.replace(spec, cpus=spec.cpus * factor, gpus=spec.gpus * factor)
         resized = role == REPLICA and tp not in (None, self.tp)
         bundle = None if resized else self.bundles.get((role, rank_id(id_, rank) if role == TRAINER else id_))
-        start = MemberStart(id_, incarnation, self.token, f"{self.name}-{id_}", tp=tp if role == REPLICA else None)
+        start = MemberStart(
+            id_,
+            incarnation,
+            self.token,
+            f"{self.name}-{id_}",
+            data_s=self.deadlines.data_s,
+            tp=tp if role == REPLICA else None,
+        )
         if role not in (DATA, RELAY):
             start = dataclasses.replace(start, store=host.caller(DATA))
         if role == TRAINER:

@@ -115,6 +115,7 @@ class MemberStart:
         token: shared secret of the run's peers.
         name: a name that is unique on the machine.
         store: a caller of the data role; None for the data role itself and for relays.
+        data_s: deadline of each call of the data role, in which one that is gone may come back.
         tp: devices that a replica's engine spans; None: as its settings say.
         rank, world_size: the process group of the trainer.
         rendezvous: a directory in which its ranks meet; None if there is one.
@@ -128,6 +129,7 @@ class MemberStart:
     token: str = ""
     name: str = ""
     store: Caller | None = None
+    data_s: float = 180.0
     tp: int | None = None
     rank: int = 0
     world_size: int = 1

@@ -55,6 +55,7 @@ class RunStatus:
 
     `turns` counts turns that ended, `waiting_turns` those that wait for a session. `environments` are the members that answer
     them, each with `workers` worker processes, `answer_p50_s` and `answer_p99_s` how long their last 512 answers took.
+    `relays` says what each relay holds in memory, by its id.
     """
 
     simulated: bool = False
@@ -95,6 +96,7 @@ class RunStatus:
     answer_p99_s: float | None = None
     environments: list[dict[str, Any]] = field(default_factory=list)
     workers: int = 0
+    relays: dict[str, str] = field(default_factory=dict)
     partial_rollout: bool = False
     interrupting_pulls: int = 0
     migrated: int = 0
@@ -132,7 +134,7 @@ class RunStatus:
         self.over, self.left_s, self.trainer, self.generated_tokens_per_s = True, None, "", 0.0
         self.recent_tokens_per_s = None
         self.replicas, self.members, self.waits, self.down = [], [], [], []
-        self.environments, self.waiting_turns, self.warning = [], 0, ""
+        self.environments, self.waiting_turns, self.warning, self.relays = [], 0, "", {}
 
 
 class StatusObserver:
@@ -263,6 +265,7 @@ class StatusObserver:
             status.trainer = f"training version {run.making}"
         status.replicas = [asdict(replica) for replica in run.replicas()]
         status.environments = [asdict(each) for each in run.environments()]
+        status.relays = run.relays()
         status.waiting_turns = run.waiting_turns
         if self._answers:
             answers = sorted(self._answers)
