@@ -168,11 +168,12 @@ class Sample:
     files: dict[str, int] = field(default_factory=dict)
 
 
-def memory_of(pid: int, but: frozenset[int] = frozenset()) -> int | None:
+def memory_of(pid: int, but: frozenset[int] = frozenset(), *, alone: bool = False) -> int | None:
     """Bytes of a process and its children that are its own; shared memory counts where it is mapped. None: it is gone.
 
     Args:
         but: processes that are left out, and their children.
+        alone: leave out all children.
     """
     try:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -181,7 +182,7 @@ def memory_of(pid: int, but: frozenset[int] = frozenset()) -> int | None:
         return None
     found = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     own = sum(1024 * int(found[name].split()[0]) for name in ("RssAnon", "RssShmem") if name in found)
-    return own + sum(memory_of(int(child), but) or 0 for child in children if int(child) not in but)
+    return own + sum(memory_of(int(child), but) or 0 for child in children if int(child) not in but and not alone)
 
 
 def seen(run: Path, wall_s: float) -> Sample | None:
@@ -197,8 +198,11 @@ def seen(run: Path, wall_s: float) -> Sample | None:
     names.setdefault(status.get("pid"), []).append("controller")
     members = frozenset(pid for pid in names if pid is not None)
     for pid, roles in names.items():
-        if pid is not None and (found := memory_of(pid, members)) is not None:
+        driver = roles == ["controller"]
+        if pid is not None and (found := memory_of(pid, members, alone=driver)) is not None:
             sample.memory[roles[0] if len(roles) == 1 else "all roles"] = found
+            if driver:
+                sample.memory["Ray itself"] = (memory_of(pid, members) or found) - found
     stores = ("store.sqlite", "store.sqlite-wal", "trained.packed")
     files = {"log": run / "events.jsonl", "metrics": run / "metrics.jsonl", "controller.log": run / "controller.log"}
     for name, path in {**files, **{name: run / "trajectories" / name for name in stores}}.items():

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from tailrace.cli.main import main
+from tailrace.contracts import FinishReason, PartialDelta
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.export import export
@@ -20,6 +21,7 @@ from tailrace.trainer.small import build_model
 from tailrace.trainer.testing import inside, make_experiences
 from tailrace.trainer.tokenizer import train_tokenizer
 from tailrace.trainer.worker import TrainerWorker
+from tailrace.trajstore import Assignment, TrajectoryStore
 
 TEXTS = [f"{a} + {b} = {a + b}" for a in range(12) for b in range(12)]
 
@@ -234,3 +236,36 @@ def test_what_cannot_be_merged_is_one_line(adapted, trained, tmp_path, capsys):
     assert main(["export", str(moved), "--merge", "--out", str(tmp_path / "a")]) == 2
     assert "found no such directory, expected the model that the run began with" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
+
+
+def test_trajectories_are_written_as_parquet(tmp_path, capsys):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    directory = RunDirectory.create(tmp_path / "run", RunConfig().model_dump(mode="json"))
+    directory.unlock()
+    command = ["export", str(directory.root), "--trajectories", "--out"]
+    assert main([*command, str(tmp_path / "all.parquet")]) == 2
+    assert "no version of the run was settled yet" in capsys.readouterr().err
+    with TrajectoryStore() as store:
+        for name, reward in (("a", 0.0), ("b", 1.0)):
+            store.begin("r0", 3, [Assignment(name, 7, (1, 2))])
+            store.append("r0", [PartialDelta(name, 0, 3, (4, 5), (-0.5, -0.25), FinishReason.STOP)])
+            store.set_reward(name, reward)
+        store.consume(["a", "b"], 4)
+        store.export(directory.trained)
+    assert main([*command, str(tmp_path / "deep" / "all.parquet"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["trajectories"], told["bytes"]) == (2, (tmp_path / "deep" / "all.parquet").stat().st_size)
+    rows = parquet.read_table(tmp_path / "deep" / "all.parquet").to_pylist()
+    assert [(row["trajectory"], row["tokens"], row["reward"]) for row in rows] == [
+        ("a", [4, 5], 0.0),
+        ("b", [4, 5], 1.0),
+    ]
+    for out, more, says in (
+        ("deep/all.parquet", [], "which is there already"),
+        ("all.json", [], "expected a new file whose name ends with .parquet"),
+        ("new.parquet", ["--merge"], "which are the model's"),
+    ):
+        assert main([*command, str(tmp_path / out), *more]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert says in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "run"]

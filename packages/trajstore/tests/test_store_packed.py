@@ -1,5 +1,6 @@
 """Outlines and packed tokens say what experiences say, whatever deltas, turns and versions they were written in."""
 
+import json
 import math
 import random
 import sqlite3
@@ -21,7 +22,7 @@ from tailrace.trajstore import (
     UnknownTrajectoryError,
     read_trained,
 )
-from tailrace.trajstore.archive import read_ends
+from tailrace.trajstore.archive import read_ends, write_parquet
 
 STOP = FinishReason.STOP
 
@@ -284,6 +285,32 @@ def test_damage_between_the_ends_is_told_by_whoever_wants_the_ends(tmp_path, mon
         "tailrace.trajstore.archive.CHECKED_BYTES", len(data) - 1
     )  # of a large one the ends alone are read
     assert read_ends(archive, 1) == (first, last)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parquet_has_the_same_rows(tmp_path, seed):
+    """In row groups of any size; a damaged archive leaves no file."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    draw, names, archive = random.Random(seed), [f"t{number}" for number in range(9)], tmp_path / "trained.packed"
+    with TrajectoryStore(mixed_versions=True) as store:
+        for each in names:
+            write(store, each, draw, prompt=(1, 2), exact=draw.random() < 0.6)
+        store.consume(names, 1)
+        store.export(archive)
+    told = []
+    size = draw.randrange(1, 40)
+    assert write_parquet(archive, tmp_path / "all.parquet", told.append, group_tokens=size) == len(names)
+    table = parquet.read_table(tmp_path / "all.parquet")
+    rows = list(read_trained(archive))
+    for found, row in zip(table.to_pylist(), rows, strict=True):
+        assert found.pop("metadata") == json.dumps(row.pop("metadata"), sort_keys=True)
+        assert found.pop("group") == str(row.pop("group"))
+        assert found == row, f"seed {seed}"
+    assert told == sorted(told)
+    archive.write_bytes(archive.read_bytes()[:-1])
+    with pytest.raises(StoreFormatError, match="record 9"):
+        write_parquet(archive, tmp_path / "half.parquet", group_tokens=size)
+    assert [path.name for path in tmp_path.iterdir() if "half" in path.name] == []
 
 
 @pytest.mark.parametrize(

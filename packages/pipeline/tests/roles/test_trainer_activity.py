@@ -37,8 +37,8 @@ def test_a_long_fetch_says_that_it_goes_on():
     told = Told()
     told.activity.begins(Step(1, 1, ()))
     for _ in range(9):
-        told.later(REPORT_S / 3).fetched()
-    assert told.said == [("training", 0, 0.0)] * 4
+        told.later(REPORT_S / 2).fetched()
+    assert told.said == [("training", 0, 0.0)] * 5
 
 
 def test_a_long_step_says_now_and_then_which_micro_batches_are_done_and_how_slow_they_were():

@@ -161,7 +161,7 @@ _GROUP_TOKENS = 4_000_000  # of a Parquet row group, about: its columns are in m
 def write_parquet(
     source: Path,
     target: Path,
-    progress: Callable[[int, int], None] = lambda *_: None,
+    progress: Callable[[int], None] = lambda _: None,
     *,
     group_tokens: int = _GROUP_TOKENS,
 ) -> int:
@@ -173,7 +173,7 @@ def write_parquet(
     Args:
         source: see `read_trained`.
         target: the file.
-        progress: called now and then with the rows that are written and the bytes of tokens in them.
+        progress: called after each row group with the rows that are written.
         group_tokens: about how many tokens a row group has.
 
     Returns:
@@ -201,7 +201,7 @@ def write_parquet(
         }
     )
     unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
-    written = tokens = held = 0
+    written = held = 0
     rows: list[dict[str, Any]] = []
     try:
         with parquet.ParquetWriter(unfinished, schema, compression="zstd") as writer:
@@ -215,11 +215,11 @@ def write_parquet(
                 metadata = json.dumps(row.get("metadata"), sort_keys=True)
                 rows.append({**row, "group": None if group is None else str(group), "metadata": metadata})
                 held += len(row["tokens"])
-                written, tokens = written + 1, tokens + len(row["tokens"])
+                written += 1
                 if held >= group_tokens:
                     put()
                     held = 0
-                    progress(written, 4 * tokens)
+                    progress(written)
             put()
         unfinished.replace(target)
     finally:

@@ -71,7 +71,7 @@ def export_trajectories(run: Path, out: Path, *, as_json: bool = False) -> None:
     lines = _Lines()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        rows = write_parquet(directory.trained, out, lambda done, nbytes: lines.say(f"wrote {done:,} trajectories"))
+        rows = write_parquet(directory.trained, out, lambda done: lines.say(f"wrote {done:,} trajectories"))
     except OSError as error:
         if error.errno is None:
             raise

@@ -15,22 +15,8 @@ _SHARED = Path(SHARED)
 _MOUNTS = Path("/proc/self/mountinfo")
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _NETWORK_KINDS = {
-    *(
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "lustre",
-        "gpfs",
-        "ceph",
-        "beegfs",
-        "afs",
-        "glusterfs",
-        "orangefs",
-        "pvfs2",
-    ),
-    *("9p", "fuse", "wekafs"),
+    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "fuse"),
+    *("lustre", "gpfs", "ceph", "beegfs", "glusterfs", "orangefs", "pvfs2", "wekafs"),
 }
 _LOCAL_FUSE = {
     "fuse-overlayfs",

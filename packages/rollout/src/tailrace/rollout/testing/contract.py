@@ -243,12 +243,12 @@ class EngineContract:
     def test_weights_may_come_in_slices(self, engine: Engine, models: tuple[Path, Any, Any], prompts: Prompts) -> None:
         new, asked = models[2], _requests(prompts, 0.0, 24)
         engine.load_weights(models[1].named_parameters())
-        engine.load_weights(Shards(new, ranks=3))
+        engine.load_weights(ModelInParts(new, ranks=3))
         responses = generate(engine, asked, _TIMEOUT_S)
         for index, prompt in enumerate(prompts):
             assert responses[str(index)].tokens == greedy(new, prompt, 24)
         with pytest.raises(WeightsError):
-            engine.load_weights(Shards(new, ranks=3, without="model.norm.weight"))
+            engine.load_weights(ModelInParts(new, ranks=3, without="model.norm.weight"))
         engine.load_weights(new.named_parameters())
 
     def test_incomplete_or_foreign_weights_are_refused(self, engine: Engine, models: tuple[Path, Any, Any]) -> None:
@@ -460,7 +460,7 @@ def _run_until(engine: Engine, tokens: dict[str, list[int]], done: Callable[[], 
         assert time.monotonic() < deadline, "the engine does not advance"
 
 
-class Shards(SlicedWeights):
+class ModelInParts(SlicedWeights):
     """The parameters of a model as ranks of a trainer have them: rows of each, and of one with two dimensions columns too.
 
     Args:
