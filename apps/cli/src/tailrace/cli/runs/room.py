@@ -1,4 +1,4 @@
-"""What room this machine has for a run: free memory, shared memory and disk space, and whether its disk is one of this machine."""
+"""What room this machine has for a run: free memory, shared memory, disk space, and whether that is a disk of this machine."""
 
 from __future__ import annotations
 
