@@ -164,13 +164,13 @@ class WeightSlice(NamedTuple):
     Args:
         name: Hugging Face parameter name.
         shape: the shape of the whole parameter.
-        index: where the box is in it, as an index; () is all of it.
+        box: where it is in the parameter, as an index; () is all of it.
         tensor: the elements, a torch tensor that is valid until the next slice is asked for.
     """
 
     name: str
     shape: tuple[int, ...]
-    index: tuple[slice, ...]
+    box: tuple[slice, ...]
     tensor: Any
 
 

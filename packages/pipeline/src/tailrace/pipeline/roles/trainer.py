@@ -118,7 +118,7 @@ class TrainerRole:
         # Consumption is marked beside the way of `Stepped` to the controller and back, and before a checkpoint is begun.
         self._marking = ThreadPoolExecutor(1, thread_name_prefix="consumption")
         self._marked: Future[None] | None = None
-        self._marks_s = settings.data_timeout_s + _CLOSE_S
+        self._marks_s = start.data_s + _CLOSE_S
         self._handed: dict[str, float] = {}  # seconds that the weights before a step held its thread up
         self._added: list[str] = []  # since the last step, by all cells; their gradients changed no weights yet
         self._cell, self._place = divmod(rank, world_size // start.cells)
