@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ class Deadlines:
     @classmethod
     def all(cls, limit_s: float, *, suspect_s: float) -> Deadlines:
         """Deadlines that are all `limit_s`, except that for silence."""
-        return cls(limit_s, limit_s, limit_s, limit_s, limit_s, suspect_s, limit_s, limit_s, limit_s, limit_s)
+        return cls(**dict.fromkeys((each.name for each in fields(cls)), limit_s) | {"suspect_s": suspect_s})
 
 
 @dataclass(frozen=True, slots=True)
