@@ -152,12 +152,15 @@ def _members(
     yield from _processes(config, machines, here, node)
     if ranks := [member for member in here if member.role == TRAINER]:
         yield from _ranks(config, model, ranks)
+    pools: dict[int | None, list[StandingMember]] = {}
     for member in here:
         if member.role != TRAINER and not member.devices and model.shape is not None:
-            options = options_of(config, member)
-            size = 2 if options.dtype in ("bfloat16", "float16") else 4
-            yield OwnedBytes("replicas", "weights", size * model.parameters)
-            yield OwnedBytes("replicas", "KV cache", kv_cache_bytes(config, options, model))
+            pools.setdefault(member.pool, []).append(member)
+    for alike in pools.values():
+        options = options_of(config, alike[0])
+        size = 2 if options.dtype in ("bfloat16", "float16") else 4
+        yield OwnedBytes("replicas", "weights", len(alike) * size * model.parameters)
+        yield OwnedBytes("replicas", "KV cache", len(alike) * kv_cache_bytes(config, options, model))
     if node == 0 and config.reward.code.memory_mib is not None:
         most = config.reward.code.workers * config.reward.code.memory_mib * 2**20
         yield OwnedBytes("scorer", "programs, if all reach their limit", most)

@@ -90,18 +90,20 @@ class MemoryPlace:
 
     def shortage(self) -> str | None:
         """One line if it has too little; None if it has enough, or if that is not known."""
-        if self.capacity is None or self.peak <= self.capacity:
+        phases = self.phases
+        worst = max(phases, key=lambda name: phases[name])
+        peak = phases[worst]
+        if self.capacity is None or peak <= self.capacity:
             return None
-        worst = max(self.phases, key=lambda name: self.phases[name])
-        parts = [part for part in self.parts if part.phase in ("", worst) and part.size >= 0.001 * self.peak]
+        parts = [part for part in self.parts if part.phase in ("", worst) and part.size >= 0.001 * peak]
         parts.sort(key=lambda part: -part.size)
         listed = ", ".join(f"{gigabytes(part.size)} of {part.owner}: {part.what}" for part in parts[:6])
         keys = f"keys {self.keys}: " if self.keys else ""
         more = f" ({listed}{', and others' if len(parts) > 6 else ''})"
         change = f"; set {self.advice}" if self.advice else ""
         return (
-            f"{keys}found members that take {gigabytes(self.peak)} of {self.name}{more}, expected at most "
-            f"{gigabytes(self.capacity)}: {gigabytes(self.peak - self.capacity)} are missing{change}"
+            f"{keys}found members that take {gigabytes(peak)} of {self.name}{more}, expected at most "
+            f"{gigabytes(self.capacity)}: {gigabytes(peak - self.capacity)} are missing{change}"
         )
 
 
