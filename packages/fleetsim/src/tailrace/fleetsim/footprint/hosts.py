@@ -183,7 +183,7 @@ def _processes(
     else:
         yield OwnedBytes("Ray", "its own processes", base["ray"])
         yield OwnedBytes("trainer", "processes", (len(here) - len(replicas)) * base["trainer"])
-        yield OwnedBytes("replicas", "processes", len(replicas) * of_replica)
+        yield OwnedBytes("replicas", f"{len(replicas):,} processes", len(replicas) * of_replica)
     yield OwnedBytes("replicas", "workers of engines", apart * of_replica)
     if relays := relays_on(config, machines, node):
         yield OwnedBytes("relays", "processes", relays * (base["relay"] + (0 if alone else base["role"])))
