@@ -109,5 +109,5 @@ def test_without_a_fence_it_is_counted_what_went_before():
 
 
 def test_a_fence_needs_a_checkpoint_at_every_step():
-    with pytest.raises(PolicyError, match="found a fence with a checkpoint every 3 steps, expected one at each"):
+    with pytest.raises(PolicyError, match="found a fence with full state every 3 steps, expected it at each"):
         spec(fence=True, checkpoint_every=3)

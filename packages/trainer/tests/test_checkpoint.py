@@ -399,3 +399,26 @@ def test_a_slow_disk_is_waited_for_while_bytes_are_written(tmp_path):
             time.sleep(0.05)
     assert time.monotonic() - stopped >= 0.5
     assert progress.nbytes == (tmp_path / ".1.partial" / ".state").stat().st_size
+
+
+def test_progress_is_counted_while_directories_get_their_names(tmp_path):
+    """`glob` alone raises where a directory is gone between its name and its files."""
+    stop = threading.Event()
+
+    def complete_for_ever():
+        while not stop.is_set():
+            partial = tmp_path / ".1.partial"
+            partial.mkdir()
+            (partial / "state").write_bytes(b"1234")
+            shutil.rmtree(partial)
+
+    writer = threading.Thread(target=complete_for_ever)
+    writer.start()
+    try:
+        progress = WriteProgress(tmp_path, 60.0)
+        for _ in range(3000):
+            assert not progress.passed()
+            assert progress.nbytes in (0, 4)
+    finally:
+        stop.set()
+        writer.join()

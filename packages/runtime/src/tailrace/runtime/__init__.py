@@ -2,6 +2,7 @@
 
 from tailrace.runtime.errors import AnswerError, DeadlineError, RoleError, RunFailedError, SupersededError
 from tailrace.runtime.executor.deployment import Deadlines, Deployment
+from tailrace.runtime.executor.doors import Ready
 from tailrace.runtime.executor.executor import Executor
 from tailrace.runtime.executor.seam import MemberDeadError, MemberStart, RoleSpec
 from tailrace.runtime.role_worker import RoleWorker
@@ -15,6 +16,7 @@ __all__ = [
     "Executor",
     "MemberDeadError",
     "MemberStart",
+    "Ready",
     "RoleError",
     "RoleSpec",
     "RoleWorker",

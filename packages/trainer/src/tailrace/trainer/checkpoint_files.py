@@ -281,10 +281,10 @@ class WriteProgress:
 
     def _count(self) -> int:
         count = 0
-        for path in self._root.glob(".*.partial/*"):
+        for directory in self._root.glob(".*.partial"):
             try:
-                count += path.stat().st_size
-            except OSError:  # it was renamed, or its directory was
+                count += sum(path.stat().st_size for path in directory.iterdir())
+            except OSError:  # it has been renamed, or a file in it
                 continue
         return count
 
