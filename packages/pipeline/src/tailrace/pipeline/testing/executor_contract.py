@@ -194,8 +194,8 @@ class ExecutorContract(RealRuns):
 
     def test_any_relay_may_die_and_no_step_is_lost(self, tmp_path: Path, model: Path) -> None:
         """Three relays: the first dies, then the first again, then both others at once."""
-        faults = ["relay:0@step1", "relay:0@step2", "relay:1@step3", "relay:2@step3"]
-        steps = 3 * STEPS  # the run is not to end before a relay is back
+        faults = ["relay:0@step1", "relay:0@step7", "relay:1@step13", "relay:2@step13"]
+        steps = 6 * STEPS  # each is back before it dies again, and before the run ends
         run = self.run(tmp_path, model, relays=3, spec=make_spec(steps=steps), faults=faults)
         assert [role for role, _ in self.downs(tmp_path)] == [RELAY] * 4
         assert run.restarts(RELAY) == 4

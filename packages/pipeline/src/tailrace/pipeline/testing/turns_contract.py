@@ -47,6 +47,7 @@ class _KillsInCalls(Striking):
     def __init__(self, role: str, member: str, times: int) -> None:
         self._role, self._member, self.left = role, member, times
         self._answered: set[str] = set()
+        self._struck: object = None
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         del now, run
@@ -55,8 +56,9 @@ class _KillsInCalls(Striking):
         called = {name for command in commands if isinstance(command, c.Call) for name in command.trajectories}
         if self.left and called & self._answered and executor is not None:
             running = executor.members.get((self._role, self._member))
-            if running is not None and running.up:
+            if running is not None and running.up and running is not self._struck:  # its death may not be noticed yet
                 self.left -= 1
+                self._struck = running
                 self._answered.clear()
                 self.strike(self._role, self._member)
 
