@@ -137,6 +137,24 @@ def test_a_stop_ends_the_wait():
     assert child.end(DEADLINE_S) == 4
 
 
+def test_a_stop_ends_the_wait_though_it_comes_while_the_events_lock_is_held():
+    """Python runs a signal's handler between any two instructions of the main thread, those of a wait included."""
+    program = (
+        "import os, signal, threading, time\nfrom tailrace.processes import wait_for_parent\n"
+        "class Slow(threading.Event):\n"
+        "    def wait(self, timeout=None):\n"
+        "        with self._cond:\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+        "            time.sleep(0.2)\n"
+        "        return super().wait(timeout)\n"
+        "stop = Slow()\nsignal.signal(signal.SIGTERM, lambda *_: stop.set())\n"
+        "wait_for_parent(os.getppid(), stop)\nraise SystemExit(4)"
+    )
+    child = Child(python(program), stdout=subprocess.PIPE)
+    assert child.wait(DEADLINE_S) == 4
+    child.kill()
+
+
 def test_a_process_is_not_mistaken_for_another():
     child = Child(python("import time; time.sleep(600)"))
     found = ProcessId.of(child.pid)

@@ -50,5 +50,6 @@ def test_public_names():
         "die_with_parent",
         "private_streams",
         "serve",
+        "wait_aside",
         "wait_for_parent",
     ]

@@ -21,7 +21,7 @@ from tailrace.paramserver.errors import ParamServerError, RelayNameTaken, to_wir
 from tailrace.paramserver.machine.segments import clear, is_left
 from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S, RelayServer
 from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE
-from tailrace.processes import ProcessId, wait_for_parent
+from tailrace.processes import ProcessId, wait_aside, wait_for_parent
 
 _POLL_S = 0.5
 _SOON_S = 0.01
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with server:
         _say({"address": server.address, "pid": os.getpid(), "cleaned": server.cleaned})
         if options.parent_pid is None:
-            stop.wait()
+            wait_aside(stop)
         else:
             wait_for_parent(options.parent_pid, stop)
     return 0

@@ -49,8 +49,20 @@ def wait_for_parent(parent: int, stop: threading.Event) -> None:
     # makes us look at once. Elsewhere the poll does.
     signal.signal(signal.SIGHUP, lambda *_: stop.set() if os.getppid() != parent else None)
     _signal_at_parents_death(signal.SIGHUP)
-    while os.getppid() == parent and not stop.wait(LOOK_S):
+    while os.getppid() == parent and not wait_aside(stop, LOOK_S):
         pass
+
+
+def wait_aside(stop: threading.Event, timeout_s: float | None = None) -> bool:
+    """Wait, in a thread, for an event that a signal's handler sets. Returns whether it is set.
+
+    Handlers run in the main thread, between any two of its instructions. If that thread waited itself, the handler could come
+    while the wait holds the event's lock, which `set` needs: neither would ever go on.
+    """
+    waiter = threading.Thread(target=stop.wait, args=(timeout_s,), name="stop", daemon=True)
+    waiter.start()
+    waiter.join()
+    return stop.is_set()
 
 
 def at_end_of(pipe: int, then: Callable[[], object]) -> None:

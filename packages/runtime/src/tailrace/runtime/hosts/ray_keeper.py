@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from tailrace.processes import ProcessId
+from tailrace.processes import ProcessId, wait_aside
 from tailrace.runtime.hosts import ray_session
 from tailrace.runtime.hosts.ray_actor import CLOSE_S
 from tailrace.runtime.hosts.ray_cluster import CLAIM, CLUSTER, TOKEN, RayCluster, claimed_ago_s, name_run
@@ -43,7 +43,7 @@ def keep(root: Path, cpus: int, unclaimed_s: float, machines: int) -> None:
             signal.signal(number, lambda *_: over.set())
         ray_session.seal(session)
         RayCluster(run, address, token, time.time(), unclaimed_s, str(session), keeper, fields).write(root)
-        while not over.wait(_LOOK_S) and claimed_ago_s(root) < unclaimed_s + CLOSE_S:
+        while not wait_aside(over, _LOOK_S) and claimed_ago_s(root) < unclaimed_s + CLOSE_S:
             ray_session.seal(session)
     finally:
         if started is not None:
