@@ -26,7 +26,11 @@ echo "$*" >> "$NOTES"
 exec "$@"
 """,
     "hostname": "echo 10.0.0.1 10.1.0.1",
-    "ray": "exec sleep 30",
+    "ray": """
+echo "$RAY_AUTH_MODE $1" >> "$NOTES.ray"
+if [[ $1 == get-auth-token ]]; then exit 0; fi
+exec sleep 30
+""",
     "python": 'echo "${ALIVE:-4}"',
     "tailrace": """
 trap 'echo stopped >> "$NOTES"; exit 130' TERM
@@ -72,6 +76,9 @@ def test_a_job_starts_a_run_on_all_machines(slurm):
     lines = notes.read_text().splitlines()
     assert any("start --head --block --node-ip-address=10.0.0.1 --port=6379" in line for line in lines)
     assert any(line.endswith("10.0.0.1:6379") for line in lines)  # the others join
+    asked = notes.with_name("notes.ray").read_text().splitlines()
+    assert asked[0] == "token get-auth-token"
+    assert set(asked[1:]) == {"token start"}
     (run,) = [line for line in lines if "/tailrace run " in line]
     assert run.endswith(
         "run configs/laminar/math-32b.toml --set pipeline.steps=9 --run-dir runs/7 --plain --ray-address auto "
@@ -132,8 +139,9 @@ def test_kuberay_has_the_machines_that_the_configuration_needs():
     job = yaml.safe_load((CLUSTER / "kuberay.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     spec = job["spec"]
-    target = re.search(r"/work/(configs/\S+\.toml)", spec["entrypoint"])[1]
+    target = re.search(r"/workspace/(configs/\S+\.toml)", spec["entrypoint"])[1]
     cluster = spec["rayClusterSpec"]
+    assert cluster["authOptions"] == {"mode": "token"}
     assert f'name = "ray"\nversion = "{cluster["rayVersion"]}"' in (ROOT / "uv.lock").read_text()
     (workers,) = cluster["workerGroupSpecs"]
     assert workers["replicas"] == workers["minReplicas"] == workers["maxReplicas"]

@@ -5,7 +5,8 @@
 #   sbatch --nodes=4 configs/cluster/slurm.sh configs/laminar/math-32b.toml --set pipeline.steps=100
 #
 # What stands behind the configuration goes to `tailrace run`. The job's directory, with the environment (.venv), runs, models and
-# data, is on a file system that all machines see, and so is your home, where Ray keeps the token of its clusters. Five minutes before its time is over the run stops in order; a job of the same RUN goes on with it:
+# data, is on a file system that all machines see, and so is your home, where Ray keeps the token of its clusters, without which
+# nobody gets in. Five minutes before its time is over the run stops in order; a job of the same RUN goes on with it:
 #
 #   RUN=runs/first sbatch --nodes=4 configs/cluster/slurm.sh configs/laminar/math-32b.toml
 #
@@ -33,6 +34,9 @@ machines=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 first=${machines%%$'\n'*}
 address=$(srun --nodes=1 --ntasks=1 --nodelist="$first" hostname --ip-address | awk '{print $1}')
 
+# Whoever reaches a Ray without tokens runs programs as you, on every machine.
+export RAY_AUTH_MODE=token
+"$ray" get-auth-token --generate > /dev/null
 # Ray's processes must not outlive the job: Slurm ends what srun started.
 echo "slurm.sh: Ray on $SLURM_NNODES machines, the first is $first ($address:$port)"
 srun --nodes=1 --ntasks=1 --nodelist="$first" --overlap \

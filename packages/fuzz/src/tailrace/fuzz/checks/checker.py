@@ -206,6 +206,11 @@ def _check_attached(events: Sequence[c.Event], commands: Sequence[c.Command]) ->
     alone = [one for one in commands if isinstance(one, c.Restart) and one.reason.why is not c.Why.TASK_RESTART]
     with_a_hybrid = [one for one in alone if one.reason.why is c.Why.HYBRID and ("replica", one.reason.who) in down]
     down |= {(command.role, command.id) for command in with_a_hybrid}  # its fault is the trainer's
+    left = {
+        machine for one in alone if (one.role, one.id) in down for machine in one.place.avoid
+    }  # for the dead's sake
+    moved = [one for one in alone if one.reason.why is c.Why.MACHINE and one.reason.who in left]
+    down |= {(command.role, command.id) for command in moved}
     restarted = {(command.role, command.id) for command in alone}
     if restarted - down:
         raise InvariantError(RESTARTS, f"it restarts {sorted(restarted - down)!r:.120}, which did not die")
