@@ -3,7 +3,8 @@
 import pytest
 
 from tailrace import contracts as c
-from tailrace.fuzz.checks.checker import RESTARTS, InvariantError, _check_attached
+from tailrace.fuzz import InvariantError
+from tailrace.fuzz.checks.checker import RESTARTS, _check_attached
 
 DEAD = c.Down("trainer", "0", "killed")
 
