@@ -78,6 +78,7 @@ class EngineStats:
         kv_capacity_tokens: tokens that the KV cache holds; 0 if the engine does not say.
         preemptions: times so far that a request lost its KV cache to make room for others; 0 if the engine does not say.
         max_running: most requests of one decode batch; 0 if the engine does not say.
+        cached_tokens: prompt and kept tokens so far that the prefix cache had; 0 if the engine does not say.
     """
 
     kv: float
@@ -86,6 +87,7 @@ class EngineStats:
     kv_capacity_tokens: int = 0
     preemptions: int = 0
     max_running: int = 0
+    cached_tokens: int = 0
 
 
 @runtime_checkable
@@ -213,9 +215,12 @@ class EngineAbilities:
 
     Args:
         seeds: they honour `Sampling.seed`. A pipeline that draws the same noise twice refuses engines that do not.
+        deterministic: the same requests, given between the same steps, get the same tokens and log-probabilities, bit by bit.
+            `pipeline.deterministic` refuses engines that cannot say so.
     """
 
     seeds: bool = False
+    deterministic: bool = False
 
 
 class EnginePlugin(ABC):
@@ -226,6 +231,13 @@ class EnginePlugin(ABC):
     @abstractmethod
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         """Build an engine for a Hugging Face model directory."""
+
+    def check_options(self, options: Mapping[str, Any]) -> None:  # noqa: B027 - most need nothing
+        """Refuse options that `__call__` would refuse, before anything starts. It imports nothing heavy and builds nothing.
+
+        Raises:
+            ValueError: an option is unknown or has a wrong value.
+        """
 
     def import_ahead(self) -> None:  # noqa: B027 - most need nothing
         """Import what `__call__` needs, so that it takes less time later in this process."""
