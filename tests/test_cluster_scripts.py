@@ -1,4 +1,4 @@
-"""The scripts of configs/cluster: as far as a machine without Slurm, Kubernetes and a container runtime can try them."""
+"""The scripts of configs/cluster, tried with stand-ins of Slurm and of Kubernetes' tools, and without a container runtime."""
 
 import os
 import re

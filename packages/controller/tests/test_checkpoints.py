@@ -187,7 +187,7 @@ def test_a_trainer_goes_on_from_full_state_alone_and_trains_again_on_what_came_a
 
 
 def test_weights_that_are_durable_first_do_not_cost_the_full_state_before_them():
-    """Of the full state another machine's copy is awaited; the next checkpoint must not have it deleted."""
+    """The next checkpoint does not delete a full state whose copy on another machine is not there yet."""
     run = Scripted(spec(steps=6, full_checkpoint_every=2))
     run.go(c.Tick(), leave=(c.Step, c.Checkpoint))
     while run.view.step < 3:

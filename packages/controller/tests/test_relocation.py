@@ -173,7 +173,7 @@ def test_a_released_replica_does_not_wait_for_a_version_that_is_lost():
 
 @dataclass(frozen=True)
 class Nowhere(type(policy("routing", "least-loaded"))):
-    """Places nothing once it is told so."""
+    """Routing that places nothing from a moment on that the test sets."""
 
     told: list = field(default_factory=list, compare=False)
 

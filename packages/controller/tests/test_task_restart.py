@@ -159,7 +159,7 @@ def test_a_replica_that_is_about_to_stop_leaves_with_the_restart(name):
 
 
 def test_after_a_restart_of_the_task_nothing_is_pulled_until_the_trainer_has_published_again():
-    """What was published was on relays that are gone."""
+    """All relays that had the published version are gone."""
     run = Scripted(spec(recovery=role_based()))
     run.go(c.Tick(), leave=(c.Step,))
     assert run.view.published == 0

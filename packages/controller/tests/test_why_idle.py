@@ -195,7 +195,7 @@ def test_one_replica_that_generates_is_enough_to_say_that_there_is_generation():
 
 @dataclasses.dataclass(frozen=True)
 class Spares(type(policy("routing", "least-loaded"))):
-    """Gives replicas no work any more once it is told so."""
+    """Routing that gives replicas no work from a moment on that the test sets."""
 
     spared: list = dataclasses.field(default_factory=list, compare=False)
 

@@ -110,7 +110,7 @@ def _of(ranks: int, nbytes: int, repeats: int) -> Iterator[Pulls]:
 
 
 def _arrived(publisher: Publisher, address: str, version: int) -> None:
-    """Wait for a version. A rank whose push stood still for a second gives way to the others', and offers the rest again."""
+    """Wait until a version is on the relay. A push that stood still for a second is offered again."""
     for _ in range(20):
         try:
             publisher.wait(version, 120)

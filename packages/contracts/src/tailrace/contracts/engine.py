@@ -177,7 +177,7 @@ class WeightSlice(NamedTuple):
 
 
 class SlicedWeights(ABC):
-    """Weights that come in slices, such as the shards of a trainer's ranks. Whoever goes through them gets whole tensors."""
+    """Weights that come in slices, such as the shards of a trainer's ranks. Iteration over them yields whole tensors."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[tuple[str, Any]]:

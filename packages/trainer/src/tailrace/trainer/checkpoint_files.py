@@ -273,7 +273,7 @@ class WriteProgress:
         self.nbytes, self._since = self._count(), time.monotonic()
 
     def passed(self) -> bool:
-        """Whether nothing was written for too long. Call it again and again."""
+        """Whether no byte was written for longer than the limit. It sees progress only between two calls, so poll it."""
         found, now = self._count(), time.monotonic()
         if found != self.nbytes:
             self.nbytes, self._since = found, now

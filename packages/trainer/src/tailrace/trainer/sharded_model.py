@@ -262,7 +262,7 @@ class ShardedModel(ABC):
 
 @contextlib.contextmanager
 def onloaded(models: Sequence[ShardedModel], what: Collection[str]) -> Iterator[dict[str, float]]:
-    """Have parts of models that are offloaded between steps on the device in this context.
+    """Bring offloaded parts of models to the device for this context, and offload them again after it.
 
     Args:
         models: the models.

@@ -133,7 +133,7 @@ def as_tensor(memory: Tensor, spec: FileTensor) -> Tensor:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor on the CPU; of a contiguous one its own memory."""
+    """The bytes of a tensor on the CPU: its own memory if it is contiguous, else a copy."""
     return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
 
 

@@ -27,7 +27,7 @@ _KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequences:
-    """The sequences of a row, in order; those with a mask come first.
+    """The sequences of a packed row, in their order; sequences with a mask come first.
 
     Args:
         lengths: tokens of each.

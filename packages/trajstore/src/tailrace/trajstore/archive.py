@@ -28,7 +28,7 @@ from tailrace.trajstore.packing import unpack_logprobs, unpack_tokens
 MAGIC = b"TRLTRAJ1"
 _SIZES = struct.Struct("<5I")
 CHECKED_BYTES = 1 << 28
-"""Up to this size whoever wants a file's ends has all its checksums compared."""
+"""Largest file of which `ends` compares every checksum."""
 
 
 def is_lines(path: Path) -> bool:
@@ -97,7 +97,7 @@ def _of_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _places(path: Path, file: BinaryIO, *, checked: bool = False) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Each record's number, where its parts begin, and its five numbers; `checked`: its checksum is compared."""
+    """Number of each record, position of its parts, and its five sizes. `checked` compares its checksum."""
     end = path.stat().st_size
     if (found := file.read(len(MAGIC))) != MAGIC:
         raise StoreFormatError(f"{path}: found {found!r} at the beginning, expected {MAGIC!r}: trajectories trained on")

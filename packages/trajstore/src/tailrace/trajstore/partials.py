@@ -48,7 +48,7 @@ class _Entry:
     newest: int = 0  # version of its tokens, or at which it was begun
 
     def grown(self, count: int, oldest: int | None, newest: int) -> _Entry:
-        """The same with more tokens; `dataclasses.replace` would take most of an append's time."""
+        """This entry with more tokens. It does not call `dataclasses.replace`, which would take most of an append's time."""
         of_turn = self.turn_start, self.waits, self.observed
         return _Entry(self.num, self.group, self.owner, self.version, self.length + count, oldest, *of_turn, newest)
 

@@ -1,4 +1,4 @@
-"""All of it in one call: where everybody stands, who takes what, and what is missing."""
+"""The footprint of a run: places of all members, memory by owner, transfers of a step, and what is missing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Footprint:
     notes: tuple[str, ...] = ()
 
     def place(self, beginning: str) -> MemoryPlace:
-        """The first place whose name begins so.
+        """The first place whose name has this beginning.
 
         Raises:
             LookupError: there is none.

@@ -23,7 +23,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import trainer_config
 
 FETCH_TOKENS_PER_S = 34.8e6
-"""At which a rank's core takes packed rows of a batch (measured: tools/bench/data_plane.py, two cores)."""
+"""Packed rows of a batch that one core of a rank takes (measured: tools/bench/data_plane.py, two cores)."""
 VERIFY_S = 0.01
 """Seconds of a core for one response to a mathematical problem (assumed; tools/bench/math_verifiers.py measures them)."""
 SANDBOX_S = 0.029
@@ -35,7 +35,7 @@ COPY, WRITE, OFFLOAD, SCORE = "copy the state", "write a checkpoint", "moments t
 
 @dataclass(frozen=True, slots=True)
 class StepTransfer:
-    """Something that a step moves, or works off.
+    """A transfer or a piece of work of a step.
 
     Args:
         what: in words.

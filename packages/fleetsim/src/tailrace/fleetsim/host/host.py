@@ -416,7 +416,7 @@ class RoleModel:
         """Commands have arrived."""
 
     def watch_phases(self) -> None:
-        """Somebody waits for one of its phases, which may pass in what it is at already."""
+        """Somebody waits for one of its phases, perhaps one of the work that it does now."""
 
     def next_finish_s(self) -> float:
         """Seconds of the run's clock at which the first of what it generates ends; infinite if nothing does."""

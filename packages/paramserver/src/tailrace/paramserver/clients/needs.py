@@ -65,7 +65,7 @@ class Selection:
             copy_box(view, spec.offset + _span(spec, box)[0], dense, memory, target, strides, extent(box), itemsize)
 
     def left_out(self, name: str) -> tuple[Any, ...] | None:
-        """What tells apart which bytes of a tensor are never written; None if all are needed."""
+        """A key of the bytes of a tensor that are never written; None if all are needed. Equal keys leave out equal bytes."""
         tensor = self.tensors[name]
         boxes = tuple(box for _, box in self.slices[name])
         if sum(map(volume, boxes)) == math.prod(tensor.shape):
