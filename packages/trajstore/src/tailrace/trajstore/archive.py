@@ -28,7 +28,7 @@ from tailrace.trajstore.packing import unpack_logprobs, unpack_tokens
 MAGIC = b"TRLTRAJ1"
 _SIZES = struct.Struct("<5I")
 CHECKED_BYTES = 1 << 28
-"""Largest file of which `ends` compares every checksum."""
+"""Largest file of which `read_ends` compares every checksum."""
 
 
 def is_lines(path: Path) -> bool:
