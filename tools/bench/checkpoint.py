@@ -27,17 +27,17 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from shard_memory import forget, resident
 
 VOCAB = 512
 KINDS = ("copy", "full", "weights", "dcp")
@@ -76,28 +76,6 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     began = time.perf_counter()
     result = call()
     return time.perf_counter() - began, result
-
-
-class PeakMemory:
-    """The most memory of this process in a context beyond what it had at its beginning, sampled each 2 ms. `nbytes` has it."""
-
-    def __enter__(self) -> PeakMemory:
-        self._began, self.nbytes, self._over = self._resident(), 0, threading.Event()
-        self._thread = threading.Thread(target=self._sample)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._over.wait(0.002):
-            self.nbytes = max(self.nbytes, self._resident() - self._began)
-
-    @staticmethod
-    def _resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def read_by_this_process() -> int:
@@ -142,17 +120,17 @@ def one_rank(rank: int, ranks: int, root: Path, repeats: int, device: str) -> No
         for turn in range(repeats + 1):  # the first turn touches the memory of all
             for kind, begin in kinds.items():
                 dist.barrier()
-                with PeakMemory() as peak:
-                    began = time.perf_counter()
-                    blocking_s, finish = timed(begin)
-                    finish()
-                    dist.barrier()
-                    durable_s = time.perf_counter() - began
+                forget()
+                before, began = resident(), time.perf_counter()
+                blocking_s, finish = timed(begin)
+                finish()
+                dist.barrier()
+                durable_s = time.perf_counter() - began
                 if turn:
                     found[f"{kind}_blocking_s"].append(blocking_s)
                     found[f"{kind}_durable_s"].append(durable_s)
                 else:
-                    found[f"{kind}_peak_bytes"] = peak.nbytes
+                    found[f"{kind}_peak_bytes"] = resident(peak=True) - before
                 if rank == 0 and kind != "copy":
                     files = [path for path in (root / kind).rglob("*") if path.is_file()]
                     found[f"{kind}_bytes"] = sum(path.stat().st_size for path in files)

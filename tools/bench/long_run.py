@@ -32,6 +32,8 @@ from typing import Any
 
 from tailrace.contracts import Delta, Engine, EngineAbilities, EnginePlugin, EngineStats, FinishReason, Request
 
+STEP_S = 600.0  # a run that does no step for so long stands still
+
 # ---- the engine -------------------------------------------------------------------------------------------------------
 
 STEP_TOKENS = 8  # of each request: one step stands for so many of a real engine
@@ -253,10 +255,17 @@ def timed(environment: Mapping[str, str], *arguments: str) -> dict[str, float]:
 
 
 def until_step(run: Path, step: int, process: subprocess.Popen[str], began: float) -> float:
-    """Seconds until a run has done a step."""
+    """Seconds until a run has done a step. It must do another one within `STEP_S`."""
+    done, deadline = -1, time.monotonic() + STEP_S
     while process.poll() is None:
-        if (sample := seen(run, 0.0)) is not None and sample.trajectories >= step * PROMPTS * SAMPLES:
+        status = run / "status.json"
+        found = int(json.loads(status.read_text())["step"]) if status.exists() else 0
+        if found >= step:
             return time.perf_counter() - began
+        if found > done:
+            done, deadline = found, time.monotonic() + STEP_S
+        if time.monotonic() > deadline:
+            raise SystemExit(f"waited {STEP_S:.0f} s for step {found + 1} of the run in {run}")
         time.sleep(0.2)
     said, _ = process.communicate()
     raise SystemExit(f"the run ended with {process.returncode} before step {step}: {said[-2000:]}")

@@ -35,6 +35,10 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path, help="a new directory, which is kept")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.steps <= FIRST:
+        parser.error(
+            f"argument --steps: found {options.steps}, expected more than the first {FIRST}, which are not counted"
+        )
     with tempfile.TemporaryDirectory(prefix="processor-share-") as name:
         report = measure(options.app, options.steps, options.settings, options.run_dir or Path(name) / "run")
     show(report)

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 MIB = 2**20
+RUN_S = 1800.0  # of a run of two steps
 COMMON = (
     "pipeline.steps=2", "pipeline.prompts_per_step=4", "pipeline.samples_per_prompt=2", "evaluation.controls=false",
     "evaluation.every=0", "warm_start.steps=1", "warm_start.batch=2", "rollout.engine=transformers", "rollout.max_tokens=48",
@@ -113,13 +114,20 @@ def measured(settings: tuple[str, ...], executor: str, folder: Path) -> tuple[di
         process = subprocess.Popen(command, stdout=log, stderr=log)
         most: dict[str, int] = {}
         peak = 0
-        while process.poll() is None:
-            now = sample(process.pid, executor, folder / "status.json")
-            if (folder / "events.jsonl").exists() and "warm start" not in now:
-                for owner, size in now.items():
-                    most[owner] = max(size, most.get(owner, 0))
-                peak = max(peak, sum(now.values()))
-            time.sleep(0.5)
+        deadline = time.monotonic() + RUN_S
+        try:
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    raise SystemExit(f"waited {RUN_S:.0f} s for `{' '.join(command)}`, which did not end")
+                now = sample(process.pid, executor, folder / "status.json")
+                if (folder / "events.jsonl").exists() and "warm start" not in now:
+                    for owner, size in now.items():
+                        most[owner] = max(size, most.get(owner, 0))
+                    peak = max(peak, sum(now.values()))
+                time.sleep(0.5)
+        finally:
+            process.terminate()
+            process.wait(60.0)
     if process.returncode:
         raise SystemExit((folder.parent / "run.log").read_text()[-2000:])
     return most, peak

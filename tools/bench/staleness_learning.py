@@ -131,6 +131,7 @@ def training(
         "seed": seed,
         "lr": lr,
         "staleness": list(staleness) if loss != FRESH else [0, 0],
+        "steps": steps,
         "accuracy": accuracy,
         "reward": [round(each["reward_mean"], 4) for each in metrics],
     } | {name: statistics.fmean(each[name] for each in metrics) for name in means}
@@ -174,6 +175,8 @@ def main() -> None:
     args.dir.mkdir(parents=True, exist_ok=True)
     path = args.dir / "results.jsonl"
     results = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    results = [each for each in results if each.get("steps") == args.steps]
+    results = [each for each in results if each["loss"] == FRESH or each["staleness"] == args.staleness]
     done = {(each["loss"], each["seed"], each["lr"]) for each in results}
     torch.set_num_threads(1)
     for seed, model in enumerate(args.models):

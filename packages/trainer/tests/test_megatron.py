@@ -26,7 +26,7 @@ pytest.importorskip("megatron.core", reason="needs tailrace-trainer[megatron]")
 sys.path.insert(0, str(Path(__file__).parent))
 import trainer_processes
 
-from tailrace.trainer.megatron import owners
+from tailrace.trainer.sharded_model import least_loaded
 
 VOCAB = 31  # two ranks pad it
 KINDS = {"qwen3": Qwen3Config, "qwen2": Qwen2Config}
@@ -185,12 +185,12 @@ def test_data_parallel_ranks_have_the_moments_of_the_model_once_together(root, t
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(0, 100), max_size=12), st.integers(1, 5))
-def test_no_place_has_more_moments_than_another_by_more_than_a_tensor(sizes, places):
-    found = owners(sizes, places)
+def test_no_place_has_more_elements_than_another_by_more_than_a_tensor(sizes, places):
+    found = least_loaded(sizes, places)
     assert found.keys() == sizes.keys()
     held = [sum(size for name, size in sizes.items() if found[name] == place) for place in range(places)]
     assert max(held) - min(held) <= max(sizes.values(), default=0)
-    assert found == owners(dict(reversed(sizes.items())), places)
+    assert found == least_loaded(dict(reversed(sizes.items())), places)
 
 
 @pytest.mark.parametrize("case", ["tp 2", "qwen2 tp 2", "dp 2"])

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,13 @@ from tailrace.trainer.checkpoint_files import (
 from tailrace.trainer.config import AdapterConfig
 from tailrace.trainer.errors import CheckpointError, CheckpointTimeoutError
 from tailrace.trainer.restore import OF_CRITIC, restore
-from tailrace.trainer.sharded_model import ShardedModel, parameter_dtype
+from tailrace.trainer.sharded_model import ShardedModel, least_loaded, parameter_dtype
 from tailrace.trainer.tensor_file import HostCopy, bytes_of, spec_of, write_tensors
 from tailrace.trainer.weights_file import ADAPTER_FILE, FileTensor, weights_sha256
 
 _POLL_S = 0.01
 _SLACK_BYTES = 1 << 16  # of random state
+_FAILED = "failed"  # in place of a file's name, where a rank says why it wrote none
 MOST_PENDING = 2
 """Checkpoints that may be under way at once, of which one is a copy in host memory; one more waits for the oldest."""
 
@@ -115,8 +117,7 @@ class CheckpointWriter:
         dist.barrier()
         self._take_copy(directory, version)
         try:
-            if full:
-                self._copy.reserve(self._state_bytes())
+            self._copy.reserve(self._state_bytes(full=full))
             specs = self._copy.fill(self._tensors(full=full), None if full else self._model.dtype)
         except BaseException:
             self._copy.give_back()
@@ -128,19 +129,20 @@ class CheckpointWriter:
             manifest["critic"] = {"steps": self._critic.steps}
 
         def write() -> Path:
-            held = _Held(self._copy)
+            held = ExitStack()  # the copy, which goes back once it is written
+            held.callback(self._copy.give_back)
             try:
                 if unmade is not None:
                     raise unmade
                 self._write(directory, partial, specs, manifest, held)
             except (OSError, SafetensorError) as error:
-                self._give_up(partial)
+                self._give_up(partial, error)
                 raise CheckpointError(f"{directory}: the checkpoint could not be written: {error}") from error
-            except BaseException:  # the future hands it to whoever waits
-                self._give_up(partial)
+            except BaseException as error:  # the future hands it to whoever waits
+                self._give_up(partial, error)
                 raise
             finally:
-                held.give_back()
+                held.close()
             return directory
 
         future = self._thread.submit(write)
@@ -207,19 +209,25 @@ class CheckpointWriter:
                         ) from error
             self._pending.popleft()
 
-    def _give_up(self, partial: Path) -> None:
+    def _give_up(self, partial: Path, error: BaseException) -> None:
         if self._rank == 0:
             shutil.rmtree(partial, ignore_errors=True)  # free its space, since the disk may be full
+            return
+        with suppress(OSError):  # rank 0 has given it up, or waits until its deadline
+            self._say(partial, {_FAILED: {"error": str(error)}})
 
-    def _state_bytes(self) -> int:
-        """Bytes of this rank's state once there are moments, so that the copy does not grow after the first step."""
+    def _state_bytes(self, *, full: bool) -> int:
+        """Bytes that this rank saves once there are moments, so that the copy does not grow while it is filled."""
         if self._model.cell:
-            return _SLACK_BYTES
+            return _SLACK_BYTES if full else 0
+        models = [self._model, *([self._critic] if full and self._critic is not None else [])]
         count = 0
-        for model in (self._model, *([self._critic] if self._critic is not None else [])):
+        for model in models:
             for shape in model.shapes.values():
                 part = model.rows.of(shape[0])
                 count += (part.stop - part.start) * math.prod(shape[1:])
+        if not full:
+            return count * self._model.dtype.itemsize
         return 3 * count * int(parameter_dtype(self._model.config).itemsize) + _SLACK_BYTES
 
     def _tensors(self, *, full: bool) -> Iterator[tuple[str, Tensor]]:
@@ -239,7 +247,7 @@ class CheckpointWriter:
         partial: Path,
         specs: Sequence[FileTensor],
         manifest: dict[str, Any],
-        held: _Held,
+        held: ExitStack,
     ) -> None:
         written: dict[str, Mapping[str, Any]] = {}
         alone = self._model.rows.ranks == 1 and self._world_size == 1
@@ -254,7 +262,7 @@ class CheckpointWriter:
         if alone:
             shards = self._copy.tensors(specs)
             written |= self._write_weights(partial, owned, lambda name: shards[f"parameter/{name}"])
-        held.give_back()
+        held.close()
         if not alone and (owned or self._rank == 0):
             written |= self._write_weights(partial, owned, self._rows_of_all(partial, full=manifest["full"]))
         if self._rank:
@@ -299,11 +307,13 @@ class CheckpointWriter:
     def _heard(self, partial: Path) -> dict[str, dict[str, Any]]:
         """Wait until all other ranks are done. Returns what they have written."""
         found: dict[str, dict[str, Any]] = {}
-        names = [written_file(rank, self._world_size) for rank in range(1, self._world_size)]
-        self._await(partial, names)
-        for name in names:
+        for rank in range(1, self._world_size):
+            name = written_file(rank, self._world_size)
+            self._await(partial, [name])
             found |= json.loads((partial / name).read_text(encoding="utf-8"))
             (partial / name).unlink()
+            if _FAILED in found:
+                raise CheckpointError(f"rank {rank}: {found[_FAILED]['error']}")
         return found
 
     def _owners(self) -> dict[str, int]:
@@ -335,19 +345,6 @@ class CheckpointWriter:
                         f"{partial}?"
                     )
                 time.sleep(_POLL_S)
-
-
-class _Held:
-    """The copy, as long as a checkpoint is written from it."""
-
-    def __init__(self, copy: HostCopy) -> None:
-        self._copy: HostCopy | None = copy
-
-    def give_back(self) -> None:
-        """Let the next save have it, if this one still holds it."""
-        copy, self._copy = self._copy, None
-        if copy is not None:
-            copy.give_back()
 
 
 def _make_anew(partial: Path) -> OSError | None:
@@ -383,13 +380,8 @@ def _write_adapter_config(directory: Path, model: ShardedModel, base: Path) -> N
 
 
 def weight_owners(model: ShardedModel, world_size: int) -> dict[str, int]:
-    """Which rank writes which parameter in full: the largest first, each to the rank with the least so far."""
-    loads, owners = [0] * world_size, dict[str, int]()
-    sizes = {name: math.prod(shape) for name, shape in model.shapes.items()}
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        owners[name] = loads.index(min(loads))
-        loads[owners[name]] += sizes[name]
-    return owners
+    """Which rank writes which parameter in full."""
+    return least_loaded({name: math.prod(shape) for name, shape in model.shapes.items()}, world_size)
 
 
 def write_weights(path: Path, full: dict[str, Tensor]) -> None:

@@ -270,13 +270,17 @@ class WriteProgress:
 
     def __init__(self, root: Path, limit_s: float) -> None:
         self._root, self.limit_s = root, limit_s
+        self._every_s = min(1.0, limit_s / 4)  # a count asks a file system, perhaps one that all ranks share
         self.nbytes, self._since = self._count(), time.monotonic()
+        self._counted = self._since
 
     def passed(self) -> bool:
         """Whether no byte was written for longer than the limit. It sees progress only between two calls, so poll it."""
-        found, now = self._count(), time.monotonic()
-        if found != self.nbytes:
-            self.nbytes, self._since = found, now
+        now = time.monotonic()
+        if now - self._counted >= self._every_s or now - self._since > self.limit_s:
+            self._counted, found = now, self._count()
+            if found != self.nbytes:
+                self.nbytes, self._since = found, now
         return now - self._since > self.limit_s
 
     def _count(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,8 @@ class Estimates(NamedTuple):
     values: Tensor
     advantages: Tensor
     returns: Tensor
+    weighed: Tensor
+    """Whether the token has a weight in the loss."""
 
 
 def value_loss(values: Tensor, before: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
@@ -91,6 +93,7 @@ class Critic:
         self._micro_batches, self._reference = micro_batches, reference
         self._on_phase, self._ended = on_phase, ended
         self._sums = self._nothing()
+        self._moved: dict[str, float] = {}
 
     @property
     def passes(self) -> int:
@@ -116,7 +119,8 @@ class Critic:
         planned = [self._micro_batches(samples, alone=False) for samples in batches]
         estimates = [self._estimate(mine) for mine in planned]
         if self._advantages.whiten:
-            estimates = self._whitened(planned, estimates)
+            estimates = self._whitened(estimates)
+        self._moved = {}
         total, norms = self._nothing(), []
         for _ in range(self._settings.epochs):
             for mine, before in zip(planned, estimates, strict=True):
@@ -126,7 +130,7 @@ class Critic:
                 norms.append(self._step())
         metrics = self._means(total) | {"critic_grad_norm": sum(norms) / len(norms)}
         advantages = [[each.advantages for each in before] for before in estimates]
-        return metrics | {"critic_s": time.perf_counter() - begun}, advantages
+        return metrics | self._moved | {"critic_s": time.perf_counter() - begun}, advantages
 
     def add(self, samples: Sequence[TrainingSample], *, alone: bool) -> list[Tensor]:
         """Add the gradients of a part of a batch to those of its other parts, without an optimizer step.
@@ -145,9 +149,10 @@ class Critic:
 
     def apply(self) -> dict[str, float]:
         """Do an optimizer step on the parts that were added. Returns metrics of all of them. Collective."""
-        begun, sums = time.perf_counter(), self._sums
+        begun, sums, self._moved = time.perf_counter(), self._sums, {}
         norm = self._step()
-        return self._means(sums) | {"critic_grad_norm": norm, "critic_s": time.perf_counter() - begun}
+        metrics = self._means(sums) | self._moved
+        return metrics | {"critic_grad_norm": norm, "critic_s": time.perf_counter() - begun}
 
     def forget(self) -> None:
         """Drop what was added."""
@@ -163,7 +168,8 @@ class Critic:
             with torch.no_grad(), self.model.micro_batch(last=True) as forward:
                 values = forward(batch, 1.0, False)[0]
             advantages, returns = self._of_tokens(rows, batch, values)
-            found.append(Estimates(values, advantages.to(batch.advantages), returns.to(batch.advantages)))
+            of_tokens = advantages.to(batch.advantages), returns.to(batch.advantages)
+            found.append(Estimates(values, *of_tokens, batch.weights > 0))
             self._ended()
         return found
 
@@ -185,16 +191,11 @@ class Critic:
             returns += goal
         return torch.tensor(advantages, dtype=torch.float64), torch.tensor(returns, dtype=torch.float64)
 
-    def _whitened(
-        self, planned: Sequence[Sequence[Sequence[PackedRow]]], estimates: Sequence[Sequence[Estimates]]
-    ) -> list[list[Estimates]]:
+    def _whitened(self, estimates: Sequence[Sequence[Estimates]]) -> list[list[Estimates]]:
         """The estimates of a batch with advantages of mean 0 and variance 1 over all tokens of weight. Collective."""
-        flat = [each for before in estimates for each in before]
-        rows = [rows for mine in planned for rows in mine]
-        counts = [_counts(one, self.model.device) for one in rows]
         sums = torch.zeros(3, dtype=torch.float64, device=self.model.device)
-        for each, counted in zip(flat, counts, strict=True):
-            chosen = each.advantages.double()[counted]
+        for each in (each for before in estimates for each in before):
+            chosen = each.advantages.double()[each.weighed]
             sums += torch.stack([torch.ones_like(chosen).sum(), chosen.sum(), chosen.square().sum()])
         dist.all_reduce(sums, group=self.model.group)
         return [[each._replace(advantages=whiten(each.advantages, sums)) for each in before] for before in estimates]
@@ -223,8 +224,9 @@ class Critic:
         dist.all_reduce(weight, group=self.model.group)
         self._on_phase("optimizer")
         self.model.total_gradients(weight.item() or 1.0)
-        with onloaded([self.model], self._config.offload):
+        with onloaded([self.model], self._config.offload) as moved:
             norm = self.model.apply_gradients(self.model.config.lr)
+        self._moved = {name: self._moved.get(name, 0.0) + value for name, value in moved.items()}
         self._sums = self._nothing()
         return norm
 
@@ -247,9 +249,3 @@ class Critic:
             "return_mean": of["return"] / tokens,
             "explained_variance": 1.0 - left / spread if spread > _SMALLEST_VARIANCE else 0.0,
         }
-
-
-def _counts(rows: Sequence[PackedRow], device: Any) -> Tensor:
-    """Which tokens of a micro-batch have a weight in the loss, ``[tokens]``."""
-    of_samples = [(sample.weight > 0, len(sample.trained)) for row in rows for sample in row.samples]
-    return torch.tensor([weighs for weighs, size in of_samples for _ in range(size)], device=device)

@@ -27,7 +27,7 @@ from tailrace.trainer.megatron_gpt import TensorParallelPolicy
 from tailrace.trainer.megatron_weights import Gatherer, gpt_layout, load_shard, put_rows, read_config
 from tailrace.trainer.microbatch import MicroBatch
 from tailrace.trainer.optimizer import adamw, clip_gradients
-from tailrace.trainer.sharded_model import MOMENTS, Rows, SavedState, ShardedModel, parameter_dtype
+from tailrace.trainer.sharded_model import MOMENTS, Rows, SavedState, ShardedModel, least_loaded, parameter_dtype
 
 
 class MegatronModel(ShardedModel):
@@ -77,7 +77,7 @@ class MegatronModel(ShardedModel):
             parameter.register_post_accumulate_grad_hook(self._adds_to(self.local[name]))
         if self.dtype is not parameter_dtype(config):  # the float32 values, which the parameters rounded
             load_shard(model_path, self._layout, self._rank, self.local)
-        self._owners = owners({name: shard.numel() for name, shard in self.local.items()}, self.shares)
+        self._owners = least_loaded({name: shard.numel() for name, shard in self.local.items()}, self.shares)
         # Every rank normalises the queries and keys of its own heads with the same weights.
         self._partial = [name for name in self.local if ".q_layernorm." in name or ".k_layernorm." in name]
         held = [{buffer.name: buffer for buffer in self._layout.shards[other].buffers} for other in group_of]
@@ -270,18 +270,3 @@ class _Moments(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._model.local)
-
-
-def owners(sizes: Mapping[str, int], places: int) -> dict[str, int]:
-    """Which place has the moments of each tensor: the largest first, to the place with the fewest elements so far.
-
-    Args:
-        sizes: elements of each tensor, by name; the same on every place.
-        places: how many there are.
-    """
-    held, found = [0] * places, {}
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        place = held.index(min(held))
-        held[place] += sizes[name]
-        found[name] = place
-    return found

@@ -52,3 +52,9 @@ def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
             shares = [value * weight for value, weight in zip(values, weights, strict=True)]
             merged[name] = sum(shares) / max(1.0, sum(weights))
     return merged
+
+
+def with_critic(policy: Mapping[str, float], critic: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of both models. What both have is the bytes and seconds of their moves between host and device: a sum."""
+    both = policy.keys() & critic.keys()
+    return {**policy, **critic, **{name: policy[name] + critic[name] for name in both}}

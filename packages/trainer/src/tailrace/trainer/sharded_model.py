@@ -42,6 +42,20 @@ class Rows(NamedTuple):
         return slice(min(self.place * size, count), min((self.place + 1) * size, count))
 
 
+def least_loaded(sizes: Mapping[str, int], places: int) -> dict[str, int]:
+    """A place for each tensor: the largest first, each at the place that has the fewest elements so far.
+
+    Args:
+        sizes: elements of each tensor, by name; the same on every rank.
+        places: how many there are.
+    """
+    held, found = [0] * places, dict[str, int]()
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        found[name] = held.index(min(held))
+        held[found[name]] += sizes[name]
+    return found
+
+
 class SavedState(Protocol):
     """What a checkpoint has, whichever backend wrote it."""
 

@@ -6,6 +6,7 @@ disk ──a MiB at a time──► checksum compared ──► HostCopy ──c
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -67,7 +68,7 @@ class HostCopy:
         self._lock.release()
 
     def reserve(self, nbytes: int) -> Tensor:
-        """At least so many bytes of it, with what they held."""
+        """Its memory, grown to at least this size. What it held stays."""
         if nbytes > self.nbytes:
             held, self._memory = self._memory, _host_memory(nbytes, pinned=self._pinned)
             self._memory[: held.numel()].copy_(held)
@@ -83,6 +84,8 @@ class HostCopy:
         specs, at, on_device = list[FileTensor](), 0, False
         for name, tensor in tensors:
             spec = spec_of(name, tensor.shape, dtype or tensor.dtype)
+            if on_device and at + spec.nbytes > self.nbytes:
+                torch.cuda.synchronize()  # what devices still write would miss the move to more memory
             as_tensor(self.reserve(at + spec.nbytes)[at : at + spec.nbytes], spec).copy_(tensor, non_blocking=True)
             on_device |= tensor.is_cuda
             specs.append(spec)
@@ -121,10 +124,7 @@ def _host_memory(nbytes: int, *, pinned: bool) -> Tensor:
 def spec_of(name: str, shape: Iterable[int], dtype: torch.dtype) -> FileTensor:
     """How a file describes a tensor."""
     sizes = list(shape)
-    count = 1
-    for size in sizes:
-        count *= size
-    return FileTensor(name, _KINDS[dtype], sizes, count * dtype.itemsize)
+    return FileTensor(name, _KINDS[dtype], sizes, math.prod(sizes) * dtype.itemsize)
 
 
 def as_tensor(memory: Tensor, spec: FileTensor) -> Tensor:

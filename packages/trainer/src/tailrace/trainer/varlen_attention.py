@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -71,11 +73,10 @@ def varlen_attention(
     parts = zip(*(each.split(lengths, 2) for each in (query, key, value)), masks, strict=True)
     for place, (q, k, v, mask) in enumerate(parts):
         if fused and place == len(lengths) - 1:
-            from torch.nn.attention.varlen import varlen_attn
-
+            kernel: Any = _kernel()
             q, k, v = (each[0].transpose(0, 1) for each in (q, k, v))
             starts: Any = (sequences.starts, sequences.starts, longest, longest)
-            out: Any = varlen_attn(q, k, v, *starts, scale=scale, window_size=(-1, 0), enable_gqa=True)
+            out: Any = kernel(q, k, v, *starts, scale=scale, window_size=(-1, 0), enable_gqa=True)
             found.append(out[None])
         else:
             gqa = q.shape[1] != k.shape[1]
@@ -88,7 +89,17 @@ def _has_kernel(query: Tensor, value: Tensor) -> bool:
     """Whether FlashAttention's kernel takes these."""
     if not query.is_cuda or query.dtype not in _KERNEL_DTYPES or not query.shape[-1] == value.shape[-1] <= 256:
         return False
-    return tuple(torch.cuda.get_device_capability(query.device)) >= (8, 0)
+    return _kernel() is not None and tuple(torch.cuda.get_device_capability(query.device)) >= (8, 0)
+
+
+@cache
+def _kernel() -> Any | None:
+    """torch's varlen attention; None where torch has none, or one of its first, which take no scale, window and shared keys."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn if {"scale", "window_size", "enable_gqa"} <= signature(varlen_attn).parameters.keys() else None
 
 
 def attention_forward(

@@ -41,7 +41,7 @@ from tailrace.trainer.interfaces import LOOPBACK
 from tailrace.trainer.layout import TrainingSample
 from tailrace.trainer.lr_schedule import learning_rate
 from tailrace.trainer.meeting import SCHEME, Met, meet
-from tailrace.trainer.metrics import merge_metrics
+from tailrace.trainer.metrics import merge_metrics, with_critic
 from tailrace.trainer.partial_batch import PartialBatch
 from tailrace.trainer.sharded_model import ShardedModel, onloaded
 from tailrace.trainer.tally import Tally, means, versions
@@ -320,7 +320,8 @@ class TrainerWorker:
             if self._model.counts_all(alone=False):
                 tally.count(experiences, self.config)
             steps.append(self._finish(tally, tally.over(self._model.group), self._scheduled_lr(), moves=moves))
-        return merge_metrics(steps) | of_critic | seconds | {"step_s": time.perf_counter() - started}
+        metrics = with_critic(merge_metrics(steps), of_critic)
+        return metrics | seconds | {"step_s": time.perf_counter() - started}
 
     def accumulate(self, experiences: Sequence[Experience]) -> dict[str, float]:
         """Add the gradients of complete groups of a batch to this cell's, without an optimizer step. Collective in the cell.
@@ -367,8 +368,8 @@ class TrainerWorker:
             raise BatchError("found no response token in the whole batch, expected at least one")
         moves = self._policy_moves
         of_critic = {} if self._critic is None else self._critic.apply()
-        metrics = self._finish(tally, total, self._scheduled_lr(), moves=moves) | versions(total) | of_critic
-        return metrics | {"step_s": time.perf_counter() - started}
+        metrics = self._finish(tally, total, self._scheduled_lr(), moves=moves) | versions(total)
+        return with_critic(metrics, of_critic) | {"step_s": time.perf_counter() - started}
 
     def sft_step(self, sequences: Sequence[TokenExample], *, lr: float) -> dict[str, float]:
         """Do one supervised step on the mean cross-entropy over the response tokens of all sequences. Collective.
@@ -468,17 +469,21 @@ class TrainerWorker:
         self._model.use_muon(lr_scale)
 
     def offload(self, what: Collection[str]) -> int:
-        """Move parts of the state into pinned host memory; see `ShardedModel.offload`. Who needs them gets `OffloadedError`."""
-        return self._model.offload(what)
+        """Move parts of the state, the critic's too, into pinned host memory; see `ShardedModel.offload`.
+
+        Who needs them then gets `OffloadedError`.
+        """
+        return sum(model.offload(what) for model in self._models)
 
     def onload(self, what: Collection[str]) -> int:
         """Move parts back, bit for bit. Returns how many bytes were moved."""
-        return self._model.onload(what)
+        return sum(model.onload(what) for model in self._models)
 
     def close(self) -> None:
         """Wait for the checkpoint under way and leave the process group."""
         self._checkpoints.close()
-        self._model.close()
+        for model in self._models:
+            model.close()
         self._leave()
 
     def _leave(self) -> None:

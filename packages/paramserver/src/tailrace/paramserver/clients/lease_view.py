@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -278,7 +278,7 @@ class WeightLease(Mapping[str, Any]):
         if self._selection is not None:
             places = [(self.tied.get(name, name), self._place(name, value)) for name, value in targets.items()]
             if verify:
-                self.verify()
+                self._verify(self._selection.chunks_of(name for name, _ in places))
             for name, memory in places:
                 self._selection.assemble(name, self._view, memory)
         else:
@@ -321,7 +321,10 @@ class WeightLease(Mapping[str, Any]):
         Raises:
             ChunkDamaged: one differs.
         """
-        for index in range(self.manifest.chunk_count) if self._selection is None else self._selection.chunks:
+        self._verify(range(self.manifest.chunk_count) if self._selection is None else self._selection.chunks)
+
+    def _verify(self, chunks: Iterable[int]) -> None:
+        for index in chunks:
             expected = self._checksums[index]
             offset, nbytes = self.manifest.chunk(index)
             found = checksum(self._view[offset : offset + nbytes])

@@ -7,7 +7,7 @@ layout of the reader  ──┘
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,8 +38,12 @@ class Selection:
     @cached_property
     def chunks(self) -> tuple[int, ...]:
         """The chunks that hold any of it."""
+        return self.chunks_of(self.slices)
+
+    def chunks_of(self, names: Iterable[str]) -> tuple[int, ...]:
+        """The chunks that hold any of these tensors."""
         size, found = self.manifest.chunk_bytes, set[int]()
-        for spec, box in (item for items in self.slices.values() for item in items):
+        for spec, box in (item for name in names for item in self.slices[name]):
             first, last = _span(spec, box)
             found.update(range((spec.offset + first) // size, -(-(spec.offset + last) // size)))
         return tuple(sorted(found))

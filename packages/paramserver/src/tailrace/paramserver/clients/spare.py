@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import sys
+import threading
 from collections.abc import Hashable
 from typing import Any
 
@@ -15,7 +16,7 @@ from tailrace.paramserver.dlpack import flat_torch
 
 
 class SpareMemory:
-    """Pieces of memory; each is handed out again once nothing refers to it any more.
+    """Pieces of memory; each is handed out again once nothing refers to it any more. Threads may share it.
 
     Args:
         most: pieces that are kept for each kind; whoever holds more of them at once gets new memory, which is not kept.
@@ -24,6 +25,7 @@ class SpareMemory:
     def __init__(self, most: int = 1) -> None:
         self._most = most
         self._kept: dict[Hashable, list[mmap.mmap]] = {}
+        self._lock = threading.Lock()  # a piece is found unused and taken in one go
 
     def take(self, nbytes: int, kind: Hashable = None) -> memoryview:
         """Memory of this size. It holds whatever was written to it last, or zeros.
@@ -31,18 +33,19 @@ class SpareMemory:
         Args:
             kind: only what was handed out for the same kind is used again.
         """
-        kept = self._kept.setdefault(kind, [])
-        free = [memory for memory in kept if _unused(memory)]
-        fitting = min((memory for memory in free if len(memory) >= nbytes), key=len, default=None)
-        if fitting is not None:
-            return memoryview(fitting)[:nbytes]
-        if free:  # too small: its successor is larger
-            kept.remove(max(free, key=len))
-        del free
-        new = mmap.mmap(-1, max(mmap.PAGESIZE, nbytes))
-        if len(kept) < self._most:
-            kept.append(new)
-        return memoryview(new)[:nbytes]
+        with self._lock:
+            kept = self._kept.setdefault(kind, [])
+            free = [memory for memory in kept if _unused(memory)]
+            fitting = min((memory for memory in free if len(memory) >= nbytes), key=len, default=None)
+            if fitting is not None:
+                return memoryview(fitting)[:nbytes]
+            if free:  # too small: its successor is larger
+                kept.remove(max(free, key=len))
+            del free
+            new = mmap.mmap(-1, max(mmap.PAGESIZE, nbytes))
+            if len(kept) < self._most:
+                kept.append(new)
+            return memoryview(new)[:nbytes]
 
     @property
     def nbytes(self) -> int:
