@@ -26,8 +26,8 @@ time.sleep(600)
 ENDINGS = {
     "die_with_parent": "from tailrace.processes import die_with_parent\nimport sys, time\n"
     "assert die_with_parent(int(sys.argv[1]))\nprint(flush=True)\ntime.sleep(600)",
-    "wait_for_parent": "from tailrace.processes import wait_for_parent\nimport sys, threading\n"
-    "print(flush=True)\nwait_for_parent(int(sys.argv[1]), threading.Event())",
+    "wait_for_parent": "from tailrace.processes import Ending, wait_for_parent\nimport sys\n"
+    "print(flush=True)\nwait_for_parent(int(sys.argv[1]), Ending())",
     "at_end_of": "from tailrace.processes import at_end_of\nimport os, time\n"
     "at_end_of(0, lambda: os._exit(1))\nprint(flush=True)\ntime.sleep(600)",
     "serve": "from tailrace.processes import serve\nprint(flush=True)\nserve(lambda request: {})",
@@ -102,13 +102,13 @@ def test_the_end_of_the_thread_that_started_it_is_not_the_parents():
     children = []
     program = """
 import signal, sys, threading, time
-from tailrace.processes import wait_for_parent
+from tailrace.processes import Ending, wait_for_parent
 def ready():
     while signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         time.sleep(0.01)
     print(flush=True)
 threading.Thread(target=ready, daemon=True).start()
-wait_for_parent(int(sys.argv[1]), threading.Event())
+wait_for_parent(int(sys.argv[1]), Ending())
 """
     starter = threading.Thread(
         target=lambda: children.append(
@@ -128,8 +128,8 @@ wait_for_parent(int(sys.argv[1]), threading.Event())
 
 def test_a_stop_ends_the_wait():
     program = (
-        "import os, signal, threading\nfrom tailrace.processes import wait_for_parent\nstop = threading.Event()\n"
-        "signal.signal(signal.SIGTERM, lambda *_: stop.set())\nprint(flush=True)\n"
+        "import os, signal\nfrom tailrace.processes import Ending, wait_for_parent\nstop = Ending()\n"
+        "signal.signal(signal.SIGTERM, stop.ask)\nprint(flush=True)\n"
         "wait_for_parent(os.getppid(), stop)\nraise SystemExit(4)"
     )
     child = Child(python(program), stdout=subprocess.PIPE)
@@ -137,22 +137,25 @@ def test_a_stop_ends_the_wait():
     assert child.end(DEADLINE_S) == 4
 
 
-def test_a_stop_ends_the_wait_though_it_comes_while_the_events_lock_is_held():
-    """Python runs a signal's handler between any two instructions of the main thread, those of a wait included."""
+@pytest.mark.parametrize("within", ["poll", "write"])
+def test_a_stop_ends_the_wait_whenever_it_comes(within):
+    """Python runs a signal's handler between any two instructions of the main thread, those of a wait or a handler included."""
+    wait = "poll = select.poll\ndef asked():\n    os.kill(os.getpid(), signal.SIGTERM)\n    return poll()\nselect.poll = asked\n"
+    ask = (
+        "write, sent = os.write, []\ndef twice(*given):\n    if not sent:\n        sent.append(1)\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n    return write(*given)\nos.write = twice\n"
+        "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
+    )
     program = (
-        "import os, signal, threading, time\nfrom tailrace.processes import wait_for_parent\n"
-        "class Slow(threading.Event):\n"
-        "    def wait(self, timeout=None):\n"
-        "        with self._cond:\n"
-        "            os.kill(os.getpid(), signal.SIGTERM)\n"
-        "            time.sleep(0.2)\n"
-        "        return super().wait(timeout)\n"
-        "stop = Slow()\nsignal.signal(signal.SIGTERM, lambda *_: stop.set())\n"
+        "import os, select, signal, threading\nfrom tailrace.processes import Ending, wait_for_parent\nstop = Ending()\n"
+        f"signal.signal(signal.SIGTERM, stop.ask)\n{wait if within == 'poll' else ask}"
         "wait_for_parent(os.getppid(), stop)\nraise SystemExit(4)"
     )
     child = Child(python(program), stdout=subprocess.PIPE)
-    assert child.wait(DEADLINE_S) == 4
-    child.kill()
+    try:
+        assert child.wait(DEADLINE_S) == 4
+    finally:
+        child.kill()
 
 
 def test_a_process_is_not_mistaken_for_another():

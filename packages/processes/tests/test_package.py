@@ -44,12 +44,12 @@ def test_public_names():
         "ChildEndedError",
         "ChildError",
         "ChildTimeoutError",
+        "Ending",
         "LineError",
         "ProcessId",
         "at_end_of",
         "die_with_parent",
         "private_streams",
         "serve",
-        "wait_aside",
         "wait_for_parent",
     ]

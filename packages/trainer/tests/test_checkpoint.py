@@ -20,6 +20,7 @@ from tailrace.trainer import (
     checkpoint,
     checkpoints,
     load_weights_file,
+    tensor_file,
 )
 from tailrace.trainer.checkpoint_files import WriteProgress, complete, verify
 from tailrace.trainer.small import build_model
@@ -344,7 +345,9 @@ def test_weights_alone_are_a_model_but_nothing_to_go_on_from(model_path, tmp_pat
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "2", dtype="auto").dtype == torch.bfloat16
 
 
-def test_there_is_one_copy_of_the_state_whatever_is_saved_and_loaded(model_path, tmp_path):
+def test_there_is_one_copy_of_the_state_whatever_is_saved_and_loaded(model_path, tmp_path, monkeypatch):
+    taken, take = [], tensor_file._host_memory
+    monkeypatch.setattr(tensor_file, "_host_memory", lambda size, **how: taken.append(size) or take(size, **how))
     with TrainerWorker(model_path, CONFIG) as worker:
         sizes = set()
         for version, full in enumerate((False, True, False, True)):
@@ -355,6 +358,7 @@ def test_there_is_one_copy_of_the_state_whatever_is_saved_and_loaded(model_path,
         sizes.add(worker._checkpoints.copy_bytes)
         parameters = sum(tensor.numel() for _, tensor in worker.weights())
     assert sizes == {4 * parameters, 3 * 4 * parameters + checkpoint._SLACK_BYTES}
+    assert taken == sorted(sizes)  # it does not grow while it is filled
 
 
 def test_a_restart_reads_its_own_state_once(model_path, tmp_path):

@@ -1,7 +1,9 @@
 """Two real processes over gloo compute what one does."""
 
+import dataclasses
 import json
 import re
+import resource
 import sys
 from pathlib import Path
 
@@ -107,6 +109,31 @@ def saves_and_reads(rank, world_size, model, rendezvous, out):
         for name, tensor in worker._model.state():
             assert torch.equal(tensor, state[name]), name  # of no rank anything was changed
         (out / f"rank-{rank}.json").write_text(json.dumps({"read": read, "said": str(raised.value)}))
+
+
+def cannot_write_on_the_second(rank, world_size, model, rendezvous, out):
+    """A save in which the second rank may not write more than 4 KiB to a file; write down what each is told, and the next."""
+    config = dataclasses.replace(trainer_processes.CONFIG, timeout_s=600)
+    with trainer_processes.build(model, config, rank, world_size, rendezvous) as worker:
+        worker.step([trainer_processes.batch(1)])
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if rank == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, before[1]))
+        with pytest.raises(CheckpointError) as raised:
+            worker.save(out / "full", 1).result(60)
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        (out / f"rank-{rank}.txt").write_text(str(raised.value))
+        worker.save(out / "full", 1).result(60)
+        assert worker.load(out / "full") == 1
+
+
+def test_the_first_rank_says_at_once_why_another_cannot_write(tmp_path):
+    model = build_model(tmp_path / "model", vocab_size=31, hidden=64, layers=2, heads=2, head_dim=16, mlp=160)
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    trainer_processes.run_all(cannot_write_on_the_second, 2, model, f"file://{tmp_path}/meet", tmp_path)
+    first, second = ((tmp_path / f"rank-{rank}.txt").read_text() for rank in (0, 1))
+    assert re.search("full: the checkpoint could not be written: .*File too large", second)
+    assert re.search("rank 1 cannot write: .*File too large", first)
 
 
 SECOND = "state-00001-of-00002.safetensors"

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from tailrace.fleetsim.errors import DoesNotFitError, FleetError, UnknownNameError
-from tailrace.fleetsim.footprint import footprint, read_machines
+from tailrace.fleetsim.footprint import Machines, footprint, read_machines
+from tailrace.fleetsim.footprint.hosts import checkpoint_plan
 from tailrace.fleetsim.footprint.memory import MemoryPlace, OwnedBytes
+from tailrace.fleetsim.footprint.standing import stand
 from tailrace.fleetsim.hardware import device, model, shape_of
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.errors import ConfigError
@@ -110,6 +112,37 @@ def test_ranks_stand_as_placement_says(placement, seats):
     found = counted("16xH100", f"executor.placement={placement}")
     ranks = {rank: (seat.node, seat.index) for seat in found.standing.seats for rank in seat.members}
     assert [ranks[rank] for rank in found.standing.ranks] == seats
+
+
+def test_on_a_cluster_of_unknown_machines_every_placement_is_counted():
+    settings = (
+        "model.path=/nowhere/Qwen2.5-7B", "trainer.processes=2", "executor.trainer_gpus=1.0", "trainer.options.dtype=bfloat16",
+        "executor.device=cuda", "executor.placement=strict-spread", "rollout.engine=vllm", "executor.replica_gpus=1.0",
+    )  # fmt: skip
+    config = configuration("laminar", settings=settings)
+    standing = stand(config, Machines(devices=4))
+    assert len(standing.ranks) == 2
+    assert sum(len(seat.members) for seat in standing.seats) == len(standing.ranks) + len(standing.replicas)
+
+
+def test_a_checkpoint_of_weights_alone_has_no_critic():
+    found = counted(
+        "8xH100", "trainer.loss.name=ppo", "trainer.advantages=gae", "checkpoint.full_every=10", "checkpoint.keep=3",
+        "pipeline.steps=100",
+    )  # fmt: skip
+    plan = checkpoint_plan(found.config, found.model)
+    critic = found.model.dense.critic_parameters
+    assert (plan.full_bytes, plan.weights_bytes) == (14 * SEVEN + 12 * critic, 2 * SEVEN)
+    assert (plan.full, plan.weights) == (3, 27)
+
+
+def test_what_may_come_at_most_is_told_and_refuses_no_run():
+    parts = OwnedBytes("data", "sure", 10), OwnedBytes("data", "if all are longest", 90, at_most=True)
+    for capacity, short, told in ((9, True, False), (10, False, True), (99, False, True), (100, False, False)):
+        place = MemoryPlace("disk", parts, capacity)
+        assert (place.shortage() is not None, place.caution() is not None) == (short, told)
+        assert place.peak == 100
+    assert MemoryPlace("disk", parts).caution() is None
 
 
 def test_an_engine_does_not_span_machines():

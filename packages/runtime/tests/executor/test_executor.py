@@ -254,6 +254,24 @@ def test_a_checkpoint_is_waited_for_while_bytes_of_it_are_written(run):
     assert down.reason.endswith("s for more of the checkpoint of version 1 to be written")
 
 
+def test_a_checkpoint_that_waits_for_the_one_before_is_not_late(run):
+    """The trainer writes one after the other: the deadline of 85 s counts from the last news of any of them."""
+    (trainer,) = run.up(("trainer", "0"))
+    run.give(c.Checkpoint(3, 1))
+    run.pass_time(60.0)
+    run.give(c.Checkpoint(4, 2))
+    trainer.takes()
+    for event in (c.Saving(1, 3, 7), c.Saving(1, 3, 8), c.Durable(1, answers=3), c.Saving(2, 4, 1)):
+        trainer.says(event)
+        run.settle()
+        assert run.controller.news() == [event]
+        run.pass_time(60.0)
+    assert run.controller.news() == []
+    run.pass_time(30.0)
+    (down,) = run.controller.news()
+    assert (down.role, down.cause) == ("trainer", c.Cause.SILENT)
+
+
 def _late_step(run, *activities, longest_s=0.0):
     """The reason of a trainer that is given a step and misses its deadline, 30 s, after it said this at these seconds of it."""
     (trainer,) = run.up(("trainer", "0"))

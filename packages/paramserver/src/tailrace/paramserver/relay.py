@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from tailrace.paramserver.errors import ParamServerError, RelayNameTaken, to_wir
 from tailrace.paramserver.machine.segments import clear, is_left
 from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S, RelayServer
 from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE
-from tailrace.processes import ProcessId, wait_aside, wait_for_parent
+from tailrace.processes import Ending, ProcessId, wait_for_parent
 
 _POLL_S = 0.5
 _SOON_S = 0.01
@@ -82,9 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     token = os.environ.pop(TOKEN_VARIABLE, "") or sys.stdin.readline().strip()
     if options.parent_pid is not None:
         leave_janitor(options.name, options.parent_pid)
-    stop = threading.Event()
+    stop = Ending()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, stop.ask)
     try:
         server = RelayServer(
             options.name,
@@ -106,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with server:
         _say({"address": server.address, "pid": os.getpid(), "cleaned": server.cleaned})
         if options.parent_pid is None:
-            wait_aside(stop)
+            stop.wait()
         else:
             wait_for_parent(options.parent_pid, stop)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
 import threading
@@ -36,33 +37,44 @@ def die_with_parent(parent: int | None = None) -> bool:
     return True
 
 
-def wait_for_parent(parent: int, stop: threading.Event) -> None:
+class Ending:
+    """A request to end, which a signal's handler may make at any time.
+
+    Python runs handlers between any two instructions of the main thread. A `threading.Event` would stand still for ever if
+    one came within its own `wait` or `set`, which hold a lock that `set` needs. This one has a pipe and no lock.
+    """
+
+    def __init__(self) -> None:
+        self._asked, self._ask = os.pipe()
+        os.set_blocking(self._ask, False)
+
+    def ask(self, *_: object) -> None:
+        """Ask for the end; a handler of signals, for example."""
+        with contextlib.suppress(BlockingIOError):  # the pipe is full: it was asked for often enough
+            os.write(self._ask, b".")
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is asked for. Returns whether it was."""
+        poll = select.poll()
+        poll.register(self._asked, select.POLLIN)
+        return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
+
+
+def wait_for_parent(parent: int, stop: Ending) -> None:
     """Return at `stop`, or when the parent is gone. Takes SIGHUP; for the main thread.
 
     Unlike `die_with_parent`, it does not mind from which thread this process was started.
 
     Args:
         parent: process id of the parent.
-        stop: set by whoever wants this process to end, such as a signal's handler.
+        stop: asked by whoever wants this process to end, such as a signal's handler.
     """
     # The kernel signals the death of the *thread* that started us, which may not be that of the process: the signal only
     # makes us look at once. Elsewhere the poll does.
-    signal.signal(signal.SIGHUP, lambda *_: stop.set() if os.getppid() != parent else None)
+    signal.signal(signal.SIGHUP, lambda *_: stop.ask() if os.getppid() != parent else None)
     _signal_at_parents_death(signal.SIGHUP)
-    while os.getppid() == parent and not wait_aside(stop, LOOK_S):
+    while os.getppid() == parent and not stop.wait(LOOK_S):
         pass
-
-
-def wait_aside(stop: threading.Event, timeout_s: float | None = None) -> bool:
-    """Wait, in a thread, for an event that a signal's handler sets. Returns whether it is set.
-
-    Handlers run in the main thread, between any two of its instructions. If that thread waited itself, the handler could come
-    while the wait holds the event's lock, which `set` needs: neither would ever go on.
-    """
-    waiter = threading.Thread(target=stop.wait, args=(timeout_s,), name="stop", daemon=True)
-    waiter.start()
-    waiter.join()
-    return stop.is_set()
 
 
 def at_end_of(pipe: int, then: Callable[[], object]) -> None:

@@ -46,7 +46,7 @@ from tailrace.trainer.weights_file import ADAPTER_FILE, FileTensor, weights_sha2
 
 _POLL_S = 0.01
 _SLACK_BYTES = 1 << 16  # of random state
-_FAILED = "failed"  # in place of a file's name, where a rank says why it wrote none
+_FAILED = "failed"  # a file in which a rank says why it cannot write its part
 MOST_PENDING = 2
 """Checkpoints that may be under way at once, of which one is a copy in host memory; one more waits for the oldest."""
 
@@ -214,7 +214,7 @@ class CheckpointWriter:
             shutil.rmtree(partial, ignore_errors=True)  # free its space, since the disk may be full
             return
         with suppress(OSError):  # rank 0 has given it up, or waits until its deadline
-            self._say(partial, {_FAILED: {"error": str(error)}})
+            _write_new(partial / _FAILED, f"rank {self._rank} cannot write: {error}")
 
     def _state_bytes(self, *, full: bool) -> int:
         """Bytes that this rank saves once there are moments, so that the copy does not grow while it is filled."""
@@ -299,21 +299,16 @@ class CheckpointWriter:
 
     def _say(self, partial: Path, written: Mapping[str, Mapping[str, Any]]) -> None:
         """Tell rank 0 what this rank has written."""
-        path = partial / written_file(self._rank, self._world_size)
-        growing = partial / f".{path.name}"
-        growing.write_text(json.dumps(written), encoding="utf-8")
-        growing.replace(path)
+        _write_new(partial / written_file(self._rank, self._world_size), json.dumps(written))
 
     def _heard(self, partial: Path) -> dict[str, dict[str, Any]]:
         """Wait until all other ranks are done. Returns what they have written."""
         found: dict[str, dict[str, Any]] = {}
-        for rank in range(1, self._world_size):
-            name = written_file(rank, self._world_size)
-            self._await(partial, [name])
+        names = [written_file(rank, self._world_size) for rank in range(1, self._world_size)]
+        self._await(partial, names)
+        for name in names:
             found |= json.loads((partial / name).read_text(encoding="utf-8"))
             (partial / name).unlink()
-            if _FAILED in found:
-                raise CheckpointError(f"rank {rank}: {found[_FAILED]['error']}")
         return found
 
     def _owners(self) -> dict[str, int]:
@@ -339,12 +334,21 @@ class CheckpointWriter:
             while not (partial / name).exists():
                 if not partial.exists():
                     raise CheckpointError(f"{partial}: another rank gave the checkpoint up")
+                if (partial / _FAILED).exists():
+                    raise CheckpointError(f"{partial}: {(partial / _FAILED).read_text(encoding='utf-8')}")
                 if progress.passed():
                     raise CheckpointTimeoutError(
                         f"waited {self._timeout_s} s for {name} of another rank, and no byte was written; do all ranks share "
                         f"{partial}?"
                     )
                 time.sleep(_POLL_S)
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a file so that others see a whole one or none."""
+    growing = path.with_name(f".{path.name}")
+    growing.write_text(text, encoding="utf-8")
+    growing.replace(path)
 
 
 def _make_anew(partial: Path) -> OSError | None:

@@ -18,7 +18,8 @@ from typing import Any
 from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig
 from tailrace.trainer.errors import ModelError
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
+"""Bytes of an element, by the name of its dtype."""
 _DENSE = ("llama", "mistral", "qwen2", "qwen3")
 LOGITS_ON_CPU, LOGITS_ON_GPU = 1 << 24, 1 << 28
 """Most logits that exist at one time, unless `TrainerConfig.logits_budget` says otherwise."""
@@ -158,7 +159,7 @@ def trainer_memory(
         longest: tokens of the longest prompt with its response. Beyond `micro_batch_tokens` it is a micro-batch by itself.
         gpu: whether it computes on a GPU.
     """
-    size = _BYTES[config.dtype]
+    size = DTYPE_BYTES[config.dtype]
     wide = max(4, size)
     tokens = max(config.micro_batch_tokens, longest)
     whole = shape.parameters <= SMALL_MODEL_PARAMETERS

@@ -19,7 +19,7 @@ def show_footprint(found: Footprint, console: Console) -> None:
     """Print all tables; the forecast only where the devices are known."""
     console.print(_memory(found.places))
     console.print(_transfers(found))
-    for note in found.notes:
+    for note in (*found.notes, *found.cautions):
         console.print(Text(f"note: {note}", style="dim"))
     if found.machines.device is not None:
         _show_forecast(found, console)

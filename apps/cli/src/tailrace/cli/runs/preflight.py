@@ -112,9 +112,20 @@ def _room(config: RunConfig, root: Path | None) -> None:
     Raises:
         ConfigError: it does not; a line for each place.
     """
-    gathered, found = Gathered(), footprint(config)
-    gathered.add(*(found if _joins(config) else with_room_here(found, root)).shortages)
+    gathered = Gathered()
+    gathered.add(*footprint_here(config, root).shortages)
     gathered.done()
+
+
+def footprint_here(config: RunConfig, root: Path | None) -> Footprint:
+    """What a run takes, with what is free on this machine, unless it joins a cluster.
+
+    Args:
+        config: the configuration.
+        root: the run directory that will be created; None of a run that has one.
+    """
+    found = footprint(config)
+    return found if _joins(config) else with_room_here(found, root)
 
 
 def _joins(config: RunConfig) -> bool:

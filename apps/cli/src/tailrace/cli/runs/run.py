@@ -23,11 +23,11 @@ from tailrace.cli.runs.controller_process import (
     ControllerProcess,
     LeftController,
 )
-from tailrace.cli.runs.preflight import check, check_on_paper
-from tailrace.cli.runs.room import store_note, with_room_here
+from tailrace.cli.runs.preflight import check, check_on_paper, footprint_here
+from tailrace.cli.runs.room import store_note
 from tailrace.cli.runs.watching import unwatched, watch
 from tailrace.contracts import shown
-from tailrace.fleetsim.footprint import footprint, read_machines
+from tailrace.fleetsim.footprint import read_machines
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration, written_fault
@@ -109,9 +109,7 @@ def _start(options: RunOptions) -> int:
             show_plan(config, root, None, check_on_paper(config, machines, f"{options.target}: "))
             return 0
         config, counts = _checked(config, options, root)
-        found = footprint(config)
-        alone = config.executor.name == "local" or config.executor.ray_address is None
-        show_plan(config, root, counts, with_room_here(found, root) if alone else found)
+        show_plan(config, root, counts, footprint_here(config, root))
         return 0
     with _controller() as process:
         config, _ = _checked(config, options, root)

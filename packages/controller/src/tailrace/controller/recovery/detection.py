@@ -88,7 +88,7 @@ class Detection:
                 phase = "idle" if idle else member.phase or "training"
                 found.append(self._plain(member, phase, silent_s, now - member.moved_s))
             else:
-                found.append(self._plain(member, member.phase, silent_s, 0.0))
+                found.append(self._plain(member, "", silent_s, 0.0))  # what a relay says there is no phase
         return found
 
     def _works(self, member: MemberState) -> bool:

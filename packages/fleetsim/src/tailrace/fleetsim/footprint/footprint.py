@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from tailrace.fleetsim.footprint.forecast import forecast
 from tailrace.fleetsim.footprint.hosts import host_places
 from tailrace.fleetsim.footprint.machines import Machines
-from tailrace.fleetsim.footprint.memory import MemoryPlace, check_heads, device_places, rank_parts
+from tailrace.fleetsim.footprint.memory import MemoryPlace, check_heads, counts_activations, device_places
 from tailrace.fleetsim.footprint.model import RunModel, run_model
 from tailrace.fleetsim.footprint.standing import Standing, ranks_and_replicas, stand
 from tailrace.fleetsim.footprint.transfers import StepTransfer, transfers
@@ -56,8 +56,15 @@ class Footprint:
         """What does not fit, one line each, with the number that is missing."""
         return tuple(line for place in self.places if (line := place.shortage()) is not None)
 
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What may not fit if a run takes the most that it can, one line each."""
+        return tuple(line for place in self.places if (line := place.caution()) is not None)
+
     def forecast(self) -> Result:
         """The simulator's expectation of a step; see `forecast`."""
+        from tailrace.fleetsim.footprint.forecast import forecast  # it brings the simulator, which no other part needs
+
         return forecast(self.config, self.machines, self.standing, self.model, self.transfers)
 
 
@@ -74,7 +81,7 @@ def footprint(config: RunConfig, machines: Machines | None = None) -> Footprint:
     """
     model = run_model(config, on_paper=machines is not None)
     asked = sum(member.spans for members in ranks_and_replicas(config) for member in members if member.devices)
-    asked += round(config.executor.scorer_gpus + 0.499)
+    asked += math.ceil(config.executor.scorer_gpus)
     machines = machines or Machines(devices=asked)
     check_heads(config, model)
     if model.shape is not None and model.shape.experts:
@@ -94,8 +101,7 @@ def footprint(config: RunConfig, machines: Machines | None = None) -> Footprint:
 
 def _notes(config: RunConfig, model: RunModel) -> tuple[str, ...]:
     found = []
-    whole = any(part.what.endswith("without activations") for part in rank_parts(config, model)[0])
-    if whole:
+    if not counts_activations(config, model):
         found.append(f"activations of {model.name} with backend {config.trainer.backend!r} are not counted")
     if not model.parameters:
         found.append(f"{model.name}: its size is not known, so weights are not counted")

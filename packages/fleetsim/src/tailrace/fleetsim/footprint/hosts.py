@@ -17,6 +17,7 @@ from tailrace.pipeline.run.pools import relay_count, relay_slots
 from tailrace.rollout import EngineOptions, select_engine
 from tailrace.rollout.options import CacheShape
 from tailrace.runtime.executor.deployment import TRAINER
+from tailrace.trainer.memory import DTYPE_BYTES
 
 SHARED = "/dev/shm"  # noqa: S108 - where Linux has it
 PROCESS_BYTES = {
@@ -75,12 +76,15 @@ def relays_on(config: RunConfig, machines: Machines, node: int) -> int:
     return count // nodes + (node < count % nodes)
 
 
+def weights_bytes(config: RunConfig, model: RunModel) -> float:
+    """Bytes of the weights in the trainer's dtype. An adapter's few count as none."""
+    return 0 if config.trainer.adapter.rank else DTYPE_BYTES[trainer_config(config).dtype] * model.parameters
+
+
 def published_bytes(config: RunConfig, model: RunModel) -> float:
     """Bytes of a version as it is published."""
-    if config.trainer.adapter.rank:
-        return 0.0  # thousands of times smaller than the model
-    each = {"float32": 4, "bfloat16": 2, "float64": 8}[trainer_config(config).dtype]
-    return model.parameters * {"bf16": min(each, 2), "fp8": 1}.get(config.relay.codec, each)
+    each = DTYPE_BYTES[trainer_config(config).dtype]
+    return weights_bytes(config, model) / each * {"bf16": min(each, 2), "fp8": 1}.get(config.relay.codec, each)
 
 
 def shared_parts(
@@ -104,9 +108,7 @@ def shared_parts(
 
 def checkpoint_bytes(config: RunConfig, model: RunModel) -> float:
     """Bytes of a checkpoint: the state and, in the trainer's dtype, the weights."""
-    weights = {"float32": 4, "bfloat16": 2, "float64": 8}[trainer_config(config).dtype]
-    published = 0 if config.trainer.adapter.rank else model.parameters
-    return SAVED_STATE_BYTES * trained_parameters(config, model) + weights * published
+    return SAVED_STATE_BYTES * trained_parameters(config, model) + weights_bytes(config, model)
 
 
 def trained_parameters(config: RunConfig, model: RunModel) -> int:
@@ -119,8 +121,7 @@ def trained_parameters(config: RunConfig, model: RunModel) -> int:
 
 def checkpoint_plan(config: RunConfig, model: RunModel) -> CheckpointPlan:
     """The checkpoints of a run."""
-    full = checkpoint_bytes(config, model)
-    weights = full - SAVED_STATE_BYTES * model.parameters if full else 0.0
+    full, weights = checkpoint_bytes(config, model), weights_bytes(config, model)
     return plan_checkpoints(config.checkpoint, config.pipeline.steps, int(full), int(weights))
 
 
@@ -133,8 +134,13 @@ def disk_parts(config: RunConfig, model: RunModel) -> list[OwnedBytes]:
     return [
         OwnedBytes("trainer", f"{plan.full} checkpoints with full state{weights}", plan.kept_bytes),
         OwnedBytes("trainer", "2 that are being written", plan.writing_bytes),
-        OwnedBytes("data", "store, if all responses are longest", 2 * batch * TOKEN_BYTES["store"]),
-        OwnedBytes("data", "archive, if all responses are longest", pipeline.steps * batch * TOKEN_BYTES["archive"]),
+        OwnedBytes("data", "store, if all responses are longest", 2 * batch * TOKEN_BYTES["store"], at_most=True),
+        OwnedBytes(
+            "data",
+            "archive, if all responses are longest",
+            pipeline.steps * batch * TOKEN_BYTES["archive"],
+            at_most=True,
+        ),
     ]
 
 
@@ -161,9 +167,14 @@ def _members(
         size = 2 if options.dtype in ("bfloat16", "float16") else 4
         yield OwnedBytes("replicas", "weights", len(alike) * size * model.parameters)
         yield OwnedBytes("replicas", "KV cache", len(alike) * kv_cache_bytes(config, options, model))
-    if node == 0 and config.reward.code.memory_mib is not None:
+    if node == 0 and config.reward.code.memory_mib is not None and runs_programs(config):
         most = config.reward.code.workers * config.reward.code.memory_mib * 2**20
-        yield OwnedBytes("scorer", "programs, if all reach their limit", most)
+        yield OwnedBytes("scorer", "programs, if all reach their limit", most, at_most=True)
+
+
+def runs_programs(config: RunConfig) -> bool:
+    """Whether responses are programs that the scorer runs."""
+    return "code" in {config.task.verifier, *(one.verifier for one in config.task.sources)}
 
 
 def _processes(
@@ -220,7 +231,7 @@ def _ranks(config: RunConfig, model: RunModel, ranks: list[StandingMember]) -> I
     pipeline = config.pipeline
     batch = pipeline.prompts_per_step * pipeline.samples_per_prompt * config.rollout.max_tokens
     share = batch * TOKEN_BYTES["fetched"] / config.trainer.processes
-    yield OwnedBytes("trainer", "its rows of a batch, if all responses are longest", count * share)
+    yield OwnedBytes("trainer", "its rows of a batch, if all responses are longest", count * share, at_most=True)
 
 
 def kv_cache_bytes(config: RunConfig, options: EngineOptions, model: RunModel) -> float:

@@ -20,7 +20,7 @@ from tailrace.pipeline.run.build import trainer_config
 from tailrace.pipeline.run.pools import engine_options, tensor_parallel
 from tailrace.rollout import EngineOptions
 from tailrace.runtime.executor.deployment import TRAINER
-from tailrace.trainer.memory import TrainerMemory, advice, trainer_memory
+from tailrace.trainer.memory import DTYPE_BYTES, TrainerMemory, advice, trainer_memory
 
 CUDA_BYTES = 1_500_000_000
 """Bytes of CUDA, its libraries and NCCL in a process, before anything is loaded (inferred)."""
@@ -28,6 +28,7 @@ ENGINE_BYTES = 2_000_000_000
 """Bytes of an engine's activations and graphs, where no kind of device says it (`Device.reserve_bytes`; inferred)."""
 COMPUTING, REDUCING, UPDATING = "computing", "reducing", "updating"
 GB = 1e9
+_ROOM_KEY = "'executor.gpu_memory_gb'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,14 @@ class OwnedBytes:
         what: what they are.
         size: bytes.
         phase: the only phase in which they are there; empty: always.
+        at_most: whether this is a bound that most runs stay far below. A run is not refused for it.
     """
 
     owner: str
     what: str
     size: float
     phase: str = ""
+    at_most: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +93,13 @@ class MemoryPlace:
 
     def shortage(self) -> str | None:
         """One line if it has too little; None if it has enough, or if that is not known."""
-        phases = self.phases
+        sure = dataclasses.replace(self, parts=tuple(part for part in self.parts if not part.at_most))
+        phases = sure.phases
         worst = max(phases, key=lambda name: phases[name])
         peak = phases[worst]
         if self.capacity is None or peak <= self.capacity:
             return None
-        parts = [part for part in self.parts if part.phase in ("", worst) and part.size >= 0.001 * peak]
+        parts = [part for part in sure.parts if part.phase in ("", worst) and part.size >= 0.001 * peak]
         parts.sort(key=lambda part: -part.size)
         listed = ", ".join(f"{gigabytes(part.size)} of {part.owner}: {part.what}" for part in parts[:6])
         keys = f"keys {self.keys}: " if self.keys else ""
@@ -105,6 +109,14 @@ class MemoryPlace:
             f"{keys}found members that take {gigabytes(peak)} of {self.name}{more}, expected at most "
             f"{gigabytes(self.capacity)}: {gigabytes(peak - self.capacity)} are missing{change}"
         )
+
+    def caution(self) -> str | None:
+        """One line if it has enough, but not for all that may be at most; None otherwise."""
+        if self.capacity is None or self.peak <= self.capacity or self.shortage() is not None:
+            return None
+        bounds = [part for part in self.parts if part.at_most]
+        listed = ", ".join(f"{gigabytes(part.size)} of {part.owner}: {part.what}" for part in bounds)
+        return f"{self.name} has {gigabytes(self.capacity)}, which does not do for all that may come ({listed})"
 
 
 def gigabytes(count: float) -> str:
@@ -127,14 +139,16 @@ def device_places(config: RunConfig, machines: Machines, standing: Standing, mod
     for seats in alike.values():
         parts: list[OwnedBytes] = []
         advised = ""
-        for member in seats[0].members:
-            if member.role == TRAINER:
+        for member in sorted(seats[0].members, key=lambda member: member.role == TRAINER):
+            if member.role == TRAINER:  # the last: it has what is left
                 limit = _room(config, machines) - sum(part.size for part in parts)
                 of_rank, advised = rank_parts(config, model, limit=limit)
                 parts += of_rank
             else:
                 parts += replica_parts(config, machines, model, member)
         keys = "'trainer.options'" if advised else "'rollout.options' and 'executor'"
+        if machines.device is None:
+            keys += ", or 'executor.gpu_memory_gb', what each GPU has"
         found.append(MemoryPlace(_named(seats, machines), tuple(parts), _room(config, machines), keys, advised))
     return found
 
@@ -146,14 +160,15 @@ def rank_parts(
     table, settings = config.trainer, trainer_config(config)
     ranks = table.processes // table.cells
     parts = [OwnedBytes("trainer", "CUDA and NCCL", CUDA_BYTES)] if gpu else []
-    if model.dense is None or table.backend != "fsdp2" or table.adapter.rank:
+    if not counts_activations(config, model):
         if table.adapter.rank:
-            size = 2 if settings.dtype == "bfloat16" else 4
+            size = DTYPE_BYTES[settings.dtype]
             return [
                 *parts,
                 OwnedBytes("trainer", "the frozen base, without activations", size * model.parameters / ranks),
             ], ""
         return [*parts, OwnedBytes("trainer", "state, without activations", 16 * model.parameters / ranks)], ""
+    assert model.dense is not None
     longest = longest_tokens(config)
     found = trainer_memory(model.dense, settings, ranks=ranks, longest=longest, gpu=gpu)
     parts += trainer_parts(found)
@@ -161,6 +176,11 @@ def rank_parts(
         return parts, ""
     change = advice(model.dense, settings, ranks=ranks, longest=longest, limit=int(limit) - CUDA_BYTES)
     return parts, change
+
+
+def counts_activations(config: RunConfig, model: RunModel) -> bool:
+    """Whether there is arithmetic for what a pass keeps: of a dense model whole on FSDP2."""
+    return model.dense is not None and config.trainer.backend == "fsdp2" and not config.trainer.adapter.rank
 
 
 def trainer_parts(found: TrainerMemory) -> list[OwnedBytes]:
@@ -198,18 +218,19 @@ def replica_parts(config: RunConfig, machines: Machines, model: RunModel, member
     weights = model.parameters * size / tp
     total = _room(config, machines) * options.gpu_memory_utilization
     parts = [OwnedBytes(owner, "weights", weights)]
+    reserve = ENGINE_BYTES if machines.device is None else machines.device.reserve_bytes
     if options.kv_cache_bytes is not None:
         return [
             *parts,
             OwnedBytes(owner, "KV cache", options.kv_cache_bytes),
-            OwnedBytes(owner, "engine", ENGINE_BYTES),
+            OwnedBytes(owner, "engine", reserve),
         ]
-    reserve = ENGINE_BYTES if machines.device is None else machines.device.reserve_bytes
     cache = total - reserve - weights
     tokens = kv_tokens(config, machines, model, member)
     if cache <= 0 or (tokens is not None and tokens < longest_tokens(config)):
         raise DoesNotFitError(
-            f"keys 'rollout.options.gpu_memory_utilization' and 'rollout.options.tensor_parallel_size': found "
+            f"keys 'rollout.options.gpu_memory_utilization', 'rollout.options.tensor_parallel_size' and "
+            f"{_ROOM_KEY if machines.device is None else '--devices'}: found "
             f"{options.gpu_memory_utilization:g} of {gigabytes(_room(config, machines))} on each of {tp} GPU(s), of which "
             f"{gigabytes(weights)} are weights and {gigabytes(reserve)} the engine's own, expected room for the "
             f"{longest_tokens(config):,} tokens of one trajectory: found {max(0, tokens or 0):,}"

@@ -128,6 +128,8 @@ def stand(config: RunConfig, machines: Machines) -> Standing:
 
 def _order(placement: str, place: int, seats: list[DeviceSeat], machines: Machines) -> list[DeviceSeat]:
     """The seats of a rank in the order in which they are tried."""
+    if machines.device is None:
+        return seats  # on how many machines they are is not known
     if placement == "strict-pack":
         return [seat for seat in seats if seat.node == 0]
     if placement == "strict-spread":

@@ -14,6 +14,8 @@ from tailrace.fleetsim.footprint.hosts import (
     checkpoint_copy_bytes,
     published_bytes,
     relays_on,
+    runs_programs,
+    trained_parameters,
 )
 from tailrace.fleetsim.footprint.machines import Machines
 from tailrace.fleetsim.footprint.model import RunModel
@@ -123,15 +125,14 @@ def _state(config: RunConfig, machines: Machines, standing: Standing, model: Run
     rate = None if device is None else device.disk_bandwidth
     yield StepTransfer(WRITE, "all ranks", whole, _at(whole * busiest, rate), False, _RECORD)
     if "optimizer" in trainer_config(config).offload:
-        moments = 2 * 8 * model.parameters / of_cell
+        moments = 2 * 8 * trained_parameters(config, model) / of_cell
         yield StepTransfer(OFFLOAD, "each rank", moments, _at(moments, pcie), True, _RECORD)
 
 
 def _scores(config: RunConfig) -> Iterator[StepTransfer]:
     """Work of scoring by core: answers of functions, programs in a sandbox."""
     responses = config.pipeline.prompts_per_step * config.pipeline.samples_per_prompt
-    named = {config.task.verifier, *(one.verifier for one in config.task.sources)}
-    code = "code" in named
+    code = runs_programs(config)
     for kind, workers, each_s, source in (
         ("answers", config.reward.math.workers, VERIFY_S, "10 ms of a core each, assumed"),
         (

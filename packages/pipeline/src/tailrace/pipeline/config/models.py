@@ -323,7 +323,7 @@ class ExecutorConfig(_Strict):
     trainer_gpus: float = Field(default=0.0, ge=0)
     """GPUs of a rank of the trainer"""
     gpu_memory_gb: float = Field(default=80.0, gt=0)
-    """memory of each GPU in 10^9 bytes, by which --dry-run says whether the trainer fits"""
+    """memory of each GPU in 10^9 bytes; a run whose trainer or replicas would take more is refused"""
     scorer_gpus: float = Field(default=0.0, ge=0)
     """GPUs of the scorer, for a judge; a share, with replicas that also take a share, places it beside a replica"""
     placement: Literal["pack", "spread", "strict-pack", "strict-spread"] = "pack"

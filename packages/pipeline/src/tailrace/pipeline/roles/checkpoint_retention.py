@@ -109,13 +109,13 @@ class CheckpointRetention:
         version = command.version
         try:
             self._written(command, saved)
+            nbytes = sum(int(file["bytes"]) for file in read_manifest(self.directory(version))["files"].values())
             if self._peers is not None and command.full:
+                self._worker.put(Saving(version, answers=command.seq, nbytes=nbytes))
                 self._peers.keep(self.directory(version), version, self._save_timeout_s)
-            files = read_manifest(self.directory(version))["files"].values()
         except Exception as error:
             self._worker.fail(error)
         else:
-            nbytes = sum(int(file["bytes"]) for file in files)
             self._worker.put(Durable(version, answers=command.seq, full=command.full, nbytes=nbytes))
             for path in self._root.iterdir():
                 if path.name.isdigit() and int(path.name) < version and int(path.name) not in command.keep:
@@ -129,6 +129,7 @@ class CheckpointRetention:
             DeadlineError: none was for too long.
         """
         progress, told_s, told = WriteProgress(self._root, self._save_timeout_s), time.monotonic(), -1
+        every_s = min(TOLD_S, self._save_timeout_s / 3)  # the executor's deadline is as long
         while True:
             if wait([saved], _POLL_S).done:
                 saved.result()
@@ -138,7 +139,7 @@ class CheckpointRetention:
                     f"waited {self._save_timeout_s:.0f} s for more of the checkpoint of version {command.version} to be "
                     f"written; {progress.nbytes:,} bytes are, in {self._root}"
                 )
-            if time.monotonic() - told_s >= TOLD_S and progress.nbytes != told:
+            if time.monotonic() - told_s >= every_s and progress.nbytes != told:
                 told_s, told = time.monotonic(), progress.nbytes
                 self._worker.put(Saving(command.version, answers=command.seq, nbytes=progress.nbytes))
 

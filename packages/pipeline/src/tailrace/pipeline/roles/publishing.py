@@ -88,9 +88,11 @@ class Publishing:
         self._numbers.pop(version, None)
         self._numbers[version] = command.seq
         while len(self._numbers) > _REMEMBERED:
-            del self._numbers[next(iter(self._numbers))]
+            oldest = next(iter(self._numbers))
+            del self._numbers[oldest]
+            self._begun_s.pop(oldest, None)
         if weights is not None:
-            self._begun_s = {version: time.monotonic(), **dict([*self._begun_s.items()][:_REMEMBERED])}
+            self._begun_s[version] = time.monotonic()
             self._rank.publish(version, weights(), sealed=command.sealed)
         self._follow(command.relays, command.sites)
         if weights is None:
@@ -147,7 +149,7 @@ class Publishing:
             self._broke(error)
 
     def _tell(self, version: int) -> None:
-        begun_s = self._begun_s.get(version)
+        begun_s = self._begun_s.pop(version, None)  # another relay may be offered the version much later
         if begun_s is not None:
             self.newest_s = time.monotonic() - begun_s
         seq = self._numbers.get(version)

@@ -103,8 +103,9 @@ class RelayRole:
             raise RoleError(f"the relay got {type(commands[0]).__name__} {commands[0].seq}, expected nothing")
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What it holds, if that changed, within `timeout_s` seconds. Returns only once the relay answers, so never while it is
-        suspended.
+        """What it holds, if that has changed by the end of `timeout_s` seconds.
+
+        It returns only once the relay answers, so never while the relay is suspended.
 
         Raises:
             RoleError: the relay's process is gone.

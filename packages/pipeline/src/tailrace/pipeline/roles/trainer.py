@@ -384,8 +384,7 @@ class TrainerRole:
         started = time.monotonic()
         self._require(command.version, "save")
         self._wait_for_marks()
-        partly = {} if command.full else {"full": False}
-        saved = self._backend.save(str(self._saving.directory(command.version)), command.version, **partly)
+        saved = self._backend.save(str(self._saving.directory(command.version)), command.version, full=command.full)
         self.stops.at("checkpoint")
         if self._publishing is not None:
             self._saving.follow(command, saved)

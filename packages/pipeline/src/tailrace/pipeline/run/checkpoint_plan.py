@@ -13,8 +13,8 @@ class CheckpointPlan:
     """The checkpoints of a run, by count and by bytes.
 
     Args:
-        repeats: most steps that a trainer repeats which is lost when no checkpoint is being written: those since the last full
-            state. While one is written they may be that many more.
+        repeats: most steps that a lost trainer repeats, if no checkpoint was being written: those since the last full state.
+            While one is written they may be that many more.
         full: most checkpoints with full state on disk, those that are kept.
         weights: most checkpoints of weights alone that are kept beside them.
         full_bytes: bytes of one with full state.
@@ -41,11 +41,6 @@ class CheckpointPlan:
     def least_bytes(self) -> int:
         """Bytes of the checkpoints that stay whatever the limit is."""
         return min(self.full, LEAST_KEPT) * self.full_bytes
-
-    @property
-    def disk_bytes(self) -> int:
-        """Most bytes on disk at one time."""
-        return self.kept_bytes + self.writing_bytes
 
 
 def plan_checkpoints(config: CheckpointConfig, steps: int, full_bytes: int, weights_bytes: int) -> CheckpointPlan:

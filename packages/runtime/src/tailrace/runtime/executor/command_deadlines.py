@@ -74,6 +74,7 @@ class Answers:
         self._waits, self._deadlines, self._down = waits, deadlines, down
         self._numbers: dict[int, tuple[int, Running]] = {}  # waits by the command's number
         self._publishing = 0  # number of the newest command to publish
+        self._saves: dict[int, None] = {}  # numbers of checkpoints: one waits while those before it are written
         self._scores = Outcomes(waits, "trajectories to be scored", deadlines.score_s, down)
         self._lengths = Outcomes(waits, "lengths to be predicted", deadlines.predict_s, down)
         self._of_role = {SCORER: self._scores, RANKER: self._lengths}
@@ -106,6 +107,7 @@ class Answers:
             case c.Checkpoint(version=version):
                 what = f"more of the checkpoint of version {version} to be written"
                 self._add(running, command.seq, what, limits.save_s, now)
+                self._saves[command.seq] = None
             case c.Pull(version=version):
                 self._add(running, command.seq, f"{running} to pull version {version}", limits.pull_s, now)
             case c.Abort():
@@ -183,6 +185,7 @@ class Answers:
         """End all waits for a member that is gone."""
         self._numbers = {seq: entry for seq, entry in self._numbers.items() if entry[1] is not running}
         self._training = {seq: one for seq, one in self._training.items() if seq in self._numbers}
+        self._saves = {seq: None for seq in self._saves if seq in self._numbers}
         if running.role in self._of_role:
             self._of_role[running.role].clear()
         self._calls.pop(running, None)
@@ -205,9 +208,12 @@ class Answers:
 
     def _goes_on(self, event: c.Saving) -> None:
         """Bytes of a checkpoint were written."""
-        entry = self._numbers.get(event.answers) if event.answers is not None else None
-        if entry is not None:
-            self._waits.renew(entry[0], self._now, self._deadlines.save_s)
+        if event.answers in self._saves:
+            self._renew_saves()
+
+    def _renew_saves(self) -> None:
+        for seq in self._saves:
+            self._waits.renew(self._numbers[seq][0], self._now, self._deadlines.save_s)
 
     def _answered(self, event: c.Event) -> None:
         answers: int | None = event.answers  # type: ignore[union-attr]
@@ -221,6 +227,9 @@ class Answers:
         entry = self._numbers.pop(seq, None)
         if entry is not None:
             self._waits.settle(entry[0])
+        if seq in self._saves:
+            del self._saves[seq]
+            self._renew_saves()
 
 
 class Outcomes:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
 
-from tailrace.processes import ProcessId, wait_aside
+from tailrace.processes import Ending, ProcessId
 from tailrace.runtime.hosts import ray_session
 from tailrace.runtime.hosts.ray_actor import CLOSE_S
 from tailrace.runtime.hosts.ray_cluster import CLAIM, CLUSTER, TOKEN, RayCluster, claimed_ago_s, name_run
@@ -38,12 +37,12 @@ def keep(root: Path, cpus: int, unclaimed_s: float, machines: int) -> None:
         address = context.address_info["gcs_address"]
         started, keeper = StartedMachines(root, address), asdict(ProcessId.current())
         fields = tuple(asdict(machine) for machine in started.start(machines))
-        over = threading.Event()
+        over = Ending()
         for number in (signal.SIGTERM, signal.SIGINT):  # until here they are Ray's, which ends this process
-            signal.signal(number, lambda *_: over.set())
+            signal.signal(number, over.ask)
         ray_session.seal(session)
         RayCluster(run, address, token, time.time(), unclaimed_s, str(session), keeper, fields).write(root)
-        while not wait_aside(over, _LOOK_S) and claimed_ago_s(root) < unclaimed_s + CLOSE_S:
+        while not over.wait(_LOOK_S) and claimed_ago_s(root) < unclaimed_s + CLOSE_S:
             ray_session.seal(session)
     finally:
         if started is not None:
