@@ -139,8 +139,11 @@ def test_a_stop_ends_the_wait():
 
 @pytest.mark.parametrize("within", ["poll", "write"])
 def test_a_stop_ends_the_wait_whenever_it_comes(within):
-    """Python runs a signal's handler between any two instructions of the main thread, those of a wait or a handler included."""
-    wait = "poll = select.poll\ndef asked():\n    os.kill(os.getpid(), signal.SIGTERM)\n    return poll()\nselect.poll = asked\n"
+    """A signal's handler comes between any two instructions of the main thread, those of a wait or a handler included."""
+    wait = (
+        "poll = select.poll\ndef asked():\n    os.kill(os.getpid(), signal.SIGTERM)\n    return poll()\n"
+        "select.poll = asked\n"
+    )
     ask = (
         "write, sent = os.write, []\ndef twice(*given):\n    if not sent:\n        sent.append(1)\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n    return write(*given)\nos.write = twice\n"

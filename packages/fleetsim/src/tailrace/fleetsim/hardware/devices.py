@@ -126,7 +126,6 @@ class Device:
     nic_bandwidth: Positive
     nics_per_node: Count
     host_memory_bytes: Positive | None = None
-    host_cores: Count | None = None
     disk_bandwidth: Positive | None = None
     publish_bandwidth: Positive | None = None
     pull_bandwidth: Positive | None = None
