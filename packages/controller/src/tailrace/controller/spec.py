@@ -108,8 +108,8 @@ class PipelineSpec:
         full_checkpoint_every: checkpoints from one with the optimizer's state to the next; those between have weights alone, to
             which the trainer cannot go back. The last step's has it.
         keep_checkpoints: newest checkpoints that the trainer can go back to; if one is damaged, an older one is used.
-        keep_checkpoint_bytes: bytes of checkpoints that are kept, beside the newest two that the trainer can go back to: of
-            weights first, then of the others the oldest are not. 0: any.
+        keep_checkpoint_bytes: most bytes of checkpoints that are kept; 0: any number. The oldest weights go first, then the
+            oldest with full state; the newest two of those stay, and count too.
         fence: whether a version may be pulled only once its checkpoint is durable, so that no replica is ever newer than what
             the trainer can come back to. Every version must then have a checkpoint.
         scoring_attempts: how often a failing verifier is tried before the group is reported as failed.

@@ -130,7 +130,7 @@ class State:
 
     @property
     def only_scores(self) -> bool:
-        """Whether groups have started and are not complete, of which no response is being generated or about to be."""
+        """Whether all that has started is generated, and some of it waits for its reward."""
         if not self.ledger.started_groups or self.ledger.pooled_started or self.generates:
             return False
         return not any(replica.away for replica in self.fleet.replicas.values())

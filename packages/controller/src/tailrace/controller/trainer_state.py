@@ -34,8 +34,8 @@ class TrainerState:
     `staged` says whether its weights were handed over for publication since it came up. `saving` are versions whose
     checkpoints are under way. `fallbacks` are the versions it can fall back to, oldest first: the newest durable checkpoints
     with full state, or `first` while there is none. `weights` are the durable checkpoints of weights alone that are kept, and
-    `sizes` has the bytes of each durable checkpoint, of which at most `keep_bytes` are kept (0: any) beside the newest two with
-    full state.
+    `sizes` has the bytes of each durable checkpoint. At most `keep_bytes` of all together are kept (0: any number), and the
+    newest two with full state in any case.
     Of a batch that is trained on before it is complete, `accumulated` lists the groups given so far and `parts` counts their
     parts; `accumulating` is the batch's version while the trainer works on a part. Where gradients are only added, `adding` has
     that version for each cell of the trainer that works on some.

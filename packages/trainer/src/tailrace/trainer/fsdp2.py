@@ -113,7 +113,7 @@ class Fsdp2Model(ShardedModel):
         return load_policy(path, parameter_dtype(self.config))
 
     def _empty(self, path: Path) -> Policy:
-        """The same without memory and not probed."""
+        """The model of a directory without memory, not probed."""
         return Policy(empty_lm(path, parameter_dtype(self.config)))
 
     def _prepared(self, policy: Policy, *, frozen: bool) -> Policy:

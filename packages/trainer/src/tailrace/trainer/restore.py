@@ -154,6 +154,7 @@ class _StateFiles:
 
     Attributes:
         manifest, version, steps: of the checkpoint.
+        place: whose file is looked at for what every file has: this rank's own where as many ranks saved, else the first's.
         error: what was found wrong while rows were read. Zeros stand for them, so that all ranks go on to where they agree.
         random: this rank's random state, if as many ranks saved it.
     """
@@ -225,7 +226,7 @@ class _StateFiles:
 
     @property
     def held_rows(self) -> Rows:
-        """Which rows the file of `place` has."""
+        """The rows of each tensor that the file of rank `place` has."""
         return Rows(self.place, self._ranks)
 
     def _file(self, place: int) -> CheckedFile:
@@ -234,7 +235,7 @@ class _StateFiles:
         return self._files[place]
 
     def file_here(self) -> CheckedFile:
-        """The file of `place`."""
+        """The file of rank `place`."""
         return self._file(self.place)
 
 

@@ -161,7 +161,7 @@ def sources(lm: nn.Module, files: ModelFiles, fresh: Collection[str] = ()) -> di
         fresh: parameters that are not looked for.
 
     Returns:
-        None if there is one for which not exactly one is there: the model's files are not what its parameters are, as those of
+        None if some parameter has no tensor in the files, or two: their tensors are not the model's parameters, as in
         quantised models.
     """
     aliases: dict[int, list[str]] = {}
@@ -204,9 +204,8 @@ def _tensors_by_parameter(lm: Any, files: ModelFiles) -> dict[str, str | Experts
     rules = get_model_conversion_mapping(lm)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
-    patterns: dict[
-        str, list[str]
-    ] = {}  # of those whose operations are known here, in the order in which they are joined
+    # Of rules whose operations are known here, in the order in which their tensors are joined.
+    patterns: dict[str, list[str]] = {}
     for rule in converters:
         kinds = [(type(operation), getattr(operation, "dim", None)) for operation in rule.operations]
         joined = [(MergeModulelist, 0), (Concatenate, 1)]

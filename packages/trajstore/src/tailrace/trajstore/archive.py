@@ -220,7 +220,9 @@ def write_parquet(
                     put()
                     held = 0
                     progress(written)
-            put()
+            if rows:
+                put()
+                progress(written)
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -101,9 +101,8 @@ class Puller:
         self._spare.clear()
 
 
-_HELD = (
-    2  # tensors that come in parts and are used at once: while one is asked for, a loop still refers to the one before
-)
+# Tensors that come in parts and are used at once: while one is asked for, a loop still refers to the one before.
+_HELD = 2
 _SLICE_S = 1.0  # of a wait: between slices other threads of this reader get their turn
 
 

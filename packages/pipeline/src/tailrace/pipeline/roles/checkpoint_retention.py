@@ -84,7 +84,10 @@ class CheckpointRetention:
             raise CheckpointUnusableError(f"found version {found} in {directory}, expected version {version}")
 
     def _load(self, directory: Path, version: int, load: Callable[[str], int]) -> int:
-        """Load it, and once more when the first rank has put back the copy of another machine: all ranks fail together."""
+        """Load it. If that fails, which it does on all ranks or none, the first one fetches the copy of another machine.
+
+        All load again then: a load begins with a barrier, so none reads before the copy is there.
+        """
         try:
             return load(str(directory))
         except TailraceError:

@@ -62,8 +62,8 @@ class Deadlines:
         suspect_s: silence after which a member is reported as silent. When it counts as down is for detection to say.
         close_s: deadline for a role to clean up.
         save_s: deadline until more bytes of a checkpoint are written, or it is durable.
-        data_s: deadline of each call of the data role by the others, in which one that is gone may come back. A batch is
-            fetched in slices, so it is one of progress, whatever the size of the batch.
+        data_s: deadline of each call of the data role by the others, in which one that is gone may come back. A batch of any
+            size is fetched in slices, each with this deadline.
     """
 
     start_s: float = 600.0

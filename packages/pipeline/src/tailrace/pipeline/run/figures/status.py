@@ -115,8 +115,8 @@ class RunStatus:
     incidents: list[dict[str, Any]] = field(default_factory=list)
     incidents_total: int = 0
 
-    def count(self, run: RunView) -> None:
-        """Take in what the log tells of the run so far: all that stands when nothing of it lives any more."""
+    def take_from(self, run: RunView) -> None:
+        """Take over what the log tells of the run so far, which needs none of its processes."""
         self.step, self.version, self.steps, self.bound = run.step, run.version, run.steps, run.bound
         consumed = run.staleness_at_consumption
         if consumed:
@@ -251,7 +251,7 @@ class StatusObserver:
 
     def _refresh(self, run: RunView) -> None:
         status, steps = self.status, self._steps
-        status.count(run)
+        status.take_from(run)
         if self._last_step is not None:
             status.steps = self._last_step
         if len(run.evaluations) != self._evaluations:
