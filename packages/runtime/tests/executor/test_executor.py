@@ -257,10 +257,10 @@ def test_a_checkpoint_is_waited_for_while_bytes_of_it_are_written(run):
 def test_a_checkpoint_that_waits_for_the_one_before_is_not_late(run):
     """The trainer writes one after the other: the deadline of 85 s counts from the last news of any of them."""
     (trainer,) = run.up(("trainer", "0"))
-    run.give(c.Checkpoint(3, 1))
-    run.pass_time(60.0)
-    run.give(c.Checkpoint(4, 2))
-    trainer.takes()
+    for command, passed_s in ((c.Checkpoint(3, 1), 60.0), (c.Checkpoint(4, 2), 1.0)):
+        run.give(command)
+        trainer.takes()
+        run.pass_time(passed_s)
     for event in (c.Saving(1, 3, 7), c.Saving(1, 3, 8), c.Durable(1, answers=3), c.Saving(2, 4, 1)):
         trainer.says(event)
         run.settle()

@@ -21,7 +21,7 @@ def standing(record: Record, written: RunStatus) -> RunStatus:
     lags = [lag for batch in record.measured for lag in batch.at_consumption]
     rewards = [row["reward_mean"] for row in record.steps if row.get("reward_mean") is not None]
     found = replace(written)
-    found.count(record.folds.run)
+    found.take_from(record.folds.run)
     found.steps = written.steps if written.simulated else record.config.pipeline.steps
     found.reward = rewards[-1] if rewards else None
     found.staleness_mean, found.staleness_max = mean(lags) if lags else None, max(lags, default=None)

@@ -227,7 +227,7 @@ class CheckpointWriter:
                 part = model.rows.of(shape[0])
                 count += (part.stop - part.start) * math.prod(shape[1:])
         if not full:
-            return count * self._model.dtype.itemsize
+            return count * int(self._model.dtype.itemsize)
         return 3 * count * int(parameter_dtype(self._model.config).itemsize) + _SLACK_BYTES
 
     def _tensors(self, *, full: bool) -> Iterator[tuple[str, Tensor]]:
