@@ -7,17 +7,23 @@ import pytest
 
 from tailrace.cli.main import main
 
+PPO = 'loss = "ppo"\ncritic = { warmup_steps = 1 }'
 RANKS = {  # of threads in this process, or of processes on Ray
     "deepspeed": ("local", 'backend = "deepspeed"\noptions = { lr = 1e-2, threads = 1 }'),
     "deepspeed zero-3": (
         "ray",
         'backend = "deepspeed"\nprocesses = 2\noptions = { lr = 1e-2, threads = 1, zero_stage = 3 }',
     ),
-    "fsdp2 with a critic": (
-        "local",
-        'loss = "ppo"\ncritic = { warmup_steps = 1 }\noptions = { lr = 1e-2, threads = 1 }',
+    "deepspeed with a critic": (
+        "ray",
+        f'backend = "deepspeed"\nprocesses = 2\n{PPO}\noptions = {{ lr = 1e-2, threads = 1, zero_stage = 3 }}',
     ),
+    "fsdp2 with a critic": ("local", f"{PPO}\noptions = {{ lr = 1e-2, threads = 1 }}"),
     "megatron": ("local", 'backend = "megatron"\noptions = { lr = 1e-2, threads = 1 }'),
+    "megatron with a critic": (
+        "ray",
+        f'backend = "megatron"\nprocesses = 2\n{PPO}\noptions = {{ lr = 1e-2, threads = 1, tensor_parallel = 2 }}',
+    ),
     "megatron tensor-parallel": (
         "ray",
         'backend = "megatron"\nprocesses = 2\noptions = { lr = 1e-2, threads = 1, tensor_parallel = 2 }',
@@ -35,7 +41,9 @@ DEEP = [pytest.mark.deep, pytest.mark.timeout(900)]
         "fsdp2 with a critic",
         "megatron",
         pytest.param("deepspeed zero-3", marks=DEEP),
+        pytest.param("deepspeed with a critic", marks=DEEP),
         pytest.param("megatron tensor-parallel", marks=DEEP),
+        pytest.param("megatron with a critic", marks=DEEP),
     ],
 )
 def test_it_trains_comes_back_and_is_exported(name, small_run, capsys):
@@ -46,7 +54,7 @@ def test_it_trains_comes_back_and_is_exported(name, small_run, capsys):
     run.train(trainer, executor)
     changed = run.trained()
     assert len([name for name in changed if name.endswith("proj.weight")]) == 14  # all of both layers
-    if name == "fsdp2 with a critic":
+    if name.endswith("with a critic"):
         told = [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
         steps = [step for step in told if "value_loss" in step]
         assert [step["lr"] for step in steps] == [0.0, *[0.01] * (len(steps) - 1)]

@@ -262,11 +262,6 @@ KINDS = {
         None,
         ["trainer.loss", "'dapo'", "clip_low = 1.5", "below 1"],
     ),
-    "critic-of-another-backend": (
-        settings("trainer.loss.name=ppo", "trainer.backend=deepspeed"),
-        None,
-        ["trainer.backend", "'gae'", "'ppo'", "'deepspeed'", "trains no critic", "'fsdp2'"],
-    ),
     "critic-without-a-head": (
         settings("trainer.loss.name=ppo", "trainer.critic.init=model"),
         None,

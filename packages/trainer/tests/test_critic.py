@@ -17,6 +17,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tailrace.trainer import CheckpointError, CriticConfig, ModelError, TrainerConfig, TrainerConfigError
 from tailrace.trainer.advantages import CriticAdvantages, Gae, open_advantages
+from tailrace.trainer.backend import build_backend
+from tailrace.trainer.config import AdapterConfig
 from tailrace.trainer.critic import value_loss
 from tailrace.trainer.critic_init import check_critic_init
 from tailrace.trainer.small import build_model
@@ -276,8 +278,11 @@ def test_a_checkpoint_without_a_critic_changes_nothing(model_path, tmp_path):
 # On several ranks, and read by rows
 
 
-def train(rank, world_size, model, config, by_rows, rendezvous, out: Path):
-    """Two steps, a checkpoint, a third; what rank 0 has then goes to a file, the critic's tensors too."""
+def train(rank, world_size, model, config, backend, by_rows, rendezvous, out: Path):
+    """Two steps, a checkpoint, a third; what rank 0 has then goes to a file, the critic's tensors and first gradient too.
+
+    One that is called resumed loads the checkpoint of the run that it resumes before its third step.
+    """
     if by_rows:
         fsdp2: Any = import_module("tailrace.trainer.fsdp2")
         fsdp2.SMALL_MODEL_PARAMETERS = 0
@@ -286,8 +291,18 @@ def train(rank, world_size, model, config, by_rows, rendezvous, out: Path):
             raise AssertionError("a rank loaded the whole model")
 
         fsdp2.load_policy = fsdp2.load_value_model = refuse
-    with TrainerWorker(model, config, rank=rank, world_size=world_size, rendezvous=rendezvous) as worker:
+    built: Any = build_backend(backend, model, config, rank=rank, world_size=world_size, rendezvous=rendezvous)
+    gradients: dict[str, torch.Tensor] = {}
+    with built as worker:
         critic: Any = worker._critic_model
+        apply = critic.apply_gradients
+
+        def spy(lr):
+            if not gradients:
+                gradients.update(trainer_processes.whole_gradients(critic))
+            return apply(lr)
+
+        critic.apply_gradients = spy
         # one of a single trajectory: the other rank has nothing of its own
         metrics = [worker.step([batch(1)]), worker.step([batch(2)[:1]])]
         if out.name.startswith("resumed"):
@@ -297,6 +312,7 @@ def train(rank, world_size, model, config, by_rows, rendezvous, out: Path):
         metrics.append(worker.step([batch(3)]))
         found = {f"policy/{name}": tensor.clone() for name, tensor in worker.weights()}
         found |= {f"critic/{name}": tensor.clone() for name, tensor in critic.whole_parameters()}
+        found |= {f"gradient/{name}": tensor for name, tensor in gradients.items()}
     if rank == 0:
         told = {
             f"{number} {name}": torch.tensor(value, dtype=torch.float64)
@@ -307,24 +323,82 @@ def train(rank, world_size, model, config, by_rows, rendezvous, out: Path):
         save_file({name: tensor.contiguous() for name, tensor in (found | told).items()}, str(out))
 
 
-@pytest.mark.parametrize(("ranks", "cells", "by_rows"), [(1, 1, True), (2, 1, False), (2, 1, True), (2, 2, False)])
-def test_several_ranks_or_rows_compute_what_one_process_does_and_resume_bit_for_bit(
-    model_path, init, tmp_path, ranks, cells, by_rows
+@pytest.mark.parametrize(
+    ("backend", "ranks", "changes", "by_rows"),
+    [
+        ("fsdp2", 1, {}, True),
+        ("fsdp2", 2, {}, False),
+        ("fsdp2", 2, {}, True),
+        ("fsdp2", 2, {"cells": 2}, False),
+        ("deepspeed", 1, {"zero_stage": 2}, False),
+        ("deepspeed", 2, {"zero_stage": 1}, False),
+        ("deepspeed", 2, {"zero_stage": 2}, False),
+        ("deepspeed", 2, {"zero_stage": 3}, False),
+        ("deepspeed", 2, {"zero_stage": 2, "adapter": AdapterConfig(rank=3)}, False),
+        ("megatron", 1, {}, False),
+        ("megatron", 2, {}, False),
+        ("megatron", 2, {"tensor_parallel": 2}, False),
+        ("megatron", 2, {"cells": 2}, False),
+    ],
+)
+def test_several_ranks_rows_or_another_backend_compute_what_one_process_does_and_resume_bit_for_bit(
+    model_path, init, tmp_path, backend, ranks, changes, by_rows
 ):
-    config = dataclasses.replace(PPO, dtype="float32", cells=cells, timeout_s=60, activation_checkpointing="off")
+    """With one rank the critic begins with a fresh head, with two with one that it reads."""
+    needs(backend)
+    if adapter := changes.get("adapter"):  # of the policy
+        pytest.importorskip("peft", reason="needs tailrace-trainer[adapters]")
+    config = dataclasses.replace(PPO, dtype="float32", timeout_s=60, activation_checkpointing="off")
+    config = dataclasses.replace(config, adapter=adapter or config.adapter)
     if ranks == 2:
         config = dataclasses.replace(config, critic=dataclasses.replace(config.critic, init=init))
-    one = dataclasses.replace(config, cells=1)
-    train(0, 1, model_path, one, False, None, tmp_path / "one.safetensors")
-    out = tmp_path / "several.safetensors"
+    train(0, 1, model_path, config, "fsdp2", False, None, tmp_path / "one.safetensors")
+    out, changed = tmp_path / "several.safetensors", dataclasses.replace(config, **changes)
     for name in ("several", "resumed-several"):
         meets = f"file://{tmp_path}/meet-{name}"
-        trainer_processes.run_all(train, ranks, model_path, config, by_rows, meets, out.with_stem(name))
+        arguments = (model_path, changed, backend, by_rows, meets, out.with_stem(name))
+        trainer_processes.run_all(train, ranks, *arguments)
     expected, found, again = (load_file(out.with_stem(name)) for name in ("one", "several", "resumed-several"))
     assert found.keys() == expected.keys()
+    assert sum(float(value.abs().sum()) for key, value in expected.items() if key.startswith("gradient/")) > 0.1
+    for name, tensor in expected.items():
+        # float32 sums in another order; weights and later metrics more, since Adam divides by the gradient
+        absolute = 2e-6 if name.startswith("gradient/") else 1e-4
+        torch.testing.assert_close(found[name], tensor, atol=absolute, rtol=1e-4, msg=name)
+        assert torch.equal(again[name], found[name]), name
+
+
+@pytest.mark.parametrize(
+    ("saved_by", "read_by"),
+    [("fsdp2", "deepspeed"), ("fsdp2", "megatron"), ("deepspeed", "fsdp2"), ("megatron", "fsdp2")],
+)
+def test_a_backend_goes_on_with_the_critic_that_another_one_saved(model_path, init, tmp_path, saved_by, read_by):
+    needs(saved_by, read_by)
+    config = dataclasses.replace(PPO, dtype="float32", critic=CriticConfig(init=init, lr=0.02))
+    out = tmp_path / "one.safetensors"
+    train(0, 1, model_path, config, saved_by, False, None, out)
+    train(0, 1, model_path, config, read_by, False, None, out.with_stem("resumed-one"))
+    expected, found = load_file(out), load_file(out.with_stem("resumed-one"))
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, atol=1e-4, rtol=1e-4, msg=name)
-        assert torch.equal(again[name], found[name]), name
+
+
+def needs(*backends):
+    """Skip the test if a backend is not installed."""
+    for name in backends:
+        if name != "fsdp2":
+            pytest.importorskip({"megatron": "megatron.core"}.get(name, name))
+
+
+def test_megatron_names_a_critic_that_its_ranks_cannot_split(tmp_path):
+    needs("megatron")
+    sizes = {"vocab_size": VOCAB, "hidden": 16, "layers": 1, "head_dim": 8, "max_positions": 64}
+    model = build_model(tmp_path / "model", mlp=32, **sizes)
+    directory = build_value_model(tmp_path / "critic", build_model(tmp_path / "odd", mlp=33, **sizes))
+    config = dataclasses.replace(PPO, critic=CriticConfig(init=directory), tensor_parallel=2)
+    says = "found tensor_parallel = 2 and 33 columns of the MLP with backend megatron"
+    with pytest.raises(TrainerConfigError, match=says):
+        build_backend("megatron", model, config, rank=0, world_size=2, rendezvous=None)
 
 
 # What a critic may begin with

@@ -238,11 +238,11 @@ def save_for_ever(model, root: Path, saved):
 
 
 def whole_gradients(model):
-    """The summed gradients under Hugging Face names, of FSDP2's model or Megatron's."""
+    """The summed gradients under Hugging Face names, of any backend's model. Collective."""
     if hasattr(model, "_gatherer"):
         gradients = {name: shard.grad for name, shard in model.local.items()}
         return {name: model._gatherer.whole(name, gradients).clone() for name in model.shapes}
-    return {name: parameter.grad.full_tensor().clone() for name, parameter in model.parameters.items()}
+    return {name: gradient(parameter) for name, parameter in model.parameters.items()}
 
 
 def run_cases(rank, world_size, cases, root: Path):

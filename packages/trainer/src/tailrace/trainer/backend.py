@@ -194,7 +194,7 @@ def check_backend(name: str, config: TrainerConfig, processes: int, model: Mappi
     if config.has_critic and not getattr(found, "critics", False):
         raise TrainerConfigError(
             f"found advantages {config.advantages_name!r} (of the loss {config.loss!r}) with the backend {name!r}, which "
-            "trains no critic; expected 'fsdp2', or advantages without one, such as 'group'"
+            "trains no critic; expected 'fsdp2', 'deepspeed' or 'megatron', or advantages without one, such as 'group'"
         )
     if isinstance(found, BackendPlugin):
         found.check(config, processes)

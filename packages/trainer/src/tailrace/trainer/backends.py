@@ -36,7 +36,7 @@ class Fsdp2(BackendPlugin):
 class DeepSpeed(BackendPlugin):
     """DeepSpeed's ZeRO; see `tailrace.trainer.deepspeed`."""
 
-    adapters = True
+    adapters = critics = True
 
     def __call__(
         self, model_path: str | Path, config: TrainerConfig, *, rank: int, world_size: int, rendezvous: str | None
@@ -85,14 +85,18 @@ def check_deepspeed(config: TrainerConfig) -> None:
 class Megatron(BackendPlugin):
     """Megatron-core's GPTModel, tensor-parallel; see `tailrace.trainer.megatron`."""
 
+    critics = True
+
     def __call__(
         self, model_path: str | Path, config: TrainerConfig, *, rank: int, world_size: int, rendezvous: str | None
     ) -> TrainingBackend:
         from tailrace.trainer import TrainerWorker
         from tailrace.trainer.megatron import MegatronModel
-        from tailrace.trainer.megatron_weights import read_config
+        from tailrace.trainer.weights_file import read_config
 
-        check_megatron(config, world_size, read_config(Path(model_path)))
+        init = config.critic.init
+        for path in (Path(model_path), *([init] if init is not None else [])):
+            check_megatron(config, world_size, read_config(path))
         if config.tensor_parallel > 1:  # before CUDA starts: Megatron relies on one queue to overlap sums with products
             os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         return TrainerWorker(

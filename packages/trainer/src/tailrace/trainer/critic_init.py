@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from tailrace.trainer.errors import ModelError
-from tailrace.trainer.weights_file import tensor_shapes
+from tailrace.trainer.weights_file import read_config, tensor_shapes
 
 HEAD = "score.weight"
 """The head of a value model, ``[1, hidden]``, as Hugging Face's sequence classifiers call it."""
@@ -24,7 +23,7 @@ def check_critic_init(directory: Path, model: Path | None) -> None:
         ModelError: it has no model with a value head, or one of another type, vocabulary or tokenizer than the policy.
         CheckpointError: its weights cannot be read.
     """
-    mine = _config(directory)
+    mine = read_config(directory)
     shape = tensor_shapes(directory).get(HEAD)
     if shape is None or shape[0] != 1:
         found = "no such tensor" if shape is None else f"one of {shape[0]} rows"
@@ -32,7 +31,7 @@ def check_critic_init(directory: Path, model: Path | None) -> None:
             f"found a critic without a head in {directory} ({HEAD}: {found}), expected one of 1 row, as a sequence classifier "
             "with one label has; without a directory the policy's model gets a fresh head"
         )
-    policy = {"model_type": "qwen3"} if model is None else _config(model)
+    policy = {"model_type": "qwen3"} if model is None else read_config(model)
     for key, what in (("model_type", "type"), ("vocab_size", "vocabulary")):
         if key in policy and mine.get(key) != policy[key]:
             raise ModelError(
@@ -44,19 +43,6 @@ def check_critic_init(directory: Path, model: Path | None) -> None:
             f"found a critic of another tokenizer in {directory}, expected that of the policy in {model}: equal tokens have "
             "equal ids in both"
         )
-
-
-def _config(directory: Path) -> dict[str, Any]:
-    path = directory / "config.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"found no readable config.json in {directory}, expected a model directory: {error}"
-        ) from error
-    if not isinstance(found, dict):
-        raise ModelError(f"found no settings in {path}, expected a model's")
-    return found
 
 
 def _same_tokens(one: Path, other: Path) -> bool:

@@ -27,8 +27,9 @@ from tailrace.trainer.adapters import add_adapter, base_logprobs, published_name
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.microbatch import MicroBatch
 from tailrace.trainer.optimizer import adamw, clip_gradients
-from tailrace.trainer.policy import PREFIX, load_policy
+from tailrace.trainer.policy import PREFIX, Policy, load_policy
 from tailrace.trainer.sharded_model import MOMENTS, Rows, SavedState, ShardedModel, parameter_dtype
+from tailrace.trainer.value_model import load_value_model
 
 BUCKET_ELEMENTS = 50_000_000
 """Gradients that are added up over ranks at a time."""
@@ -50,7 +51,7 @@ class DeepSpeedModel(ShardedModel):
     ) -> None:
         super().__init__(config, device, rank, world_size)
         self._rank, self._ranks = rank, world_size
-        policy = load_policy(model_path, parameter_dtype(config))
+        policy = self._load(model_path)
         policy.configure(config)
         if config.adapter.rank:
             policy.freeze(self.dtype)
@@ -72,6 +73,10 @@ class DeepSpeedModel(ShardedModel):
                     self._write(name, None, masters[name])
             self._show_masters()
         self.reset_optimizer()
+
+    def _load(self, path: Path) -> Policy:
+        """The model in a directory, whole and probed."""
+        return load_policy(path, parameter_dtype(self.config))
 
     def _trained(self, policy: Any) -> dict[str, Any]:
         """The parameters that are trained, by their names outside: Hugging Face's, of an adapter PEFT's."""
@@ -147,6 +152,10 @@ class DeepSpeedModel(ShardedModel):
             return found
 
         return logprobs
+
+    def _critic(self, path: Path, rank: int, world_size: int) -> ShardedModel:
+        """See `ShardedModel`."""
+        return DeepSpeedCritic(path, self.config, self.device, rank, world_size)
 
     # ---- weights --------------------------------------------------------------------------------------------------
 
@@ -246,6 +255,26 @@ class DeepSpeedModel(ShardedModel):
         for group in range(len(zero.fp16_groups)):
             zero._reassign_or_swap_out_partitioned_parameters(group)
         zero._post_step(set())
+
+
+class DeepSpeedCritic(DeepSpeedModel):
+    """The critic, in parts like the policy; an engine of DeepSpeed's of its own, with its own optimizer.
+
+    Args:
+        model_path: directory of a model with a value head, or of the policy, for a fresh one.
+        config: the settings of both.
+        device, rank, world_size: see `ShardedModel`.
+    """
+
+    def __init__(
+        self, model_path: Path, config: TrainerConfig, device: torch.device, rank: int, world_size: int
+    ) -> None:
+        super().__init__(model_path, config.of_critic, device, rank, world_size)
+
+    def _load(self, path: Path) -> Policy:
+        """See `DeepSpeedModel`."""
+        fresh = self.config.seed if self.config.critic.init is None else None
+        return load_value_model(path, parameter_dtype(self.config), fresh=fresh)
 
 
 def _rows(tensor: GlobalTensor, rows: Rows) -> LocalBuffer:

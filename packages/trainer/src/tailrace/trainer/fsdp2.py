@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from tailrace.paramserver.layout import Layout, from_fsdp2
 from tailrace.trainer.adapters import add_adapter, base_logprobs, published_name
 from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig, check_owners
-from tailrace.trainer.critic_init import HEAD, check_critic_init
+from tailrace.trainer.critic_init import HEAD
 from tailrace.trainer.errors import TrainerConfigError
 from tailrace.trainer.microbatch import MicroBatch
 from tailrace.trainer.offload import HostParts
@@ -304,13 +304,9 @@ class Fsdp2Model(ShardedModel):
 
         return logprobs
 
-    def critic(self, model_path: Path) -> ShardedModel:
+    def _critic(self, path: Path, rank: int, world_size: int) -> ShardedModel:
         """See `ShardedModel`."""
-        init = self.config.critic.init
-        if init is not None:
-            check_critic_init(init, model_path)
-        ranks = self.cells * self.shares
-        return Fsdp2Critic(init or model_path, self.config, self.device, dist.get_rank(), ranks)
+        return Fsdp2Critic(path, self.config, self.device, rank, world_size)
 
     # ---- weights --------------------------------------------------------------------------------------------------
 

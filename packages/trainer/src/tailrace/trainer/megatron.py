@@ -23,11 +23,14 @@ from torch import Tensor
 
 from tailrace.paramserver.layout import Layout
 from tailrace.trainer.config import TrainerConfig
-from tailrace.trainer.megatron_gpt import TensorParallelPolicy
-from tailrace.trainer.megatron_weights import Gatherer, gpt_layout, load_shard, put_rows, read_config
+from tailrace.trainer.critic_init import HEAD
+from tailrace.trainer.megatron_gpt import TensorParallelPolicy, TensorParallelValues
+from tailrace.trainer.megatron_weights import Gatherer, gpt_layout, load_shard, put_rows
 from tailrace.trainer.microbatch import MicroBatch
 from tailrace.trainer.optimizer import adamw, clip_gradients
 from tailrace.trainer.sharded_model import MOMENTS, Rows, SavedState, ShardedModel, least_loaded, parameter_dtype
+from tailrace.trainer.value_model import fresh_head
+from tailrace.trainer.weights_file import read_config
 
 
 class MegatronModel(ShardedModel):
@@ -39,6 +42,8 @@ class MegatronModel(ShardedModel):
     """
 
     shares_prompts = True
+    _values = False
+    """whether it has a value head in place of an output layer"""
 
     def __init__(
         self, model_path: Path, config: TrainerConfig, device: torch.device, rank: int, world_size: int
@@ -64,7 +69,8 @@ class MegatronModel(ShardedModel):
         self.group = group(lambda other: other % tp)
         self.cell_group = group(lambda other: other // per_cell * tp + other % tp)
         dtype = str(parameter_dtype(config)).removeprefix("torch.")
-        self._layout, self._rank = gpt_layout(self._hf, tp, world_size, dtype), f"rank{rank}"
+        self._rank = f"rank{rank}"
+        self._layout = gpt_layout(self._hf, tp, world_size, dtype, values=self._values)
         group_of = [f"rank{rank - slot + other}" for other in range(tp)]
         self._like = torch.empty(0, dtype=parameter_dtype(config), device=device)
         self._gatherer = Gatherer(self._layout, group_of, self._tp_group, self._like)
@@ -76,7 +82,7 @@ class MegatronModel(ShardedModel):
             self.local[name] = parameter.detach().to(parameter_dtype(config))
             parameter.register_post_accumulate_grad_hook(self._adds_to(self.local[name]))
         if self.dtype is not parameter_dtype(config):  # the float32 values, which the parameters rounded
-            load_shard(model_path, self._layout, self._rank, self.local)
+            self._fill(self.local, model_path)
         self._owners = least_loaded({name: shard.numel() for name, shard in self.local.items()}, self.shares)
         # Every rank normalises the queries and keys of its own heads with the same weights.
         self._partial = [name for name in self.local if ".q_layernorm." in name or ".k_layernorm." in name]
@@ -87,13 +93,18 @@ class MegatronModel(ShardedModel):
         self.reset_optimizer()
 
     def _load(self, model_path: Path) -> TensorParallelPolicy:
-        policy = TensorParallelPolicy(self._hf, self.config, self._tp_group, self._alone)
+        kind = TensorParallelValues if self._values else TensorParallelPolicy
+        policy = kind(self._hf, self.config, self._tp_group, self._alone)
         local = {name: parameter.detach() for name, parameter in policy.gpt.named_parameters()}
         for tensor in local.values():
             tensor.zero_()  # padding of the vocabulary
-        load_shard(model_path, self._layout, self._rank, local)
+        self._fill(local, model_path)
         policy.to(self.device).train()
         return policy
+
+    def _fill(self, local: Mapping[str, Tensor], model_path: Path) -> None:
+        """Fill this rank's tensors from a model directory."""
+        load_shard(model_path, self._layout, self._rank, local)
 
     @staticmethod
     def _adds_to(shard: Tensor) -> Callable[[Tensor], None]:
@@ -181,6 +192,10 @@ class MegatronModel(ShardedModel):
 
         return logprobs
 
+    def _critic(self, path: Path, rank: int, world_size: int) -> ShardedModel:
+        """See `ShardedModel`."""
+        return MegatronCritic(path, self.config, self.device, rank, world_size)
+
     # ---- weights --------------------------------------------------------------------------------------------------
 
     @property
@@ -241,6 +256,30 @@ class MegatronModel(ShardedModel):
                 put_rows(mine, name, local, read)
         self._round()
         self.steps = saved.steps
+
+
+class MegatronCritic(MegatronModel):
+    """The critic, split like the policy, but for its head, which every rank has; with its own optimizer.
+
+    Args:
+        model_path: directory of a model with a value head, or of the policy, for a fresh one.
+        config: the settings of both.
+        device, rank, world_size: see `ShardedModel`.
+    """
+
+    _values = True
+
+    def __init__(
+        self, model_path: Path, config: TrainerConfig, device: torch.device, rank: int, world_size: int
+    ) -> None:
+        super().__init__(model_path, config.of_critic, device, rank, world_size)
+
+    def _fill(self, local: Mapping[str, Tensor], model_path: Path) -> None:
+        """See `MegatronModel`."""
+        is_fresh = self.config.critic.init is None
+        load_shard(model_path, self._layout, self._rank, local, fresh=(HEAD,) if is_fresh else ())
+        if is_fresh:
+            local[HEAD].copy_(fresh_head(local[HEAD], self.config.seed))
 
 
 class _Moments(Mapping[str, Tensor]):

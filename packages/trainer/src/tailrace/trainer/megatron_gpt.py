@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tailrace.contracts import extra
 from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig
+from tailrace.trainer.megatron_weights import without_output_layer
 from tailrace.trainer.microbatch import MicroBatch
 from tailrace.trainer.policy import token_logprobs
 from tailrace.trainer.sharded_model import DTYPES
@@ -152,20 +153,7 @@ class TensorParallelPolicy(nn.Module):
 
     def forward(self, batch: MicroBatch, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies as `tailrace.trainer.policy.Policy.forward` gives them, on every rank alike."""
-        ids, positions = batch.input_ids, batch.position_ids
-        if positions is None:
-            positions = torch.arange(ids.shape[1], device=ids.device)[None]
-        half = positions.T[..., None].float() * self._speeds
-        angles = torch.cat([half, half], -1)[:, :, None]  # [length, rows or 1, 1, head_dim]
-        hidden = self.gpt.embedding(ids, positions)
-        for layer in self.gpt.decoder.layers:
-            if self._recomputes and torch.is_grad_enabled():
-                run = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False)
-            else:
-                run = layer
-            hidden = run(hidden, attention_mask=batch.sequences or batch.mask, rotary_pos_emb=angles)[0]
-        hidden = self.gpt.decoder.final_layernorm(hidden)
-        hidden = self._enter(hidden.transpose(0, 1).flatten(0, 1)[batch.index], group=self._group)
+        hidden = self._enter(self._hidden(batch), group=self._group)
         weight = self.gpt.embedding.word_embeddings.weight if self._tied else self.gpt.output_layer.weight
         first = self._group.rank() * weight.shape[0]
         known = max(0, min(weight.shape[0], self.vocabulary - first))  # without padding
@@ -179,3 +167,40 @@ class TensorParallelPolicy(nn.Module):
             first=first,
             logits_budget=self._logits_budget,
         )
+
+    def _hidden(self, batch: MicroBatch) -> Tensor:
+        """The last hidden states of a micro-batch's response tokens, ``[tokens, hidden]``, on every rank alike."""
+        ids, positions = batch.input_ids, batch.position_ids
+        if positions is None:
+            positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        half = positions.T[..., None].float() * self._speeds
+        angles = torch.cat([half, half], -1)[:, :, None]  # [length, rows or 1, 1, head_dim]
+        hidden = self.gpt.embedding(ids, positions)
+        for layer in self.gpt.decoder.layers:
+            if self._recomputes and torch.is_grad_enabled():
+                run = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False)
+            else:
+                run = layer
+            hidden = run(hidden, attention_mask=batch.sequences or batch.mask, rotary_pos_emb=angles)[0]
+        hidden = self.gpt.decoder.final_layernorm(hidden)
+        found: Tensor = hidden.transpose(0, 1).flatten(0, 1)[batch.index]
+        return found
+
+
+class TensorParallelValues(TensorParallelPolicy):
+    """GPTModel with a value head, ``score``, in place of its output layer: the critic. Every rank has the whole head.
+
+    Args:
+        model, settings, group, alone: see `TensorParallelPolicy`.
+    """
+
+    def __init__(self, model: Mapping[str, Any], settings: TrainerConfig, group: Any, alone: Any) -> None:
+        super().__init__(without_output_layer(model), settings, group, alone)
+        sizes = {"in_features": model["hidden_size"], "out_features": 1, "bias": False}
+        self.gpt.score = nn.utils.skip_init(nn.Linear, **sizes, dtype=DTYPES[settings.dtype])
+
+    def forward(self, batch: MicroBatch, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
+        """Values as `tailrace.trainer.value_model.ValueModel.forward` gives them, on every rank alike."""
+        del temperature, entropy  # which the policy's have
+        values = self.gpt.score(self._hidden(batch))[:, 0]
+        return values.to(torch.promote_types(values.dtype, torch.float32)), values.new_zeros(0)

@@ -9,8 +9,8 @@ So there is no conversion by hand: a piece of the layout is a box of a Hugging F
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tailrace.paramserver.errors import LayoutInvalid
-from tailrace.paramserver.layout import Box, Layout, LocalBuffer, Piece, Rule, Shard, Whole, from_megatron, qwen_tensors
+from tailrace.paramserver.layout import (
+    Box,
+    GlobalTensor,
+    Layout,
+    LocalBuffer,
+    Piece,
+    Rule,
+    Shard,
+    Whole,
+    from_megatron,
+    qwen_tensors,
+)
+from tailrace.trainer.critic_init import HEAD
 from tailrace.trainer.errors import CheckpointError, ModelError
 from tailrace.trainer.sharded_load import ModelFiles
 
@@ -31,32 +43,36 @@ _NORMS = [
         _LAYER + r"post_attention_layernorm\.weight", "decoder.layers.{local_layer}.pre_mlp_layernorm.weight", Whole()
     ),
 ]
+_HEAD = Rule(re.escape(HEAD), HEAD, Whole())
 
 
-def read_config(model_path: Path) -> dict[str, Any]:
-    """The ``config.json`` of a model directory.
-
-    Raises:
-        ModelError: there is none.
-    """
-    try:
-        found: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"found no config.json in {model_path}, expected the directory of a causal LM") from error
-    return found
-
-
-def gpt_layout(model: Mapping[str, Any], tp: int, ranks: int, dtype: str) -> Layout:
+def gpt_layout(model: Mapping[str, Any], tp: int, ranks: int, dtype: str, *, values: bool = False) -> Layout:
     """What each of so many ranks holds under which name of GPTModel's.
+
+    Args:
+        model: the Hugging Face config.
+        tp: ranks that split every layer.
+        ranks: all ranks.
+        dtype: dtype of all tensors.
+        values: whether the model has a value head in place of an output layer: the same on every rank.
 
     Raises:
         ModelError: a size is missing in the Hugging Face config.
     """
     try:
+        if values:
+            model = without_output_layer(model)
         tensors = qwen_tensors(model, dtype)
-        return from_megatron(tensors, model, tp=tp, dp=ranks // tp, vocabulary_multiple=1, rules=_NORMS)
+        if values:
+            tensors = (*tensors, GlobalTensor(HEAD, dtype, (1, model["hidden_size"])))
+        return from_megatron(tensors, model, tp=tp, dp=ranks // tp, vocabulary_multiple=1, rules=[*_NORMS, _HEAD])
     except LayoutInvalid as error:
         raise ModelError(f"{error} for the backend megatron") from error
+
+
+def without_output_layer(model: Mapping[str, Any]) -> dict[str, Any]:
+    """A Hugging Face config of the same layers that has no tensor of its own for an output layer."""
+    return {**model, "tie_word_embeddings": True}
 
 
 def _at(piece: Piece) -> tuple[slice, ...]:
@@ -85,8 +101,17 @@ def put_rows(shard: Shard, name: str, local: Mapping[str, Tensor], read: Any) ->
         target[_at(piece)] = read(slice(start, stop))[(slice(None), *_of(tuple(rest)))].to(target)
 
 
-def load_shard(model_path: Path, layout: Layout, rank: str, local: Mapping[str, Tensor]) -> None:
+def load_shard(
+    model_path: Path, layout: Layout, rank: str, local: Mapping[str, Tensor], *, fresh: Collection[str] = ()
+) -> None:
     """Fill a rank's tensors from a model directory, of which it reads the rows that the rank has a part of.
+
+    Args:
+        model_path: the directory.
+        layout: what each rank holds.
+        rank: this one.
+        local: its tensors by GPTModel's names.
+        fresh: tensors that are not looked for.
 
     Raises:
         ModelError: a tensor is missing, or of another shape than the directory's config says.
@@ -96,6 +121,8 @@ def load_shard(model_path: Path, layout: Layout, rank: str, local: Mapping[str, 
     except CheckpointError as error:
         raise ModelError(f"{model_path} does not load: {error}") from error
     for name, _, shape in layout.tensors:
+        if name in fresh:
+            continue
         if not files.has(name, torch.Size(shape)):
             raise ModelError(
                 f"{model_path}: found no {name!r} of shape {list(shape)}, expected every tensor that config.json implies"

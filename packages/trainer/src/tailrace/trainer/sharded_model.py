@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tailrace.paramserver.layout import Layout
 from tailrace.trainer.config import TrainerConfig
+from tailrace.trainer.critic_init import check_critic_init
 from tailrace.trainer.errors import NonFiniteGradientError, TrainerConfigError
 from tailrace.trainer.microbatch import MicroBatch
 
@@ -213,9 +215,16 @@ class ShardedModel(ABC):
             TrainerConfigError: this backend trains none.
             ModelError: a directory has no model with a value head, or one that does not fit the policy.
         """
+        init = self.config.critic.init
+        if init is not None:
+            check_critic_init(init, model_path)
+        return self._critic(init or model_path, dist.get_rank(), dist.get_world_size())
+
+    def _critic(self, path: Path, rank: int, world_size: int) -> ShardedModel:
+        """The critic that begins with the model in a directory: one with a value head, or the policy's, for a fresh one."""
         raise TrainerConfigError(
             f"found advantages {self.config.advantages_name!r} with {type(self).__name__}, which trains no critic "
-            f"(of {model_path}); expected backend fsdp2, or others, such as 'group'"
+            f"(of {path}, rank {rank} of {world_size}); expected another backend, or others, such as 'group'"
         )
 
     def offload(self, what: Collection[str]) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from tailrace.trainer.errors import CheckpointError
+from tailrace.trainer.errors import CheckpointError, ModelError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +36,24 @@ def load_weights_file(directory: str | Path) -> Iterator[tuple[str, Tensor]]:
                     yield key, file.get_tensor(key)
         except (SafetensorError, FileNotFoundError) as error:
             raise CheckpointError(f"{path} is damaged or missing: {error}") from error
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The ``config.json`` of a model directory.
+
+    Raises:
+        ModelError: there is none, or it cannot be read.
+    """
+    path = directory / "config.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"found no readable config.json in {directory}, expected a model directory: {error}"
+        ) from error
+    if not isinstance(found, dict):
+        raise ModelError(f"found no settings in {path}, expected a model's")
+    return found
 
 
 def has_weights_file(directory: str | Path) -> bool:

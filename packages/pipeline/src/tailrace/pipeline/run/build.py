@@ -385,7 +385,10 @@ def _backend(config: RunConfig) -> None:
     table = config.trainer
     registered("trainer.backend", "tailrace.backend", table.backend)
     try:
-        check_backend(table.backend, trainer_config(config), table.processes, _model_config(config))
+        settings = trainer_config(config)
+        check_backend(table.backend, settings, table.processes, _model_config(config))
+        if settings.critic.init is not None:
+            check_backend(table.backend, settings, table.processes, _read_config(settings.critic.init))
     except (TrainerError, MissingExtraError, PluginError) as error:
         raise ConfigError(f"key 'trainer.backend': {error}") from error
 
@@ -445,8 +448,13 @@ def _model_config(config: RunConfig) -> dict[str, Any] | None:
         small = config.model.small or SmallModelConfig()
         sizes = {"num_attention_heads": small.heads, "num_key_value_heads": small.kv_heads, "head_dim": small.head_dim}
         return {"model_type": "qwen3", "intermediate_size": small.mlp, **sizes}
+    return _read_config(config.model.path)
+
+
+def _read_config(model: Path) -> dict[str, Any] | None:
+    """The Hugging Face config of a model's directory; None of one that cannot be read."""
     try:
-        found = json.loads((config.model.path / "config.json").read_text(encoding="utf-8"))
+        found = json.loads((model / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None  # named when the model is looked at
     return found if isinstance(found, dict) else None
