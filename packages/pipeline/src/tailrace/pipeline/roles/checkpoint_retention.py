@@ -13,7 +13,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
@@ -120,9 +120,7 @@ class CheckpointRetention:
             self._worker.fail(error)
         else:
             self._worker.put(Durable(version, answers=command.seq, full=command.full, nbytes=nbytes))
-            for path in self._root.iterdir():
-                if path.name.isdigit() and int(path.name) < version and int(path.name) not in command.keep:
-                    shutil.rmtree(path, ignore_errors=True)
+            self._remove_before(version, command.keep)
             self._trim(min([version, *command.keep]))
 
     def _written(self, command: Checkpoint, saved: Future[Any]) -> None:
@@ -145,6 +143,16 @@ class CheckpointRetention:
             if time.monotonic() - told_s >= every_s and progress.nbytes != told:
                 told_s, told = time.monotonic(), progress.nbytes
                 self._worker.put(Saving(command.version, answers=command.seq, nbytes=progress.nbytes))
+
+    def _remove_before(self, version: int, keep: Collection[int]) -> None:
+        """Remove checkpoints of earlier versions that are not kept, and what a killed trainer left of unfinished ones.
+
+        They are written one after the other, so none of an earlier version is under way; and no version has its number again.
+        """
+        for path in self._root.iterdir():
+            number, _, partial = path.name.removeprefix(".").partition(".")
+            if number.isdigit() and int(number) < version and (partial or int(number) not in keep):
+                shutil.rmtree(path, ignore_errors=True)
 
     def _trim(self, oldest: int) -> None:
         """No checkpoint before this version is kept."""
