@@ -164,6 +164,20 @@ def test_a_checkpoint_that_never_becomes_durable_is_told_at_the_deadline(model_p
             save.result(60)
 
 
+def test_one_that_is_closed_before_its_checkpoint_is_durable_says_so_and_leaves_its_group(
+    model_path, tmp_path, monkeypatch
+):
+    gate = threading.Event()
+    monkeypatch.setattr(checkpoint, "complete", lambda *_: gate.wait(60))
+    worker = TrainerWorker(model_path, dataclasses.replace(CONFIG, timeout_s=0.2))
+    saved = worker.save(tmp_path / "v1", 1)
+    with pytest.raises(CheckpointTimeoutError, match="checkpoint-1 to become durable"):
+        worker.close()
+    assert not torch.distributed.is_initialized()
+    gate.set()
+    saved.result(60)
+
+
 def test_killed_while_saving_every_listed_checkpoint_is_whole(tmp_path, deep):
     model_path = small(tmp_path / "model", hidden=64, layers=2)
     for saves in (2, 3, 5, 6) if deep else (3, 6):

@@ -3,6 +3,7 @@
 import functools
 import pickle
 import threading
+import time
 
 import pytest
 
@@ -286,6 +287,23 @@ def test_in_one_process_a_new_one_waits_until_the_last_is_through(make_trainer, 
     until(lambda: data.consumed == [(1, list(data.batch(1)))], "the marks")
     role.close()
     role.close()
+
+
+def test_in_one_process_a_new_one_does_not_wait_for_one_whose_end_failed(make_trainer, monkeypatch):
+    make_trainer()
+    close = TrainerWorker.close
+
+    def fails(worker):
+        close(worker)
+        raise TailraceError("a checkpoint is not durable")
+
+    monkeypatch.setattr(TrainerWorker, "close", fails)
+    with pytest.raises(TailraceError, match="not durable"):
+        make_trainer.made.pop().close()
+    monkeypatch.undo()
+    began_s = time.monotonic()
+    make_trainer().ready(None)
+    assert time.monotonic() - began_s < trainer._PREDECESSOR_S
 
 
 def test_tensor_cores_are_read_for_a_backend_that_says_no_micro_batches(make_trainer, data, gather, monkeypatch):

@@ -481,10 +481,12 @@ class TrainerWorker:
 
     def close(self) -> None:
         """Wait for the checkpoint under way and leave the process group."""
-        self._checkpoints.close()
-        for model in self._models:
-            model.close()
-        self._leave()
+        try:
+            self._checkpoints.close()
+            for model in self._models:
+                model.close()
+        finally:
+            self._leave()
 
     def _leave(self) -> None:
         if self._leaves_group and dist.is_initialized():

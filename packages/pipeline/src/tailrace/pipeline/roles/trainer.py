@@ -211,10 +211,12 @@ class TrainerRole:
         if self._marked is not None:
             wait([self._marked], _CLOSE_S)
         self._marking.shutdown(wait=False, cancel_futures=True)
-        self._saving.close()
-        if idle:  # otherwise it is in use
-            self._backend.close()
-        self._let_others()
+        try:
+            self._saving.close()
+            if idle:  # otherwise it is in use
+                self._backend.close()
+        finally:
+            self._let_others()
         if self._publishing is not None:
             self._publishing.close()
         if self._follower is not None:
