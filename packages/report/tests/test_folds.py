@@ -107,25 +107,18 @@ def test_what_environments_said_is_no_length_of_what_was_dropped():
 def test_outages_are_what_the_log_says(fuzzed):
     """A death that somebody noticed is one; so is a member that the controller took for dead. Each ends at the next `Up`."""
     for seed, simulation, folds in fuzzed:
+        named, ups = set(), set()
+        for now, events, commands in simulation.log.instants:
+            for one in (*events, *commands):
+                if isinstance(one, c.Down | c.Restart | c.Stop):
+                    named.add((now, one.role, one.id))
+                elif isinstance(one, c.Up):
+                    ups.add((now, one.role, one.id))
         for outage in folds.outages.all:
-            (instant,) = [one for one in simulation.log.instants if one[0] == outage.at_s][:1] or [None]
-            assert instant is not None, seed
-            named = [
-                one
-                for now, events, commands in simulation.log.instants
-                for one in (*events, *commands)
-                if now == outage.at_s
-                and isinstance(one, c.Down | c.Restart | c.Stop)
-                and (one.role, one.id) == (outage.role, outage.member)
-            ]
-            assert named, (seed, outage)
-            ups = [
-                now
-                for now, events, _ in simulation.log.instants
-                for one in events
-                if now >= outage.at_s and isinstance(one, c.Up) and (one.role, one.id) == (outage.role, outage.member)
-            ]
-            assert outage.up_s is None or outage.up_s in ups, (seed, outage)
+            assert (outage.at_s, outage.role, outage.member) in named, (seed, outage)
+            if outage.up_s is not None:
+                assert outage.up_s >= outage.at_s, (seed, outage)
+                assert (outage.up_s, outage.role, outage.member) in ups, (seed, outage)
     roles = {outage.role for *_, folds in fuzzed for outage in folds.outages.all}
     assert roles >= {"replica", "trainer", "relay", "data"}
 
