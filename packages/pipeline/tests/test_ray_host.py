@@ -21,6 +21,13 @@ pytest.importorskip("torch", reason="a real trainer trains a real model")
 
 @pytest.mark.long
 class TestRay(OnSharedCluster, ExecutorContract):
+    test_trains_every_prompt_once = deep(ExecutorContract.test_trains_every_prompt_once)
+    test_with_a_fence_no_replica_is_newer_than_the_trainer_can_be_again = deep(
+        ExecutorContract.test_with_a_fence_no_replica_is_newer_than_the_trainer_can_be_again
+    )
+    test_a_trainer_killed_between_full_states_goes_on_from_the_last = deep(
+        ExecutorContract.test_a_trainer_killed_between_full_states_goes_on_from_the_last
+    )
     test_tokens_and_versions_line_up_under_partial_rollout = deep(
         ExecutorContract.test_tokens_and_versions_line_up_under_partial_rollout
     )

@@ -155,3 +155,8 @@ def deep(test: Callable[..., Any]) -> Callable[..., Any]:
 
     marked: Callable[..., Any] = pytest.mark.deep(run)
     return marked
+
+
+def rarely(value: object) -> Any:
+    """A value of a contract's parameter that runs with ``--deep`` only: another one stands for it."""
+    return pytest.param(value, marks=pytest.mark.deep)

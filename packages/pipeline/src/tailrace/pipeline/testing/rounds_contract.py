@@ -20,7 +20,7 @@ from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.figures.folding import follow
 from tailrace.pipeline.run.figures.rounds import RoundFigures
 from tailrace.pipeline.testing.observers import Dies, Kills, Striking
-from tailrace.pipeline.testing.real_runs import RealRuns, notices_soon
+from tailrace.pipeline.testing.real_runs import RealRuns, notices_soon, rarely
 from tailrace.pipeline.testing.small_run import LOG, STEPS, commands_of, make_deployment, make_rounds_spec
 from tailrace.runtime.executor.deployment import REPLICA, TRAINER
 
@@ -64,7 +64,7 @@ class _KillsAtLend(Striking):
 class RoundsContract(RealRuns):
     """Subclass it, provide `make_host`, and run it with pytest."""
 
-    @pytest.mark.parametrize("kind", ["short", "long"])
+    @pytest.mark.parametrize("kind", [rarely("short"), "long"])
     def test_a_driver_that_died_in_a_round_goes_on_with_it(self, tmp_path: Path, model: Path, kind: str) -> None:
         """The log has the round with its groups and the queue in its order."""
         spec, deployment = make_rounds_spec(), make_deployment(tmp_path, model)
