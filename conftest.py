@@ -1,10 +1,12 @@
-"""For all tests: which of the long ones run, how many run at once, and where bytecode is kept."""
+"""For all tests: which of the long ones run, how many run at once, what they cost, and where bytecode is kept."""
 
 import contextlib
 import os
+import resource
 import sys
 import tempfile
 import zlib
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +22,9 @@ if sys.dont_write_bytecode and not os.environ.get("PYTHONPYCACHEPREFIX"):
     ):  # what lies there is run
         os.environ |= {"PYTHONPYCACHEPREFIX": str(bytecode), "PYTHONDONTWRITEBYTECODE": ""}
         sys.pycache_prefix, sys.dont_write_bytecode = str(bytecode), False
+
+# Threads of torch that wait for each other on busy cores take up to seven times as long on models as small as those of tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Under `uv run`, Ray would start each worker through uv too. Ray reads this at its import, so it is set before any test's.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -38,6 +43,7 @@ if find_spec("hypothesis") is not None:
     settings.register_profile("shared machine", deadline=None)  # a slow example says nothing about the code
     settings.load_profile("shared machine")
 
+COST, BEGAN_S = "processor_s", pytest.StashKey()
 FILES_FOR_ONE_PROCESS = 3
 """A command line that names no folder and no more files than these is run without helper processes, which take seconds."""
 
@@ -45,6 +51,9 @@ FILES_FOR_ONE_PROCESS = 3
 def pytest_addoption(parser):
     parser.addoption("--deep", action="store_true", help="run the long tests, too")
     parser.addoption("--deep-part", metavar="K/N", help="of the long tests, run the K-th of N parts only, such as 2/4")
+    parser.addoption(
+        "--costs", type=int, metavar="N", help="show processor seconds by package and of the N dearest files"
+    )
 
 
 def pytest_xdist_auto_num_workers(config):
@@ -72,6 +81,55 @@ def pytest_collection_modifyitems(config, items):
     # A file's tests run in one process. No long file is to start when all others are done.
     long = {item.path for item in items if item.get_closest_marker("long") is not None}
     items.sort(key=lambda item: item.path not in long)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    item.stash[BEGAN_S] = _processor_s()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if call.when == "teardown":
+        report.user_properties.append((COST, _processor_s() - item.stash[BEGAN_S]))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    most = config.getoption("costs")
+    if most is None:
+        return
+    files = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) == "teardown":
+                files[report.nodeid.split("::")[0]] += dict(report.user_properties).get(COST, 0.0)
+    packages = Counter()
+    for file, cost in files.items():
+        first, second, *_ = Path(file).parts
+        packages[first if second.endswith(".py") else f"{first}/{second}"] += cost
+    terminalreporter.section(f"{files.total():,.0f} processor seconds in tests and the processes that they ended")
+    for name, cost in [*packages.most_common(), *files.most_common(most)]:
+        terminalreporter.write_line(f"{cost:8.1f} s  {name}")
+
+
+def _processor_s():
+    """Processor seconds of this process and of its children that have ended."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+@pytest.fixture
+def seeds():
+    """So many seeds, one after the other. The last one printed is that of a failure."""
+
+    def each(count):
+        for seed in range(count):
+            print(f"seed {seed}")
+            yield seed
+
+    return each
 
 
 @pytest.fixture

@@ -16,24 +16,24 @@ def reference(size, taken, own=()):
     return next(row for row in (*around, *rows) if not set(row) & taken)
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_rows_are_whole_and_of_one_replica_each(seed):
-    draw, has = random.Random(seed), {}
-    for step in range(40):
-        name = f"r{draw.randint(0, 5)}"
-        if name in has and draw.random() < 0.3:
-            del has[name]
-            continue
-        size, own = draw.choice([1, 1, 2, 4]), has.get(name, ())
-        taken = {device for other, row in has.items() if other != name for device in row}
-        row = has[name] = devices_for(size, taken, own)
-        where = f"seed {seed}, step {step}"
-        assert row == reference(size, taken, own), where
-        assert len(row) == size, where
-        assert row[0] % size == 0, where
-        assert taken.isdisjoint(row), where
-        if own and size <= len(own):
-            assert set(row) <= set(own), f"{where}: one that shrinks keeps to its own"
+def test_rows_are_whole_and_of_one_replica_each(seeds):
+    for seed in seeds(200):
+        draw, has = random.Random(seed), {}
+        for step in range(40):
+            name = f"r{draw.randint(0, 5)}"
+            if name in has and draw.random() < 0.3:
+                del has[name]
+                continue
+            size, own = draw.choice([1, 1, 2, 4]), has.get(name, ())
+            taken = {device for other, row in has.items() if other != name for device in row}
+            row = has[name] = devices_for(size, taken, own)
+            where = f"seed {seed}, step {step}"
+            assert row == reference(size, taken, own), where
+            assert len(row) == size, where
+            assert row[0] % size == 0, where
+            assert taken.isdisjoint(row), where
+            if own and size <= len(own):
+                assert set(row) <= set(own), f"{where}: one that shrinks keeps to its own"
 
 
 @pytest.mark.parametrize(("tp", "grown"), [(1, 2), (1, 4), (2, 4), (4, 8)])

@@ -155,28 +155,28 @@ def kept_by_the_rule(durable, keep, limit):
     return {version for version, _, _ in full + weights}
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_what_is_kept_is_limited_by_count_and_by_bytes(seed):
-    draw = random.Random(seed)
-    keep, every, limit = draw.randint(2, 4), draw.randint(1, 4), draw.choice([0, 0, 30, 60, 200])
-    state, durable = TrainerState(steps=40, keep=keep, keep_bytes=limit), [(0, True, 0)]
-    state.up = True
-    for version in range(1, 25):
-        state.steps_on(version)
-        state.stepped(version)
-        kept = set(state.saves(()))
-        assert kept == {one[0] for one in durable}, f"seed {seed}"
-        full, size = version % every == 0, draw.randint(1, 9) + (20 if version % every == 0 else 0)
-        state.became_durable(version, full=full, nbytes=size)
-        durable.append((version, full, size))
-        left = kept_by_the_rule(durable, keep, limit)
-        durable = [one for one in durable if one[0] in left]
-        assert state.checkpoint == (max([v for v, full, _ in durable if full]) or None), f"seed {seed}"
-        if draw.random() < 0.1:  # it falls back, and what came after the full state is made again
-            state.went_down()
-            state.came_up()
-            back = max(v for v, full, _ in durable if full)
-            state.fall_back(back)
-            durable = [one for one in durable if one[0] <= back]
-            assert state.version == back
-            break
+def test_what_is_kept_is_limited_by_count_and_by_bytes(seeds):
+    for seed in seeds(40):
+        draw = random.Random(seed)
+        keep, every, limit = draw.randint(2, 4), draw.randint(1, 4), draw.choice([0, 0, 30, 60, 200])
+        state, durable = TrainerState(steps=40, keep=keep, keep_bytes=limit), [(0, True, 0)]
+        state.up = True
+        for version in range(1, 25):
+            state.steps_on(version)
+            state.stepped(version)
+            kept = set(state.saves(()))
+            assert kept == {one[0] for one in durable}, f"seed {seed}"
+            full, size = version % every == 0, draw.randint(1, 9) + (20 if version % every == 0 else 0)
+            state.became_durable(version, full=full, nbytes=size)
+            durable.append((version, full, size))
+            left = kept_by_the_rule(durable, keep, limit)
+            durable = [one for one in durable if one[0] in left]
+            assert state.checkpoint == (max([v for v, full, _ in durable if full]) or None), f"seed {seed}"
+            if draw.random() < 0.1:  # it falls back, and what came after the full state is made again
+                state.went_down()
+                state.came_up()
+                back = max(v for v, full, _ in durable if full)
+                state.fall_back(back)
+                durable = [one for one in durable if one[0] <= back]
+                assert state.version == back
+                break

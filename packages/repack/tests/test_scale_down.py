@@ -102,25 +102,25 @@ def parts_of(loads):
     return found
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_the_half_is_whole_and_has_the_least_work(seed):
-    draw = random.Random(seed)
-    size, cells = draw.choice([1, 2, 4]), draw.choice([1, 2, 3, 4, 6, 8])
-    devices = [
-        tuple(sorted({(first + place) // draw.choice([1, size]) % cells for place in range(size)}))
-        for first in range(0, 12, size)
-    ]
-    loads = [load(f"r{n}", *on, running=draw.randint(0, 4)) for n, on in enumerate(devices[: draw.randint(1, 6)])]
-    half = half_of_cells(loads)
-    parts, every = parts_of(loads), {cell for each in loads for cell in each.cells}
-    assert len(half) <= len(every) / 2, f"seed {seed}"
-    for each in loads:
-        assert half.issuperset(each.cells) or half.isdisjoint(each.cells), f"seed {seed}: {each.replica} is divided"
-    work = {part: sum(each.in_flight for each in loads if part >= set(each.cells)) for part in parts}
-    lent = [part for part in parts if part <= half]
-    for kept in parts - set(lent):
-        lighter = sum(len(part) for part in lent if (work[part], min(part)) < (work[kept], min(kept)))
-        assert lighter + len(kept) > len(every) // 2, f"seed {seed}: there was room for {set(kept)}"
+def test_the_half_is_whole_and_has_the_least_work(seeds):
+    for seed in seeds(300):
+        draw = random.Random(seed)
+        size, cells = draw.choice([1, 2, 4]), draw.choice([1, 2, 3, 4, 6, 8])
+        devices = [
+            tuple(sorted({(first + place) // draw.choice([1, size]) % cells for place in range(size)}))
+            for first in range(0, 12, size)
+        ]
+        loads = [load(f"r{n}", *on, running=draw.randint(0, 4)) for n, on in enumerate(devices[: draw.randint(1, 6)])]
+        half = half_of_cells(loads)
+        parts, every = parts_of(loads), {cell for each in loads for cell in each.cells}
+        assert len(half) <= len(every) / 2, f"seed {seed}"
+        for each in loads:
+            assert half.issuperset(each.cells) or half.isdisjoint(each.cells), f"seed {seed}: {each.replica} is divided"
+        work = {part: sum(each.in_flight for each in loads if part >= set(each.cells)) for part in parts}
+        lent = [part for part in parts if part <= half]
+        for kept in parts - set(lent):
+            lighter = sum(len(part) for part in lent if (work[part], min(part)) < (work[kept], min(kept)))
+            assert lighter + len(kept) > len(every) // 2, f"seed {seed}: there was room for {set(kept)}"
 
 
 def test_one_cell_is_never_lent():
@@ -142,21 +142,21 @@ def test_a_length_that_nothing_reached_is_taken_for_the_longest():
     assert projected_tokens([load("r0", 0, capacity_tokens=0)], LENGTHS, 600) == math.inf
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_the_projection_agrees_with_a_plain_sum_over_trajectories(seed):
-    draw = random.Random(seed)
-    lengths = [draw.randint(1, 50) for _ in range(draw.randint(0, 40))]
-    loads = [
-        load(f"r{place}", place, running=draw.randint(0, 5), kv=draw.random(), capacity_tokens=draw.randint(1, 200))
-        for place in range(3)
-    ]
-    expected = 0.0
-    for each in loads:
-        for _ in range(each.in_flight):
-            now = each.kv * each.kv_capacity_tokens / each.in_flight
-            longer = [length for length in lengths if length > now]
-            expected += sum(longer) / len(longer) if longer else max(60, now)
-    assert projected_tokens(loads, lengths, 60) == pytest.approx(expected), f"seed {seed}"
+def test_the_projection_agrees_with_a_plain_sum_over_trajectories(seeds):
+    for seed in seeds(200):
+        draw = random.Random(seed)
+        lengths = [draw.randint(1, 50) for _ in range(draw.randint(0, 40))]
+        loads = [
+            load(f"r{place}", place, running=draw.randint(0, 5), kv=draw.random(), capacity_tokens=draw.randint(1, 200))
+            for place in range(3)
+        ]
+        expected = 0.0
+        for each in loads:
+            for _ in range(each.in_flight):
+                now = each.kv * each.kv_capacity_tokens / each.in_flight
+                longer = [length for length in lengths if length > now]
+                expected += sum(longer) / len(longer) if longer else max(60, now)
+        assert projected_tokens(loads, lengths, 60) == pytest.approx(expected), f"seed {seed}"
 
 
 @pytest.mark.parametrize("options", [{"count": 0}, {"max_tokens": 0}, {"first": 0.0}, {"last": 0.1}, {"every": 0.0}])

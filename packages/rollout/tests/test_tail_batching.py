@@ -6,14 +6,14 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from tailrace.rollout import RoundError, TailRounds
 from tailrace.rollout.tail_batching import quotas
 
-SEEDS = range(150)
+SEEDS = 150
 
 
 def stream(length: int = 10**9) -> Callable[[int], Sequence[int]]:
@@ -201,51 +201,55 @@ class Reference:
         return new
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_random_runs_agree_with_the_reference(seed: int) -> None:
+def test_random_runs_agree_with_the_reference(seeds: Callable[[int], Iterator[int]]) -> None:
     """Every prompt of the epoch is trained on, filtered or refused exactly once, in rounds that the reference opens too."""
-    draw = random.Random(seed)
-    prompts, factor, length = draw.randint(1, 6), draw.choice((1.0, 1.25, 1.5, 2.0)), draw.randint(0, 60)
-    take = stream(length)
-    rounds, reference = TailRounds(prompts, 2, factor), Reference(prompts, factor, list(range(length)))
-    ended: Counter[int] = Counter()
-    while True:
-        if draw.random() < 0.3:
-            rounds = TailRounds.restore(json.loads(json.dumps(rounds.state())))
-        opened, expected = rounds.open(take), reference.open()
-        assert (None if opened is None else list(opened.prompts)) == expected, f"seed {seed}"
-        if opened is None:
-            break
-        assert (opened.kind == "long") is reference.long
-        assert opened.samples == (2 if reference.long else 3)  # 1.25 x 2, rounded up
-        running = list(opened.prompts)
-        while not rounds.full:
+    for seed in seeds(SEEDS):
+        draw = random.Random(seed)
+        prompts, factor, length = draw.randint(1, 6), draw.choice((1.0, 1.25, 1.5, 2.0)), draw.randint(0, 60)
+        take = stream(length)
+        rounds, reference = TailRounds(prompts, 2, factor), Reference(prompts, factor, list(range(length)))
+        ended: Counter[int] = Counter()
+        while True:
             if draw.random() < 0.3:
                 rounds = TailRounds.restore(json.loads(json.dumps(rounds.state())))
-            prompt = running.pop(draw.randrange(len(running)))
-            if draw.random() < 0.2:
-                ended[prompt] += 1
-                new = rounds.filter(prompt, take)
-                assert list(new) == reference.replace(prompt)
-                running += new
-            else:
-                late = rounds.completed(prompt)
-                running = [other for other in running if other not in late]
-            assert not set(running) & set(rounds.surplus)
-        kept = rounds.kept
-        size = min(prompts, len(reference.members)) if not reference.long else len(reference.members)
-        assert len(kept) == size == rounds.size, f"seed {seed}"
-        ended.update(kept)
-        late = [prompt for prompt in reference.members if prompt not in kept]
-        assert list(rounds.close(kept)) == late
-        assert not (late and reference.long)
-        reference.queue += late
-    assert ended == Counter(range(length)), f"seed {seed}"
+            opened, expected = rounds.open(take), reference.open()
+            assert (None if opened is None else list(opened.prompts)) == expected, f"seed {seed}"
+            if opened is None:
+                break
+            assert (opened.kind == "long") is reference.long
+            assert opened.samples == (2 if reference.long else 3)  # 1.25 x 2, rounded up
+            running = list(opened.prompts)
+            while not rounds.full:
+                if draw.random() < 0.3:
+                    rounds = TailRounds.restore(json.loads(json.dumps(rounds.state())))
+                prompt = running.pop(draw.randrange(len(running)))
+                if draw.random() < 0.2:
+                    ended[prompt] += 1
+                    new = rounds.filter(prompt, take)
+                    assert list(new) == reference.replace(prompt)
+                    running += new
+                else:
+                    late = rounds.completed(prompt)
+                    running = [other for other in running if other not in late]
+                assert not set(running) & set(rounds.surplus)
+            kept = rounds.kept
+            size = min(prompts, len(reference.members)) if not reference.long else len(reference.members)
+            assert len(kept) == size == rounds.size, f"seed {seed}"
+            ended.update(kept)
+            late = [prompt for prompt in reference.members if prompt not in kept]
+            assert list(rounds.close(kept)) == late
+            assert not (late and reference.long)
+            reference.queue += late
+        assert ended == Counter(range(length)), f"seed {seed}"
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_quotas_are_the_nearest_whole_parts_within_their_limits(seed: int) -> None:
+def test_quotas_are_the_nearest_whole_parts_within_their_limits(seeds: Callable[[int], Iterator[int]]) -> None:
     """Beside every division that the limits allow: none is nearer to the exact shares in the largest distance below."""
+    for seed in seeds(SEEDS):
+        _near_quotas(seed)
+
+
+def _near_quotas(seed: int) -> None:
     draw = random.Random(seed)
     sources = range(draw.randint(1, 3))
     shares = {source: draw.randint(1, 5) for source in sources}
