@@ -16,10 +16,11 @@ from tailrace.rollout import (
     GenerationTimeoutError,
     ModelLoadError,
     OptionError,
+    able_engines,
     build_engine,
+    engine_abilities,
     generate,
     import_engine,
-    keeps_seeds,
     select_engine,
     selection,
 )
@@ -61,7 +62,7 @@ def test_options_as_an_object_are_those_of_a_mapping(monkeypatch):
 
 def test_a_plugin_of_the_old_form_is_refused_with_the_class_and_the_method(monkeypatch):
     monkeypatch.setattr(selection, "load", lambda group, name: lambda path, options: None)
-    for ask in (keeps_seeds, import_engine, lambda name: build_engine(name, "model", {})):
+    for ask in (engine_abilities, import_engine, lambda name: build_engine(name, "model", {})):
         with pytest.raises(
             PluginError,
             match=r"^found a function as plugin 'transformers' .*\.EnginePlugin whose __call__ builds the engine$",
@@ -70,9 +71,11 @@ def test_a_plugin_of_the_old_form_is_refused_with_the_class_and_the_method(monke
 
 
 def test_abilities_are_those_of_the_plugin():
-    assert EnginePlugin.abilities == EngineAbilities(seeds=False)
-    assert keeps_seeds("transformers")
+    assert EnginePlugin.abilities == EngineAbilities()
+    assert engine_abilities("transformers") == EngineAbilities(seeds=True, adapters=True, sleeps=(1, 2))
     assert import_engine("transformers") is None
+    assert able_engines(lambda able: able.seeds and able.adapters) == ["transformers", "vllm"]
+    assert able_engines(lambda able: able.resizes) == ["vllm"]
 
 
 def test_the_engine_is_vllm_where_it_is_installed_and_transformers_elsewhere(monkeypatch):

@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("vllm")
 
 from tailrace.contracts import Request, Sampling
-from tailrace.rollout import build_engine
+from tailrace.rollout import build_engine, engine_abilities
 from tailrace.rollout.generation import generate
-from tailrace.rollout.testing import EngineContract
+from tailrace.rollout.testing import EngineAbilitiesContract, EngineContract
 from tailrace.rollout.testing.contract import greedy, save_tiny_model
 
 
@@ -21,6 +21,19 @@ class TestVLLMEngine(EngineContract):
 
     def build(self, model_path, options):
         return build_engine("vllm", model_path, options)
+
+
+class TestVLLMAbilities(EngineAbilitiesContract):
+    abilities = engine_abilities("vllm")
+    options: ClassVar = {"gpu_memory_utilization": 0.2}
+
+    def build(self, model_path, options):
+        return build_engine("vllm", model_path, options)
+
+
+@pytest.mark.deep
+class TestVLLMAbilitiesInAWorkerProcess(TestVLLMAbilities):
+    options: ClassVar = {"gpu_memory_utilization": 0.2, "apart": True}
 
 
 @pytest.mark.deep

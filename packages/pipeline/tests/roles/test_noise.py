@@ -3,13 +3,8 @@
 import dataclasses
 import itertools
 
-import pytest
-
-from tailrace.contracts import BatchingPolicy, Purpose, TrajectoryRef
-from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.errors import ConfigError
+from tailrace.contracts import Purpose, TrajectoryRef
 from tailrace.pipeline.roles.prompts import DecodingMode, SamplingTable
-from tailrace.pipeline.run import build
 
 
 def sampling(run, **fields):
@@ -44,44 +39,3 @@ def test_stop_tokens_end_turns_where_the_task_has_an_environment_and_the_mode_as
     table = SamplingTable(1.0, 64, (2,), modes, turns=True)
     assert [table(ref).turns for ref in (train, asked, alone)] == [True, True, False]
     assert not SamplingTable(1.0, 64, (2,), modes)(train).turns
-
-
-class Redraws(BatchingPolicy):
-    draws = True
-
-    def draws_again(self):
-        return self.draws
-
-    def open(self):
-        raise AssertionError("nobody launches")
-
-
-@pytest.mark.parametrize(
-    ("draws", "keeps", "refused"), [(True, False, True), (True, True, False), (False, False, False)]
-)
-def test_an_engine_without_seeds_is_refused_where_noise_is_drawn_again(monkeypatch, draws, keeps, refused):
-    policy = Redraws()
-    policy.draws = draws
-    monkeypatch.setattr(build, "build_policy", lambda *_: policy)
-    monkeypatch.setattr("tailrace.rollout.keeps_seeds", lambda _: keeps)
-    config = RunConfig.model_validate(
-        {"app": "laminar", "rollout": {"engine": "transformers"}, "task": {"name": "chain-sum"}}
-    )
-    if not refused:
-        build._check_seeds(config)
-        return
-    with pytest.raises(
-        ConfigError, match=r"^keys 'pipeline.batching' and 'rollout.engine': found .*keeps no seeds; expected [^\n]*$"
-    ):
-        build._check_seeds(config)
-
-
-def test_an_engine_of_the_old_form_is_refused_before_anything_starts(monkeypatch):
-    monkeypatch.setattr("tailrace.rollout.selection.load", lambda *_: lambda model, options: None)
-    config = RunConfig.model_validate(
-        {"app": "laminar", "rollout": {"engine": "transformers"}, "task": {"name": "chain-sum"}}
-    )
-    with pytest.raises(
-        ConfigError, match=r"^key 'rollout.engine': found a function as plugin .*EnginePlugin whose [^\n]*$"
-    ):
-        build._check_seeds(config)

@@ -122,8 +122,9 @@ class TestAdapters:
         expected = {**base, "layer.weight": base["layer.weight"] + 3.0 * (b @ a)}
         return tmp_path / "base", {self.NAME.format("A"): a, self.NAME.format("B"): b}, expected
 
-    def weights(self, token, tmp_path, base, rank=2):
-        return RelayWeights(token=token, checkpoints=tmp_path, base=Base(base, AdapterConfig(rank=rank, alpha=6.0)))
+    def weights(self, token, tmp_path, base, rank=2, merges=True):
+        config = AdapterConfig(rank=rank, alpha=6.0)
+        return RelayWeights(token=token, checkpoints=tmp_path, base=Base(base, config, merges))
 
     def served(self, weights, version):
         with weights.load(version, 20.0) as tensors:
@@ -151,8 +152,28 @@ class TestAdapters:
                 torch.testing.assert_close(tensor, expected[name])
         weights.close()
 
+    def test_an_engine_that_applies_adapters_gets_the_adapter_alone(self, token, spawn, tmp_path, made):
+        import torch
+
+        base, adapter, expected = made
+        relay, weights = spawn(), self.weights(token, tmp_path, base, merges=False)
+        with Publisher(relay.address, token=token) as publisher:
+            publisher.publish(1, adapter.items())
+            publisher.wait(1, 20)
+        weights.use((relay.address,))
+        with weights.load(1, 20.0) as found:
+            assert (found.rank, found.scale, list(found.layers)) == (2, 3.0, ["layer.weight"])
+            a, b = found.layers["layer.weight"]
+            whole = dict(found.base())
+            whole["layer.weight"] = whole["layer.weight"] + found.scale * (b @ a)
+        assert whole.keys() == expected.keys()
+        for name, tensor in whole.items():
+            torch.testing.assert_close(tensor, expected[name])
+        weights.close()
+
+    @pytest.mark.parametrize("merges", [True, False])
     @pytest.mark.parametrize("fault", ["half", "rank", "layer", "shape", "none"])
-    def test_an_adapter_that_would_not_reach_the_engine_is_an_error(self, tmp_path, token, made, fault):
+    def test_an_adapter_that_would_not_reach_the_engine_is_an_error(self, tmp_path, token, made, fault, merges):
         import torch
         from safetensors.torch import save_file
 
@@ -163,7 +184,9 @@ class TestAdapters:
                  "none": {}}[fault]  # fmt: skip
         (tmp_path / "1").mkdir()
         save_file(wrong, str(tmp_path / "1" / "adapter_model.safetensors"))
-        weights = self.weights(token, tmp_path, base, rank=4 if fault == "rank" else 2)
+        if not merges and fault in ("layer", "shape"):
+            pytest.skip("for the engine to find, which has the base")
+        weights = self.weights(token, tmp_path, base, 4 if fault == "rank" else 2, merges)
         says = {"half": "expected A and B", "rank": "expected one of rank 4", "layer": "found no 'absent.weight' in the base",
                 "shape": "of another model", "none": "would not reach the engine"}[fault]  # fmt: skip
         with pytest.raises(AdapterError, match=says):
@@ -176,5 +199,6 @@ class TestAdapters:
         base, _, expected = made
         (tmp_path / "1").mkdir()
         save_file(expected, str(tmp_path / "1" / "model.safetensors"))
-        found = self.served(self.weights(token, tmp_path, base), 1)
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        for merges in (True, False):
+            found = self.served(self.weights(token, tmp_path, base, merges=merges), 1)
+            assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -1,5 +1,7 @@
 """Replicas added and removed, on logs worked out by hand."""
 
+import dataclasses
+
 from tailrace import contracts as c
 from tailrace.pipeline.run.eventlog import Instant
 from tailrace.pipeline.run.figures.folding import follow
@@ -25,3 +27,31 @@ def test_those_of_the_start_are_not_added_and_what_failed_is_not_removed():
     stop = c.Stop(7, "replica", "r2", c.Reason(c.Why.TRAINING_SLOWER, numbers=slower))
     found = figures(begins, [start("r2")], [start("1", "relay")], [stop], [start("r3")])
     assert found == {"replicas_added": 2, "replicas_removed": 1}
+
+
+def test_what_sleep_freed_is_that_of_the_sleep_that_freed_most():
+    def shown(name, asleep, awake_bytes, memory_bytes):
+        snapshot = c.Snapshot(name, 0.0, 0, 0, 0, 1, 1)
+        return dataclasses.replace(snapshot, asleep=asleep, awake_bytes=awake_bytes, memory_bytes=memory_bytes)
+
+    found = ReplicaFigures()
+    looks = [
+        shown("r0", 0, 0, 0),
+        shown("r0", 1, 900, 500),
+        shown("r0", 1, 900, 500),  # still asleep
+        shown("r1", 1, 900, 200),
+        shown("r0", 0, 900, 890),
+        shown("r1", 0, 0, 0),  # another process took its place, which never slept
+        shown("r1", 1, 900, 100),
+        shown("r0", 1, 900, 600),
+        shown("r1", 0, 900, 880),
+        shown("r1", 0, 900, 880),
+    ]
+    follow((Instant(float(now), [event], []) for now, event in enumerate(looks)), found)
+    assert found.plain()["sleep"] == {
+        "times": 4,
+        "awake_bytes": 900,
+        "asleep_bytes": 100,
+        "awake_again_bytes": 880,
+    }
+    assert "sleep" not in figures([start("r0")])

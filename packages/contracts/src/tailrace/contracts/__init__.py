@@ -34,6 +34,7 @@ from tailrace.contracts.commands import (
 )
 from tailrace.contracts.detection import DetectionPolicy, Signs, Suspected
 from tailrace.contracts.engine import (
+    AdapterWeights,
     Delta,
     Engine,
     EngineAbilities,
@@ -171,6 +172,7 @@ __all__ = [
     "Accumulate",
     "Accumulated",
     "Activity",
+    "AdapterWeights",
     "AdmissionGate",
     "AdmissionPolicy",
     "AxisPolicy",

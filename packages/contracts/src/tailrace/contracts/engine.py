@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -90,9 +90,30 @@ class EngineStats:
     cached_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """A LoRA adapter of one version (arXiv:2106.09685): what a layer computes becomes ``W x + scale B A x``.
+
+    Args:
+        layers: for each weight of the base that is changed, by its Hugging Face name, the torch tensors A ``[rank, in]`` and
+            B ``[out, rank]``.
+        rank: rank of the matrices.
+        scale: what the adapter adds is multiplied by it (``alpha / rank``).
+        base: reads the base's own weights anew, as `Engine.load_weights` takes them, for an engine that no longer has them.
+    """
+
+    layers: Mapping[str, tuple[Any, Any]]
+    rank: int
+    scale: float
+    base: Callable[[], Iterable[tuple[str, Any]]]
+
+
 @runtime_checkable
 class Engine(Protocol):
-    """A rollout engine, driven by the thread that owns it. No method may be called from two threads at once."""
+    """A rollout engine, driven by the thread that owns it. No method may be called from two threads at once.
+
+    What not every engine can do (adapters, sleep) is asked of those alone whose `EngineAbilities` say so.
+    """
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests. Returns at once.
@@ -119,8 +140,29 @@ class Engine(Protocol):
         """Replace the weights. Names are Hugging Face parameter names, values torch tensors of full (unsharded) shape.
 
         Requests in flight must have been aborted first; the engine drops its prefix cache. In a run the weights are
-        `SlicedWeights`: an engine that can write a part of a parameter asks for their slices (`weight_slices`).
+        `SlicedWeights`: an engine that can write a part of a parameter asks for their slices (`weight_slices`). An adapter
+        that was served is gone.
         """
+        ...
+
+    def load_adapter(self, adapter: AdapterWeights) -> None:
+        """Serve the weights that the engine has with this adapter, in place of any adapter before it.
+
+        Requests in flight must have been aborted first; the engine drops its prefix cache. An adapter that does not fit the
+        model is refused and changes nothing. Engines with the ability ``adapters`` have it.
+        """
+        ...
+
+    def sleep(self, level: int) -> None:
+        """Give memory back until `wake`: the KV cache (1), or the weights too (2).
+
+        Requests in flight must have been aborted first. While it sleeps, the engine refuses requests and weights. Engines with
+        the level in their ability ``sleeps`` have it.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Take the memory again. After level 2 the engine serves nothing until `load_weights`. Does nothing if it is awake."""
         ...
 
     def stats(self) -> EngineStats:
@@ -217,10 +259,17 @@ class EngineAbilities:
         seeds: they honour `Sampling.seed`. A pipeline that draws the same noise twice refuses engines that do not.
         deterministic: the same requests, given between the same steps, get the same tokens and log-probabilities, bit by bit.
             `pipeline.deterministic` refuses engines that cannot say so.
+        adapters: they apply LoRA adapters beside their weights (`Engine.load_adapter`), of at most the rank in their option
+            ``adapter_rank``. For others each version is merged into the base first.
+        sleeps: the levels of `Engine.sleep` that they know.
+        resizes: they span several devices (option ``tensor_parallel_size``).
     """
 
     seeds: bool = False
     deterministic: bool = False
+    adapters: bool = False
+    sleeps: tuple[int, ...] = ()
+    resizes: bool = False
 
 
 class EnginePlugin(ABC):

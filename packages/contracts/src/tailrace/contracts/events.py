@@ -104,6 +104,9 @@ class Snapshot:
         steps: engine steps since the replica started.
         preemptions: times since the replica started that the engine took a trajectory's KV cache away to make room.
         max_running: most trajectories that its engine runs at once; 0 if the engine does not say.
+        asleep: the level at which its engine sleeps, 0 if it is awake.
+        awake_bytes: memory that it had before it last slept; 0 if it never did.
+        memory_bytes: memory that it had once it slept or, after that, once it was awake again; 0 if it never slept.
     """
 
     replica: str
@@ -118,6 +121,9 @@ class Snapshot:
     steps: int = 0
     preemptions: int = 0
     max_running: int = 0
+    asleep: int = 0
+    awake_bytes: int = 0
+    memory_bytes: int = 0
 
 
 @record

@@ -7,6 +7,7 @@ Importing this package imports no engine; `build_engine` imports the one that it
 from tailrace.rollout.errors import (
     CloseTimeoutError,
     DeviceMissingError,
+    EngineAsleepError,
     EngineBusyError,
     EngineDiedError,
     EngineMissingError,
@@ -32,7 +33,7 @@ from tailrace.rollout.options import EngineOptions
 from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.replica import MonotonicClock, ReplicaWorker
-from tailrace.rollout.selection import build_engine, import_engine, keeps_seeds, select_engine
+from tailrace.rollout.selection import able_engines, build_engine, engine_abilities, import_engine, select_engine
 from tailrace.rollout.service import Sample, StreamGenerationService
 from tailrace.rollout.tail_batching import Round, TailRounds
 
@@ -40,6 +41,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CloseTimeoutError",
     "DeviceMissingError",
+    "EngineAsleepError",
     "EngineBusyError",
     "EngineDiedError",
     "EngineMissingError",
@@ -71,9 +73,10 @@ __all__ = [
     "VersionTimeoutError",
     "WeightSource",
     "WeightsError",
+    "able_engines",
     "build_engine",
+    "engine_abilities",
     "generate",
     "import_engine",
-    "keeps_seeds",
     "select_engine",
 ]

@@ -30,12 +30,28 @@ def parameter_names(model_path: str) -> frozenset[str]:
             names = set()
             for path in sorted(directory.glob("*.safetensors")):
                 with path.open("rb") as file:
-                    names |= _header(file)
+                    names |= _header(file).keys()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(
             f"cannot read the parameter names of {directory}: {type(error).__name__}: {error}"
         ) from error
     return frozenset(names) - tied_names(model_path)
+
+
+def parameter_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model directory's parameters; empty if it has no safetensors files.
+
+    Raises:
+        ModelLoadError: a file cannot be read.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(Path(model_path).glob("*.safetensors")):
+        try:
+            with path.open("rb") as file:
+                shapes |= {name: tuple(entry["shape"]) for name, entry in _header(file).items()}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelLoadError(f"cannot read the shapes in {path}: {type(error).__name__}: {error}") from error
+    return shapes
 
 
 def tied_names(model_path: str) -> frozenset[str]:
@@ -130,9 +146,11 @@ def _read(path: Path) -> dict[str, Any]:
     return config
 
 
-def _header(file: BinaryIO) -> set[str]:
+def _header(file: BinaryIO) -> dict[str, Any]:
     # safetensors: eight bytes with the length of a JSON object, then that object, then the data
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= _HEADER_CEILING_BYTES:
         raise ValueError(f"found a safetensors header of {length} bytes, the file is damaged")
-    return set(json.loads(file.read(length))) - {"__metadata__"}
+    header = dict(json.loads(file.read(length)))
+    header.pop("__metadata__", None)
+    return header

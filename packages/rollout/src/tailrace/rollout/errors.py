@@ -35,6 +35,10 @@ class WeightsError(RolloutError, ValueError):
     """The weights do not fit the model: a parameter is missing, unknown or of another shape."""
 
 
+class EngineAsleepError(RolloutError, RuntimeError):
+    """The engine sleeps, or has no weights since it slept, and was given a request or weights."""
+
+
 class EngineDiedError(RolloutError, RuntimeError):
     """The engine failed while it generated and is no longer usable."""
 

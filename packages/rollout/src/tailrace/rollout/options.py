@@ -38,6 +38,9 @@ class EngineOptions:
         tensor_parallel_size: devices that the model spans, on CPU cores (vLLM only).
         apart: run the model in a worker process even on one device (vLLM only). An engine that shares its process with a
             trainer needs it, since vLLM ends the process's torch groups with itself; replicas of the local host have it.
+        adapter_rank: the largest rank of the LoRA adapters that the engine is given; 0: it is given none.
+        sleep_level: the deepest level at which the engine is put to sleep; 0: it is not. vLLM on CUDA has to know it from
+            the start.
 
     Raises:
         OptionError: a value is out of range.
@@ -57,6 +60,8 @@ class EngineOptions:
     seed: int = 0
     tensor_parallel_size: int = 1
     apart: bool = False
+    adapter_rank: int = 0
+    sleep_level: int = 0
 
     def __post_init__(self) -> None:
         _choice("device", self.device, ("auto", "cpu", "cuda"))
@@ -70,6 +75,10 @@ class EngineOptions:
                 continue  # as the trainer's option has it
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise OptionError(f"engine option {name}: found {value!r}, expected a positive integer")
+        for name in ("adapter_rank", "sleep_level"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise OptionError(f"engine option {name}: found {value!r}, expected an integer of at least 0")
         if not isinstance(self.gpu_memory_utilization, int | float) or not 0 < self.gpu_memory_utilization <= 1:
             raise OptionError(
                 f"engine option gpu_memory_utilization: found {self.gpu_memory_utilization!r}, expected a share "

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from tailrace.contracts import PartialDelta, Resume, Sampling, TrajectoryRef
+from tailrace.contracts import AdapterWeights, PartialDelta, Resume, Sampling, TrajectoryRef
 
 
 class TrajectorySource(Protocol):
@@ -32,8 +32,13 @@ class TrajectorySource(Protocol):
 class WeightSource(Protocol):
     """The relay for a replica."""
 
-    def load(self, version: int, timeout_s: float) -> AbstractContextManager[Iterable[tuple[str, Any]]]:
-        """The complete, checksummed weights of a version: Hugging Face names and full tensors, valid inside the context.
+    def load(
+        self, version: int, timeout_s: float
+    ) -> AbstractContextManager[Iterable[tuple[str, Any]] | AdapterWeights]:
+        """The complete, checksummed weights of a version, valid inside the context.
+
+        They are Hugging Face names and full tensors or, for an engine with the ability ``adapters``, an adapter of the weights
+        that the engine was started with.
 
         Raises:
             Exception: no relay has the version, it arrived damaged, or the deadline passed.

@@ -53,6 +53,7 @@ class ReplicaWorker:
         snapshot_s: seconds between two `Snapshot` events; there is also one when everything in flight has finished.
         pull_timeout_s: deadline of a pull.
         flush_timeout_s: deadline of the source for one batch of tokens.
+        sleep_level: how deep the engine sleeps while its devices are lent (`Engine.sleep`); 0: not at all.
         still_report_s: seconds between two `Activity` events while the engine has work and yields no token; there is one
             more when it continues.
         clock: the clock for all of these.
@@ -73,6 +74,7 @@ class ReplicaWorker:
         snapshot_s: float = 0.25,
         pull_timeout_s: float = 120.0,
         flush_timeout_s: float = 60.0,
+        sleep_level: int = 0,
         still_report_s: float = 5.0,
         clock: Clock | None = None,
         on_phase: Callable[[str], None] = lambda _: None,
@@ -106,6 +108,7 @@ class ReplicaWorker:
             reports=self._reports,
             standstill=self._standstill,
             pull_timeout_s=pull_timeout_s,
+            sleep_level=sleep_level,
             on_phase=on_phase,
         )
         self._thread = threading.Thread(target=self._run, name=f"replica-{replica}", daemon=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
-from tailrace.contracts import Engine, EnginePlugin, PluginError, expected_one_of
+from tailrace.contracts import Engine, EngineAbilities, EnginePlugin, PluginError, expected_one_of
 from tailrace.contracts.plugins import load, names
 from tailrace.rollout.errors import EngineMissingError
 from tailrace.rollout.options import EngineOptions
@@ -56,14 +56,27 @@ def build_engine(name: str, model_path: str, options: EngineOptions | Mapping[st
     return _plugin(name)(str(model_path), given)
 
 
-def keeps_seeds(name: str = "auto") -> bool:
-    """Whether the engine of a name honours the seed of a request (`tailrace.contracts.EngineAbilities`). Builds nothing.
+def engine_abilities(name: str = "auto") -> EngineAbilities:
+    """What the engine of a name can do. Builds nothing.
 
     Raises:
         EngineMissingError: the engine is unknown or not installed.
         PluginError: the engine's plugin is broken.
     """
-    return _plugin(name).abilities.seeds
+    return _plugin(name).abilities
+
+
+def able_engines(able: Callable[[EngineAbilities], bool]) -> list[str]:
+    """The names of registered engines that can do what is asked. A plugin that is broken is left out. Builds nothing."""
+    found = []
+    for name in names(GROUP):
+        try:
+            abilities = _plugin(name).abilities
+        except PluginError:
+            continue
+        if able(abilities):
+            found.append(name)
+    return found
 
 
 def import_engine(name: str = "auto") -> None:

@@ -12,11 +12,13 @@ from __future__ import annotations
 import queue
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from tailrace.contracts import (
+    AdapterWeights,
     Delta,
     Engine,
     EngineAbilities,
@@ -27,9 +29,11 @@ from tailrace.contracts import (
     Weights,
     weight_slices,
 )
+from tailrace.rollout.adapters import LoraHooks, check_adapter
 from tailrace.rollout.checkpoint import parameter_names
 from tailrace.rollout.engine_seeds import keep_transformers_seeds
 from tailrace.rollout.errors import (
+    EngineAsleepError,
     EngineBusyError,
     EngineDiedError,
     EngineMissingError,
@@ -38,6 +42,7 @@ from tailrace.rollout.errors import (
     RequestError,
     WeightsError,
 )
+from tailrace.rollout.memory import free_heap
 from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
 
@@ -47,6 +52,8 @@ _MAX_NUM_SEQS = {"cpu": 32, "cuda": 256}
 _MAX_BATCH_TOKENS = {"cpu": 512, "cuda": 2048}
 _STEP_WAIT_S = 0.05
 _STOP_TIMEOUT_S = 30.0
+_NEXT_SEED = 1_000_003
+SLEEPS = (1, 2)
 
 
 @dataclass(slots=True)
@@ -115,6 +122,12 @@ class TransformersEngine:
         self._max_batch_tokens = max(options.max_batch_tokens or _MAX_BATCH_TOKENS[device], self._max_num_seqs)
         self._blocks = _kv_blocks(shape, options, device, dtype, self._block_tokens, self._max_num_seqs)
         self._managers = _Managers()
+        self._managers_built: Counter[bool] = Counter()
+        self._adapters = LoraHooks(self._model)
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in self._model.named_parameters()}
+        self._asleep = 0
+        self._resting: set[bool] = set()  # the kinds of managers that there were before the engine slept
+        self._empty = False  # whether the weights were dropped and none have come since
         self._generations: dict[str, _Generation] = {}
         self._by_name: dict[str, _Generation] = {}
         self._complete: list[Delta] = []
@@ -127,7 +140,11 @@ class TransformersEngine:
         Raises:
             RequestError: see `check_request`, or transformers refuses a request.
             EngineDiedError: the manager has stopped.
+            EngineAsleepError: the engine sleeps, or has no weights since.
         """
+        self._check_awake()
+        if self._empty:
+            raise EngineAsleepError("found a request and no weights since the engine slept; load some first")
         for request in requests:
             check_request(request, self._generations, self._max_model_len, self._vocabulary)
             sampling = request.sampling
@@ -204,26 +221,22 @@ class TransformersEngine:
         return _merged(last)
 
     def load_weights(self, weights: Weights) -> None:
-        """Replace every weight in place while the managers pause.
+        """Replace every weight in place while the managers pause, and drop the adapter.
 
         Raises:
             EngineBusyError: a request is in flight.
+            EngineAsleepError: the engine sleeps.
             WeightsError: a parameter is missing, unknown or of another shape.
         """
-        if self._generations:
-            raise EngineBusyError(
-                f"{len(self._generations)} requests are in flight; abort them before the weights change"
-            )
-        import contextlib
-
+        self._check_idle("the weights change")
         import torch
 
+        if self._adapters.drop():
+            self._stop_managers()
         parameters = {**dict(self._model.named_buffers()), **dict(self._model.named_parameters(remove_duplicate=False))}
         missing = set(self._names_expected) or {name for name, _ in self._model.named_parameters()}
         filled: Counter[str] = Counter()
-        with contextlib.ExitStack() as stack, torch.no_grad():
-            for manager in self._managers.all():
-                stack.enter_context(_paused(manager))
+        with self._all_paused(), torch.no_grad():
             for name, shape, index, tensor in weight_slices(weights, WeightsError):
                 if name not in parameters:
                     raise WeightsError(f"found weights for {name!r}, which the model does not have")
@@ -237,6 +250,71 @@ class TransformersEngine:
         missing = {name for name in missing if name not in filled or filled[name] < parameters[name].numel()}
         if missing:
             raise WeightsError(f"found no weights for {len(missing)} parameters, the first is {min(missing)!r}")
+        self._empty = False
+
+    def load_adapter(self, adapter: AdapterWeights) -> None:
+        """Serve the weights with an adapter, while the managers pause. Those of the same layers are replaced in place.
+
+        Raises:
+            EngineBusyError: a request is in flight.
+            EngineAsleepError: the engine sleeps.
+            WeightsError: the adapter does not fit the model. Nothing was changed.
+        """
+        self._check_idle("the adapter changes")
+        check_adapter(adapter, self._shapes, self._options.adapter_rank)
+        with self._all_paused():
+            changed = self._adapters.load(adapter)
+        if changed:  # what the managers captured lacks the new layers
+            self._stop_managers()
+
+    def sleep(self, level: int) -> None:
+        """Drop the KV cache (1), or the weights too (2).
+
+        Raises:
+            EngineBusyError: a request is in flight.
+            OptionError: the level is unknown.
+        """
+        if level not in SLEEPS:
+            raise OptionError(f"found sleep level {level!r}, expected 1 or 2")
+        if self._generations:
+            raise EngineBusyError(
+                f"{len(self._generations)} requests are in flight; abort them before the engine sleeps"
+            )
+        self._resting |= set(self._managers.by_greedy)
+        self._stop_managers()
+        if level == 2 and self._asleep < 2:
+            self._adapters.drop()
+            for parameter in self._model.parameters():
+                parameter.data = parameter.data.new_empty(0)
+            self._empty = True
+        self._asleep = max(self._asleep, level)
+        free_heap()
+
+    def wake(self) -> None:
+        """Take the memory of the weights and of the KV caches again."""
+        if self._asleep == 2:
+            for name, parameter in self._model.named_parameters():
+                parameter.data = parameter.data.new_empty(self._shapes[name])
+        self._asleep = 0
+        for greedy in sorted(self._resting):
+            self._manager(greedy)
+        self._resting.clear()
+
+    def _check_awake(self) -> None:
+        if self._asleep:
+            raise EngineAsleepError(f"the engine sleeps at level {self._asleep}; wake it first")
+
+    def _check_idle(self, before: str) -> None:
+        self._check_awake()
+        if self._generations:
+            raise EngineBusyError(f"{len(self._generations)} requests are in flight; abort them before {before}")
+
+    @contextmanager
+    def _all_paused(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for manager in self._managers.all():
+                stack.enter_context(_paused(manager))
+            yield
 
     def stats(self) -> EngineStats:
         """KV usage, running and waiting counts, from the managers' schedulers."""
@@ -257,13 +335,16 @@ class TransformersEngine:
 
     def close(self) -> None:
         """Stop the managers and release their caches."""
+        self._stop_managers()
+        self._generations.clear()
+        self._by_name.clear()
+
+    def _stop_managers(self) -> None:
         for manager in self._managers.all():
             if manager.is_running():
                 manager.stop(block=True, timeout=_STOP_TIMEOUT_S, hard_stop=True)
             manager.destroy()
         self._managers.by_greedy.clear()
-        self._generations.clear()
-        self._by_name.clear()
 
     def _manager(self, greedy: bool) -> Any:
         if greedy in self._managers.by_greedy:
@@ -286,7 +367,7 @@ class TransformersEngine:
                 per_request_processors=not greedy,
                 return_logprobs=True,
                 auto_switch_to_flash=False,
-                seed=options.seed + greedy,
+                seed=options.seed + greedy + _NEXT_SEED * self._managers_built[greedy],  # not the same noise again
             ),
         )
         if not greedy:
@@ -297,6 +378,7 @@ class TransformersEngine:
         manager.warmup()
         manager.start()
         self._managers.by_greedy[greedy] = manager
+        self._managers_built[greedy] += 1
         return manager
 
     def _count_preemptions(self, processor: Any) -> None:
@@ -399,7 +481,7 @@ def _kv_blocks(
 class _Build(EnginePlugin):
     """The engine factory of entry point ``transformers``. Raises the errors of `TransformersEngine` and `EngineOptions`."""
 
-    abilities = EngineAbilities(seeds=True)
+    abilities = EngineAbilities(seeds=True, adapters=True, sleeps=SLEEPS)
 
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         return TransformersEngine(model_path, EngineOptions.read(options))

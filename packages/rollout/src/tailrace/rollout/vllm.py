@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import (
+    AdapterWeights,
     Delta,
     Engine,
     EngineAbilities,
@@ -27,10 +28,12 @@ from tailrace.contracts import (
     Weights,
     named_tensors,
 )
-from tailrace.rollout.checkpoint import parameter_names
+from tailrace.rollout.adapters import SHARED, VLLMAdapters, check_adapter, parameters_of
+from tailrace.rollout.checkpoint import parameter_names, parameter_shapes
 from tailrace.rollout.engine_seeds import keep_vllm_seeds
 from tailrace.rollout.errors import (
     DeviceMissingError,
+    EngineAsleepError,
     EngineBusyError,
     EngineDiedError,
     EngineMissingError,
@@ -39,6 +42,7 @@ from tailrace.rollout.errors import (
     RequestError,
     WeightsError,
 )
+from tailrace.rollout.memory import fill_worker, free_worker
 from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
 from tailrace.rollout.vllm_process import (
@@ -51,10 +55,10 @@ from tailrace.rollout.vllm_process import (
 )
 
 _PART_BYTES = 256 << 20
-_SHARED = Path("/dev/shm")  # noqa: S108, RUF100 - the memory that processes share
 _CPU_BLOCK_TOKENS = 128  # vLLM's own default on CPU
 _MAX_NUM_SEQS = 256
 _MAX_BATCH_TOKENS = 2048
+SLEEPS = (1, 2)
 _OWN_FORWARD = threading.Lock()
 """The engine whose model runs in this process itself holds it; all others of the process run theirs in a worker process.
 
@@ -114,6 +118,7 @@ class VLLMEngine:
             self._here = workers == 1 and not options.apart and _OWN_FORWARD.acquire(blocking=False)
             here = self._here
             try:
+                self._adapters = VLLMAdapters(options.adapter_rank)
                 args = EngineArgs(
                     model=model_path,
                     skip_tokenizer_init=True,
@@ -135,11 +140,16 @@ class VLLMEngine:
                     disable_log_stats=True,
                     use_tqdm_on_load=False,
                     **({} if options.block_tokens is None else {"block_size": options.block_tokens}),
+                    **({} if on_cpu or not options.sleep_level else {"enable_sleep_mode": True}),
+                    **self._adapters.arguments,
                 )
                 keep_vllm_seeds()
                 with updatable_linears(), own_inspection(), worker_threads(options.threads or None):
                     config = args.create_engine_config()
                     self._llm = LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
+            except OptionError:
+                self._release()
+                raise
             except Exception as error:
                 self._release()
                 raise ModelLoadError(f"vLLM cannot load {model_path}: {type(error).__name__}: {error}") from error
@@ -147,6 +157,10 @@ class VLLMEngine:
 
         self._torch_threads = options.threads or torch.get_num_threads()
         self._max_num_seqs = max_num_seqs
+        self._on_cpu, self._options = on_cpu, options
+        self._shapes = parameter_shapes(model_path) if options.adapter_rank else {}
+        self._asleep = 0
+        self._empty = False  # whether the weights were dropped and none have come since
         self._thread: int | None = None
         self._sampling_params, self._core_request = SamplingParams, EngineCoreRequest
         self._client = self._llm.engine_core
@@ -170,7 +184,11 @@ class VLLMEngine:
 
         Raises:
             RequestError: see `check_request`, or vLLM refuses a request.
+            EngineAsleepError: the engine sleeps, or has no weights since.
         """
+        self._check_awake()
+        if self._empty:
+            raise EngineAsleepError("found a request and no weights since the engine slept; load some first")
         for request in requests:
             check_request(request, self._names, self._max_model_len, self._vocabulary)
             finish = finished_with(request.kept, request.sampling)
@@ -196,7 +214,7 @@ class VLLMEngine:
                 sampling_params=params,
                 pooling_params=None,
                 arrival_time=time.time(),
-                lora_request=None,
+                lora_request=self._adapters.request,
                 cache_salt=None,
                 data_parallel_rank=None,
             )
@@ -244,17 +262,15 @@ class VLLMEngine:
         return last
 
     def load_weights(self, weights: Weights) -> None:
-        """Replace every weight and drop the prefix cache.
+        """Replace every weight, and drop the adapter and the prefix cache.
 
         Raises:
             EngineBusyError: a request is in flight.
+            EngineAsleepError: the engine sleeps.
             WeightsError: a parameter is missing, unknown or of another shape.
         """
-        if self._requests:
-            raise EngineBusyError(f"{len(self._requests)} requests are in flight; abort them before the weights change")
-        if self._scheduler.has_requests():
-            self._client.get_output()  # makes the worker free the blocks of aborted requests
-
+        self._make_idle("the weights change")
+        self._adapters.drop(self._llm)
         seen: set[str] = set()
 
         def arriving() -> Iterator[tuple[str, Any]]:
@@ -263,7 +279,7 @@ class VLLMEngine:
                 yield name, tensor
 
         def load(model: Any) -> set[str]:
-            return {name for name, _ in model.named_parameters()} - set(model.load_weights(arriving()))
+            return parameters_of(model) - set(model.load_weights(arriving()))
 
         try:
             here = self._here
@@ -275,6 +291,68 @@ class VLLMEngine:
         missing += sorted(self._names_expected - seen)
         if missing:
             raise WeightsError(f"found no weights for {len(missing)} parameters, the first is {missing[0]!r}")
+        self._empty = False
+        self._reset_prefix_cache()
+
+    def load_adapter(self, adapter: AdapterWeights) -> None:
+        """Serve the weights with an adapter in place of the one before, and drop the prefix cache.
+
+        Raises:
+            EngineBusyError: a request is in flight.
+            EngineAsleepError: the engine sleeps.
+            WeightsError: the adapter does not fit the model. Nothing was changed.
+        """
+        self._make_idle("the adapter changes")
+        check_adapter(adapter, self._shapes, self._options.adapter_rank)
+        self._adapters.load(self._llm, adapter)
+        self._reset_prefix_cache()
+
+    def sleep(self, level: int) -> None:
+        """Give back the KV cache (1), or the weights too (2). On CUDA vLLM keeps the weights of level 1 in host memory.
+
+        Raises:
+            EngineBusyError: a request is in flight.
+            OptionError: the level is unknown or, on CUDA, the engine was built for a smaller one (option ``sleep_level``).
+        """
+        deepest = max(SLEEPS) if self._on_cpu else self._options.sleep_level
+        if level not in SLEEPS or level > deepest:
+            raise OptionError(f"found sleep level {level!r}, expected 1 to {deepest}, the engine option sleep_level")
+        if self._asleep >= level:
+            return
+        self.wake()
+        self._make_idle("the engine sleeps")
+        if level == 2:
+            self._adapters.drop(self._llm)
+            self._empty = True
+        self._reset_prefix_cache()
+        if self._on_cpu:
+            self._llm.collective_rpc(free_worker, args=(level,))
+        else:
+            self._llm.sleep(level)
+        self._asleep = level
+
+    def wake(self) -> None:
+        """Take the memory again."""
+        if not self._asleep:
+            return
+        if self._on_cpu:
+            self._llm.collective_rpc(fill_worker)
+        else:
+            self._llm.wake_up()
+        self._asleep = 0
+
+    def _check_awake(self) -> None:
+        if self._asleep:
+            raise EngineAsleepError(f"the engine sleeps at level {self._asleep}; wake it first")
+
+    def _make_idle(self, before: str) -> None:
+        self._check_awake()
+        if self._requests:
+            raise EngineBusyError(f"{len(self._requests)} requests are in flight; abort them before {before}")
+        if self._scheduler.has_requests():
+            self._client.get_output()  # makes the worker free the blocks of aborted requests
+
+    def _reset_prefix_cache(self) -> None:
         if not self._llm.reset_prefix_cache():
             raise EngineDiedError("vLLM kept its prefix cache over a weight change; responses would mix two versions")
 
@@ -296,6 +374,7 @@ class VLLMEngine:
             with nullcontext() if self._here else kept_groups():
                 self._client.shutdown()
         finally:
+            self._adapters.forget()
             self._release()
 
     def _release(self) -> None:
@@ -340,7 +419,7 @@ def _finish(id_: str, reason: str) -> FinishReason:
 class _Build(EnginePlugin):
     """The engine factory of entry point ``vllm``. Raises the errors of `VLLMEngine` and `EngineOptions`."""
 
-    abilities = EngineAbilities(seeds=True)
+    abilities = EngineAbilities(seeds=True, adapters=True, sleeps=SLEEPS, resizes=True)
 
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         return VLLMEngine(model_path, EngineOptions.read(options))
@@ -406,7 +485,7 @@ def load_in_workers(llm: Any, weights: Iterable[tuple[str, Any]]) -> list[str]:
         Parameters that got no weights in some worker.
     """
     missing: list[set[str]] = [set(names) for names in llm.collective_rpc("tailrace_parameters")]
-    with tempfile.TemporaryDirectory(prefix="tailrace-", dir=_SHARED if _SHARED.is_dir() else None) as folder:
+    with tempfile.TemporaryDirectory(prefix="tailrace-", dir=SHARED if SHARED.is_dir() else None) as folder:
         for part in _parts(weights):
             path = Path(folder) / "part"
             _save(part, path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tailrace.rollout.adapters import parameters_of
 from tailrace.rollout.engine_seeds import keep_vllm_seeds
 from tailrace.rollout.vllm_process import plain_linears
 
@@ -20,7 +21,7 @@ class WeightLoading:
 
     def tailrace_parameters(self: Any) -> list[str]:
         """Names of the parameters of the worker's part of the model."""
-        return [name for name, _ in self.model_runner.model.named_parameters()]
+        return sorted(parameters_of(self.model_runner.model))
 
     def tailrace_load(self: Any, path: str) -> list[str]:
         """Take the worker's part of the weights in a safetensors file. Returns the names of the parameters that it filled."""

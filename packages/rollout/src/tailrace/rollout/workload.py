@@ -5,6 +5,8 @@ Invariants:
   in flight.
 * A trajectory whose turn has ended is not in flight: nothing is generated for it until it is routed again, behind an
   observation.
+* An adapter is served on the base's own weights: those that the engine was started with, or that were read anew since.
+* While the engine sleeps, it is given neither work nor weights: a pull fails with a line.
 * A version is served only if its weights arrived completely. From the first tensor of a load to its end the replica serves no
   version. After a load that failed midway it refuses work until a pull succeeds.
 """
@@ -17,6 +19,7 @@ from typing import Any
 
 from tailrace.contracts import (
     Abort,
+    AdapterWeights,
     Delta,
     Engine,
     Finished,
@@ -38,12 +41,14 @@ from tailrace.contracts import (
     weight_slices,
 )
 from tailrace.rollout.errors import (
+    EngineAsleepError,
     EngineDiedError,
     ReplicaNotReadyError,
     RouteConflictError,
     SourceMismatchError,
     WeightsError,
 )
+from tailrace.rollout.memory import AWAKE, Slept, memory_bytes
 from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.reports import Reports
@@ -70,6 +75,7 @@ class ReplicaWork:
         reports: takes tokens and events.
         standstill: is told the engine's phase and its steps.
         pull_timeout_s: deadline of a pull.
+        sleep_level: see `ReplicaWorker`.
         on_phase: see `ReplicaWorker`.
     """
 
@@ -84,11 +90,15 @@ class ReplicaWork:
         reports: Reports,
         standstill: Standstill,
         pull_timeout_s: float,
+        sleep_level: int = 0,
         on_phase: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._replica, self._engine, self._source, self._weights = replica, engine, source, weights
         self._sampling, self._reports, self._standstill = sampling, reports, standstill
-        self._pull_timeout_s, self._on_phase = pull_timeout_s, on_phase
+        self._pull_timeout_s, self._sleep_level, self._on_phase = pull_timeout_s, sleep_level, on_phase
+        self._slept = AWAKE
+        self._base_there = True  # whether the engine's own weights are the base's
+        self._dropped: int | None = None  # the version whose weights were dropped as the engine slept
         self._fresh = False  # whether the engine has not stepped since it got requests
         self._in_flight: dict[str, _InFlight] = {}
         self._unshown = False
@@ -119,8 +129,10 @@ class ReplicaWork:
                 self._abort(command)
             case Pull():
                 self._pull(command)
-            case Lend() | Return():
-                pass  # it holds nothing in between, so its devices have nothing to do; the next snapshot shows the command
+            case Lend():
+                self._sleep()
+            case Return():
+                self._wake()
         self._note_phase()
 
     def step(self) -> None:
@@ -150,7 +162,7 @@ class ReplicaWork:
         """
         if now or (self._unshown and not (self._in_flight and self._engine.stats().waiting)):
             self._unshown = False
-            self._reports.snapshot(self._engine.stats(), len(self._in_flight), self.version, self.last_seq)
+            self._reports.snapshot(self._engine.stats(), len(self._in_flight), self.version, self.last_seq, self._slept)
         else:
             self._reports.flush_if_due()
 
@@ -167,7 +179,48 @@ class ReplicaWork:
         stats = self._engine.stats()
         return stats.running + stats.waiting > 0
 
+    def _sleep(self) -> None:
+        """Leave the devices. The controller has emptied the replica; whatever is in flight all the same is in the source."""
+        self._interrupt(list(self._in_flight), None)
+        if self._sleep_level:
+            awake = memory_bytes()
+            self._engine.sleep(self._sleep_level)
+            self._slept = Slept(self._sleep_level, awake, memory_bytes())
+            if self._sleep_level > 1:
+                self._dropped, self._base_there = self.version, False
+
+    def _wake(self) -> None:
+        """Take the devices again. Weights that were dropped come with the next pull, or before the next work."""
+        if self._slept.level:
+            self._engine.wake()
+            self._slept = Slept(0, self._slept.awake_bytes, memory_bytes())
+
+    def _restore(self, version: int) -> None:
+        """Load the version again whose weights were dropped.
+
+        Raises:
+            Exception: it cannot be had any more. The replica cannot go on.
+        """
+        self._standstill.at(PULLING)
+        with self._weights.load(version, self._pull_timeout_s) as weights:
+            self._take(weights, self._standstill.moved)
+
+    def _take(self, weights: Iterable[tuple[str, Any]] | AdapterWeights, arrives: Callable[[], None]) -> None:
+        """Have the engine serve weights. `arrives` is called before each tensor or slice, and before an adapter."""
+        self._dropped = None
+        if not isinstance(weights, AdapterWeights):
+            self._base_there = False
+            self._engine.load_weights(_Watched(weights, arrives))
+            return
+        if not self._base_there:
+            self._engine.load_weights(_Watched(weights.base(), arrives))
+            self._base_there = True
+        arrives()
+        self._engine.load_adapter(weights)
+
     def _route(self, route: Route) -> None:
+        if self._dropped is not None:
+            self._restore(self._dropped)
         if self.version is None:
             raise ReplicaNotReadyError(
                 f"replica {self._replica!r} got Route {route.seq} and serves no version; pull one completely first"
@@ -253,8 +306,10 @@ class ReplicaWork:
 
         self._standstill.at(PULLING)
         try:
-            with self._weights.load(pull.version, self._pull_timeout_s) as tensors:
-                self._engine.load_weights(_Watched(tensors, arrives))
+            if self._slept.level:
+                raise EngineAsleepError(f"version {pull.version} was to be pulled while the engine sleeps")
+            with self._weights.load(pull.version, self._pull_timeout_s) as weights:
+                self._take(weights, arrives)
         except EngineDiedError:
             raise
         except Exception as error:

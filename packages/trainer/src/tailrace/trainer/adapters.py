@@ -225,9 +225,14 @@ class Adapter:
             self._halves[layer] = (a, b)
 
     @property
-    def layers(self) -> frozenset[str]:
-        """The names of the base's weights that are changed."""
-        return frozenset(self._halves)
+    def layers(self) -> Mapping[str, tuple[Tensor, Tensor]]:
+        """A and B by the names of the base's weights that are changed."""
+        return self._halves
+
+    @property
+    def scale(self) -> float:
+        """What the product of B and A is multiplied by."""
+        return self._scaling
 
     def into(self, name: str, weight: Tensor) -> Tensor:
         """A weight of the base with its adapter, in its own dtype; as it is, if it has none.

@@ -144,7 +144,7 @@ class ExportSource:
         self.parameters = sum(math.prod(tensor.shape) for tensor in tensors)
         self._shards = [tensors] if self.adapter else _shards(tensors, shard_bytes)
         if self._merging is not None:
-            if lacking := self._merging.layers - {tensor.name for tensor in tensors}:
+            if lacking := self._merging.layers.keys() - {tensor.name for tensor in tensors}:
                 self._open.close()
                 raise AdapterError(f"found no {min(lacking)!r} in {base}, expected it: the adapter is of another model")
             del self.files[ADAPTER_CONFIG]

@@ -12,11 +12,12 @@ from tailrace.cli.runs.footprint_tables import show_footprint
 from tailrace.controller.spec import AXES
 from tailrace.fleetsim.footprint import Footprint
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.run.abilities import applies_adapters, sleep_level
+from tailrace.pipeline.run.build import selected_engine
 from tailrace.pipeline.run.checkpoint_plan import checkpoints_in_words
 from tailrace.pipeline.run.environments import has_own_rows, held_out_problems
 from tailrace.pipeline.run.prompts.reading import PromptCounts
 from tailrace.pipeline.run.prompts.stop_tokens import stops_in_words
-from tailrace.rollout import select_engine
 
 
 def show_plan(
@@ -56,7 +57,7 @@ def show_plan(
             ("", line)
             for line in ([] if on_paper or config.model.path is None else stops_in_words(config, config.model.path))
         ),
-        ("replicas", f"{rollout.replicas:,} with {select_engine(rollout.engine)}{_pools(config)}"),
+        ("replicas", f"{rollout.replicas:,} with {_engine(config)}{_pools(config)}"),
         ("trainer", f"{config.trainer.backend}, {config.trainer.processes:,} process(es)"),
         ("checkpoints", checkpoints_in_words(config.checkpoint, pipeline.steps)),
         ("relays", f"{_relays(config)}, transport {config.relay.transport}, codec {config.relay.codec}"),
@@ -74,6 +75,18 @@ def show_plan(
 def _problems(config: RunConfig, counts: Mapping[str, PromptCounts]) -> tuple[tuple[str, str], ...]:
     held_out = held_out_problems(config)
     return ("prompts", _prompts(config, counts)), ("held out", f"{held_out:,}" if held_out else "none")
+
+
+def _engine(config: RunConfig) -> str:
+    """The replicas' engine, how it serves an adapter, and how deep it sleeps."""
+    engine = selected_engine(config)
+    applies, level = applies_adapters(config, engine), sleep_level(config, engine)
+    serves = ", which applies the adapter" if applies else ", into whose weights each adapter is merged"
+    return (
+        engine
+        + (serves if config.trainer.adapter.rank else "")
+        + (f"; asleep while lent, level {level}" if level else "")
+    )
 
 
 def _pools(config: RunConfig) -> str:

@@ -9,7 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tailrace.contracts import Checkpoint, Command, Delta, Engine, EngineStats, Experience, Publish, Request, Step
+from tailrace.contracts import (
+    AdapterWeights,
+    Checkpoint,
+    Command,
+    Delta,
+    Engine,
+    EngineStats,
+    Experience,
+    Publish,
+    Request,
+    Step,
+)
 from tailrace.fleetsim.profile.samples import (
     ClockReading,
     EngineRound,
@@ -206,6 +217,20 @@ class MeasuredEngine:
         """Pass on."""
         self._engine.load_weights(weights)
         self._since = None
+
+    def load_adapter(self, adapter: AdapterWeights) -> None:
+        """Pass on."""
+        self._engine.load_adapter(adapter)
+        self._since = None
+
+    def sleep(self, level: int) -> None:
+        """Pass on."""
+        self._engine.sleep(level)
+        self._since = None
+
+    def wake(self) -> None:
+        """Pass on."""
+        self._engine.wake()
 
     def stats(self) -> EngineStats:
         """Pass on."""

@@ -186,6 +186,12 @@ class RolloutConfig(_Strict):
     """seconds between two appends of the tokens of responses under way: what a replica that dies loses at most"""
     cost_model: CostModelConfig | None = None
     """decoding time for the policies that plan with it; none: the run fits it to its own steps (summary.json)"""
+    adapter: Literal["auto", "applied", "merged"] = "auto"
+    """how replicas serve a LoRA adapter (trainer.adapter): applied by the engine beside its weights, or merged into them, which
+    costs more a pull and less a token; auto: applied, where the engine can"""
+    sleep_level: Annotated[int, Field(ge=0, le=2)] | None = None
+    """what a replica frees while its devices are lent to the trainer: 1 its KV cache, 2 its weights too, 0 nothing; none: 1, if
+    the engine can sleep"""
     options: dict[str, Any] = {}
     """options of the engine, see `tailrace.rollout.EngineOptions`"""
 

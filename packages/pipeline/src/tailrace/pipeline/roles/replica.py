@@ -66,7 +66,10 @@ class ReplicaSettings:
         snapshot_s: seconds between two snapshots.
         flush_s: seconds between two appends of tokens of responses that go on, see `ReplicaWorker`.
         still_report_s: seconds between two reports that the engine stands still.
-        adapter: what is published is an adapter of `model` with these settings, which is merged; None: whole weights are.
+        adapter: what is published is an adapter of `model` with these settings; None: whole weights are.
+        merges: whether an adapter is merged into `model`, for an engine that takes whole weights; otherwise the engine applies
+            it.
+        sleep_level: see `ReplicaWorker`.
     """
 
     engine: str
@@ -79,6 +82,8 @@ class ReplicaSettings:
     flush_s: float = 0.5
     still_report_s: float = 5.0
     adapter: AdapterConfig | None = None
+    merges: bool = True
+    sleep_level: int = 0
 
 
 class ReplicaRole:
@@ -86,7 +91,7 @@ class ReplicaRole:
 
     def __init__(self, settings: ReplicaSettings, start: MemberStart) -> None:
         name, options = f"{start.id}#{start.incarnation}", settings.options
-        base = None if settings.adapter is None else Base(settings.model, settings.adapter)
+        base = None if settings.adapter is None else Base(settings.model, settings.adapter, settings.merges)
         self._weights = RelayWeights(
             token=start.token, checkpoints=settings.checkpoints, transfer=settings.transfer, base=base
         )
@@ -103,6 +108,7 @@ class ReplicaRole:
             sampling=settings.sampling,
             partial_s=settings.flush_s,
             snapshot_s=settings.snapshot_s,
+            sleep_level=settings.sleep_level,
             still_report_s=settings.still_report_s,
             flush_timeout_s=start.data_s,
             on_phase=self.stops.at,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tailrace.contracts import AdapterWeights
 from tailrace.paramserver import ProtocolError, RelayReader, RelayTimeout, RelayUnreachable
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.runtime.errors import RoleError
@@ -16,21 +17,24 @@ from tailrace.trainer import AdapterConfig
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What a replica keeps on its disk while only adapters travel. Each version is merged anew, one tensor at a time.
+    """What a replica keeps on its disk while only adapters travel.
 
     Args:
         directory: the model directory that the engine was started with.
         config: the adapter's settings.
+        merges: whether each version is merged into it anew, one tensor at a time, for an engine that takes whole weights;
+            otherwise the engine applies the adapter.
     """
 
     directory: Path
     config: AdapterConfig
+    merges: bool = True
 
-    def with_adapter(self, published: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
-        """The whole model of a version. What a control publishes is whole already.
+    def with_adapter(self, published: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]] | AdapterWeights:
+        """What the engine takes of a version. What a control publishes is whole already.
 
         Raises:
-            AdapterError: the version has no adapter that fits the base.
+            AdapterError: the version has no adapter, or none that fits the base.
         """
         from tailrace.trainer import load_weights_file
         from tailrace.trainer.adapters import Adapter, of_adapter
@@ -38,7 +42,12 @@ class Base:
         named = dict(published)
         if named and not any(map(of_adapter, named)):
             return named.items()
-        return Adapter(named, self.config).merged(load_weights_file(self.directory))
+        adapter = Adapter(named, self.config)
+        if self.merges:
+            return adapter.merged(load_weights_file(self.directory))
+        return AdapterWeights(
+            adapter.layers, self.config.rank, adapter.scale, lambda: load_weights_file(self.directory)
+        )
 
 
 class RelayWeights:
@@ -70,8 +79,8 @@ class RelayWeights:
         self._sources = tuple(sources)
 
     @contextmanager
-    def load(self, version: int, timeout_s: float) -> Iterator[Iterable[tuple[str, Any]]]:
-        """The tensors of a version, valid inside the context.
+    def load(self, version: int, timeout_s: float) -> Iterator[Iterable[tuple[str, Any]] | AdapterWeights]:
+        """The tensors of a version, valid inside the context; its adapter, for an engine that applies it.
 
         Raises:
             RoleError: no relay is known, and the version has no checkpoint.
@@ -84,12 +93,12 @@ class RelayWeights:
         if saved and not self._served(version):
             from tailrace.trainer import load_weights_file
 
-            yield self._whole(list(self._transfer.as_published(load_weights_file(directory))))
+            yield self._for_engine(list(self._transfer.as_published(load_weights_file(directory))))
             return
         with self._open().lease(version, timeout_s=timeout_s) as weights:
-            yield self._whole(self._transfer.restored(weights))
+            yield self._for_engine(self._transfer.restored(weights))
 
-    def _whole(self, published: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
+    def _for_engine(self, published: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]] | AdapterWeights:
         return published if self._base is None else self._base.with_adapter(published)
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from tailrace.pipeline.roles.scorer import ScorerRole
 from tailrace.pipeline.roles.trainer import TrainerRole, TrainerSettings
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
+from tailrace.pipeline.run.abilities import applies_adapters, check_abilities, sleep_level
 from tailrace.pipeline.run.device_shares import check_shares, trainer_group
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.environments import (
@@ -207,7 +208,7 @@ def check(config: RunConfig) -> None:
         selected_engine,
         _engine_options,
         check_pools,
-        _check_seeds,
+        _abilities,
         trainer_config,
         _backend,
         _mixture,
@@ -238,6 +239,11 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     device = {} if config.executor.device == "auto" else {"device": config.executor.device}
     # Members of the local host share a process, and vLLM ends the process's torch groups with itself.
     apart = {"apart": True} if engine == "vllm" and config.executor.name == "local" else {}
+    applies, level = applies_adapters(config, engine), sleep_level(config, engine)
+    able = {
+        **({"adapter_rank": config.trainer.adapter.rank} if applies else {}),
+        **({"sleep_level": level} if level else {}),
+    }
     modes, transfer = prepared.modes(), _transfer(config)
     rollout, stops = config.rollout, stop_tokens(config, prepared.model)
     answered = environment_of(config) is not None
@@ -271,12 +277,14 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     replicas = ReplicaSettings(
         engine=engine,
         model=prepared.model.absolute(),
-        options={**device, **apart, "seed": config.seed, **config.rollout.options},
+        options={**device, **apart, **able, "seed": config.seed, **config.rollout.options},
         sampling=sampling,
         checkpoints=checkpoints,
         transfer=transfer,
         flush_s=config.rollout.flush_s,
         adapter=of_trainer.adapter if of_trainer.adapter.rank else None,
+        merges=not applies,
+        sleep_level=level,
     )
     known = {field.name for field in dataclasses.fields(Deadlines)}
     deadlines = {name: value for name, value in config.deadlines.model_dump().items() if name in known}
@@ -363,21 +371,8 @@ def _check_faults(config: RunConfig) -> None:
     check_faults(config, lambda: build_spec(config).provisioning.growth() is not None)
 
 
-def _check_seeds(config: RunConfig) -> None:
-    """Check that the engine keeps seeds if the batching policy draws the same noise twice."""
-    from tailrace.rollout import keeps_seeds
-
-    policy = build_policy("batching", config.pipeline.batching, facts_of(config))
-    engine = selected_engine(config)
-    try:
-        keeps = keeps_seeds(engine)
-    except PluginError as error:  # of an old form, or it does not load
-        raise ConfigError(f"key 'rollout.engine': {error}") from error
-    if policy.draws_again() and not keeps:
-        raise ConfigError(
-            f"keys 'pipeline.batching' and 'rollout.engine': found {config.pipeline.batching.name!r}, which draws the same "
-            f"noise twice, with {engine!r}, which keeps no seeds; expected an engine that does, such as 'vllm'"
-        )
+def _abilities(config: RunConfig) -> None:
+    check_abilities(config, selected_engine(config))
 
 
 def _backend(config: RunConfig) -> None:

@@ -6,7 +6,8 @@
         def build(self, model_path, options):
             return my_engine(model_path, options)
 
-`EngineContract` needs pytest, torch and transformers; the fakes need nothing.
+`EngineAbilitiesContract` is the same for what the engine's `EngineAbilities` promise: adapters and sleep. Both need pytest,
+torch and transformers, adapters PEFT too; the fakes need nothing.
 """
 
 from typing import Any
@@ -23,6 +24,7 @@ from tailrace.rollout.testing.fakes import (
 )
 
 __all__ = [
+    "EngineAbilitiesContract",
     "EngineContract",
     "FakeEngine",
     "MemorySource",
@@ -41,6 +43,10 @@ def __getattr__(name: str) -> Any:
         from tailrace.rollout.testing.contract import EngineContract
 
         return EngineContract
+    if name == "EngineAbilitiesContract":
+        from tailrace.rollout.testing.abilities_contract import EngineAbilitiesContract
+
+        return EngineAbilitiesContract
     if name == "save_tiny_model":
         from tailrace.rollout.testing.contract import save_tiny_model
 

@@ -16,8 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import Delta, Engine, EngineStats, FinishReason, PartialDelta, Request, Resume, TrajectoryRef
-from tailrace.rollout.errors import EngineBusyError, WeightsError
+from tailrace.contracts import (
+    AdapterWeights,
+    Delta,
+    Engine,
+    EngineStats,
+    FinishReason,
+    PartialDelta,
+    Request,
+    Resume,
+    TrajectoryRef,
+)
+from tailrace.rollout.errors import EngineAsleepError, EngineBusyError, WeightsError
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
 
 VOCABULARY = 50
@@ -44,10 +54,13 @@ class FakeEngine:
         self._made: dict[str, list[int]] = {}  # tokens after the kept ones
         self._seen: dict[str, int] = {}
         self._weights: int | None = None
+        self._base: int | None = None
+        self.asleep = 0
         self.closed = False
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests; raises RequestError for a request that no engine can carry out."""
+        self._check_awake()
         for request in requests:
             check_request(request, self._requests, self._max_model_len)
             self._requests[request.id] = request
@@ -79,12 +92,40 @@ class FakeEngine:
 
     def load_weights(self, weights: Iterable[tuple[str, int]]) -> None:
         """Replace the weights: one parameter ``"w"``, an integer."""
-        if self._requests:
-            raise EngineBusyError(f"{len(self._requests)} requests are in flight; abort them before the weights change")
+        self._check_idle()
         arrived = dict(weights)
         if arrived.keys() != {"w"}:
             raise WeightsError(f"found the parameters {sorted(arrived)}, expected w")
-        self._weights = arrived["w"]
+        self._weights = self._base = arrived["w"]
+
+    def load_adapter(self, adapter: AdapterWeights) -> None:
+        """Add the product of two integers to the weights, which have to be there."""
+        self._check_idle()
+        if self._base is None or adapter.layers.keys() != {"w"}:
+            raise WeightsError(f"found an adapter of {sorted(adapter.layers)} on {self._base}, expected one of w")
+        a, b = adapter.layers["w"]
+        self._weights = self._base + int(a) * int(b)
+
+    def sleep(self, level: int) -> None:
+        """Refuse everything until `wake`; from level 2 on, forget the weights."""
+        if self._requests:
+            raise EngineBusyError(f"{len(self._requests)} requests are in flight; abort them before the engine sleeps")
+        self.asleep = max(self.asleep, level)
+        if level > 1:
+            self._weights = self._base = None
+
+    def wake(self) -> None:
+        """Take requests and weights again."""
+        self.asleep = 0
+
+    def _check_awake(self) -> None:
+        if self.asleep:
+            raise EngineAsleepError(f"the engine sleeps at level {self.asleep}; wake it first")
+
+    def _check_idle(self) -> None:
+        self._check_awake()
+        if self._requests:
+            raise EngineBusyError(f"{len(self._requests)} requests are in flight; abort them before the weights change")
 
     def stats(self) -> EngineStats:
         """The load. Each running request uses an equal share of the cache."""

@@ -1,4 +1,4 @@
-"""How many replicas a run added and removed after its start, folded from its log."""
+"""How many replicas a run added and removed after its start, and what they freed while they slept, folded from its log."""
 
 from __future__ import annotations
 
@@ -15,16 +15,24 @@ class ReplicaFigures:
     """A fold over the instants of a log.
 
     `added` counts replicas that were started beyond those of the run's start; one that takes the place of a dead one is none of
-    them. `removed` counts replicas that were stopped; one that failed is none of them.
+    them. `removed` counts replicas that were stopped; one that failed is none of them. `sleeps` counts how often a replica
+    slept, and `freed` has its memory awake, asleep and awake again, of the sleep that freed most.
     """
 
     def __init__(self) -> None:
         self.added = self.removed = 0
         self._began = False
+        self.sleeps = 0
+        self.freed: tuple[int, int, int | None] | None = None
+        self._levels: dict[str, int] = {}
+        self._most = ""  # the replica whose sleep freed most, until it is awake again
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command]) -> None:
         """Take in one instant."""
-        del now, events
+        del now
+        for event in events:
+            if isinstance(event, c.Snapshot):
+                self._look(event)
         began = self._began
         for command in commands:
             if isinstance(command, c.Start):
@@ -35,4 +43,18 @@ class ReplicaFigures:
 
     def plain(self) -> dict[str, Any]:
         """The figures as fields of a summary."""
-        return {"replicas_added": self.added, "replicas_removed": self.removed}
+        names = ("awake_bytes", "asleep_bytes", "awake_again_bytes")
+        freed = (
+            {} if self.freed is None else {"sleep": {"times": self.sleeps, **dict(zip(names, self.freed, strict=True))}}
+        )
+        return {"replicas_added": self.added, "replicas_removed": self.removed, **freed}
+
+    def _look(self, shown: c.Snapshot) -> None:
+        before = self._levels.get(shown.replica, 0)
+        self._levels[shown.replica] = shown.asleep
+        if shown.asleep and not before:
+            self.sleeps += 1
+            if self.freed is None or shown.awake_bytes - shown.memory_bytes > self.freed[0] - self.freed[1]:
+                self.freed, self._most = (shown.awake_bytes, shown.memory_bytes, None), shown.replica
+        elif before and not shown.asleep and shown.memory_bytes and shown.replica == self._most and self.freed:
+            self.freed, self._most = (*self.freed[:2], shown.memory_bytes), ""

@@ -21,7 +21,8 @@ from tailrace.paramserver import new_token
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.roles.calls import DATA_DOOR
-from tailrace.pipeline.run.build import build_deployment, build_spec, check, holding
+from tailrace.pipeline.run.abilities import applies_adapters
+from tailrace.pipeline.run.build import build_deployment, build_spec, check, holding, selected_engine
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog, Instant, read_log
 from tailrace.pipeline.run.figures.faults import FaultFold
@@ -393,8 +394,15 @@ class _Launch:
                 ),
                 "task_restarts": controller.view.task_restarts,
                 "lent_machines": controller.view.lent_machines,
+                **self._adapter(),
             },
         )
+
+    def _adapter(self) -> dict[str, Any]:
+        """How replicas served the adapter, if the run trained one."""
+        if not self.config.trainer.adapter.rank:
+            return {}
+        return {"adapter": "applied" if applies_adapters(self.config, selected_engine(self.config)) else "merged"}
 
 
 def in_thread(work: Callable[[], None]) -> Future[None]:

@@ -1,0 +1,136 @@
+"""What a run asks of its engine beyond what every engine does, and whether the engine's ability record has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tailrace.contracts import EngineAbilities, PluginError, ProvisioningPolicy
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.policies import build_policy
+from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.run.facts import facts_of
+from tailrace.pipeline.run.pools import engine_options, tensor_parallel
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """An ability that a run's engine must have.
+
+    Args:
+        ability: what it is called.
+        why: the key that asks for it, and what it says.
+        met: whether an engine's abilities have it.
+    """
+
+    ability: str
+    why: str
+    met: Callable[[EngineAbilities], bool]
+
+
+def needs_of(config: RunConfig) -> list[Need]:
+    """What a run asks of its engine.
+
+    Raises:
+        ConfigError: a policy is unknown or one of its options is wrong, or a setting about an ability has no effect.
+    """
+    pipeline, rollout, found = config.pipeline, config.rollout, []
+    if build_policy("batching", pipeline.batching, facts_of(config)).draws_again():
+        why = f"pipeline.batching = {pipeline.batching.name!r}, which draws the same noise twice"
+        found.append(Need("seeds", why, lambda able: able.seeds))
+    for key, size in _sizes(config).items():
+        if size > 1:
+            found.append(Need("several devices", f"{key} = {size}", lambda able: able.resizes))
+    if max(_provisioning(config).sizes_of_replicas(), default=1) > 1:
+        why = f"pipeline.provisioning = {pipeline.provisioning.name!r}, which resizes replicas"
+        found.append(Need("several devices", why, lambda able: able.resizes))
+    if rollout.adapter == "applied":
+        if not config.trainer.adapter.rank:
+            raise ConfigError(
+                "keys 'rollout.adapter' and 'trainer.adapter.rank': found 'applied' and 0, expected 'auto', or the rank of an "
+                "adapter"
+            )
+        found.append(Need("adapters", "rollout.adapter = 'applied'", lambda able: able.adapters))
+    if (level := rollout.sleep_level) is not None:
+        if not _lends(config):
+            raise ConfigError(
+                f"keys 'rollout.sleep_level' and 'pipeline.provisioning': found {level} and {pipeline.provisioning.name!r}, "
+                "which lends no devices, expected no level, or one that does: replicas sleep while theirs are lent"
+            )
+        if level:
+            found.append(Need(f"sleep {level}", f"rollout.sleep_level = {level}", lambda able: level in able.sleeps))
+    return found
+
+
+def check_abilities(config: RunConfig, engine: str) -> None:
+    """Check that the engine has all that a run asks of it.
+
+    Args:
+        engine: its name.
+
+    Raises:
+        ConfigError: it lacks something; all that it lacks stands in one line.
+    """
+    from tailrace.rollout import able_engines
+
+    needs, able = needs_of(config), _abilities(engine)
+    if lacking := [need for need in needs if not need.met(able)]:
+        others = able_engines(lambda able: all(need.met(able) for need in needs))
+        expected = (
+            f"an engine that has all of them, such as {others[0]!r}" if others else "another engine or other settings"
+        )
+        raise ConfigError(
+            f"key 'rollout.engine': found {engine!r}, which lacks "
+            + "; ".join(f"{need.ability}, asked for by {need.why}" for need in lacking)
+            + f"; expected {expected}"
+        )
+
+
+def applies_adapters(config: RunConfig, engine: str) -> bool:
+    """Whether the engine applies a run's adapters; otherwise its replicas merge them.
+
+    Raises:
+        ConfigError: the engine's plugin is broken.
+    """
+    asked = config.rollout.adapter
+    return bool(config.trainer.adapter.rank) and (
+        asked == "applied" or (asked == "auto" and _abilities(engine).adapters)
+    )
+
+
+def sleep_level(config: RunConfig, engine: str) -> int:
+    """How deep replicas sleep while their devices are lent; 0: they only hold nothing.
+
+    Raises:
+        ConfigError: the engine's plugin is broken.
+    """
+    if config.rollout.sleep_level is not None:
+        return config.rollout.sleep_level
+    return 1 if _lends(config) and 1 in _abilities(engine).sleeps else 0
+
+
+def _abilities(engine: str) -> EngineAbilities:
+    from tailrace.rollout import engine_abilities
+
+    try:
+        return engine_abilities(engine)
+    except PluginError as error:  # of an old form, or it does not load
+        raise ConfigError(f"key 'rollout.engine': {error}") from error
+
+
+def _provisioning(config: RunConfig) -> ProvisioningPolicy:
+    policy: ProvisioningPolicy = build_policy("provisioning", config.pipeline.provisioning, facts_of(config))
+    return policy
+
+
+def _lends(config: RunConfig) -> bool:
+    policy = _provisioning(config)
+    return policy.lends_devices() or policy.yields_from() is not None
+
+
+def _sizes(config: RunConfig) -> dict[str, int]:
+    """The devices that replicas span at the start, by the key that says so."""
+    pools = config.rollout.pools
+    if not pools:
+        return {"rollout.options.tensor_parallel_size": tensor_parallel(config.rollout.options)}
+    return {f"tp of pool {pool.name!r}": tensor_parallel(engine_options(config, pool)) for pool in pools}

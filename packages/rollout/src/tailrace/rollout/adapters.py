@@ -1,0 +1,208 @@
+"""LoRA adapters beside the weights of an engine (arXiv:2106.09685): a version is kilobytes, and the base stays as it is.
+
+    y = W x + scale B A x      transformers: a hook on each linear layer      vLLM: its own LoRA kernels, one adapter at a time
+
+Each version takes the place of the one before. vLLM keeps an adapter for as long as its id is in use, whatever the files say;
+so each version has an id, a name and a directory of its own, and its prefix cache never answers for another version.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from tailrace.contracts import AdapterWeights
+from tailrace.rollout.errors import EngineDiedError, OptionError, WeightsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHARED = Path("/dev/shm")  # noqa: S108, RUF100 - the memory that processes share
+
+
+def check_adapter(adapter: AdapterWeights, shapes: Mapping[str, tuple[int, ...]], most_rank: int) -> None:
+    """Check that an adapter fits a model. An engine does it before it changes anything.
+
+    Args:
+        adapter: the adapter.
+        shapes: the shapes of the model's parameters.
+        most_rank: the engine's option ``adapter_rank``.
+
+    Raises:
+        WeightsError: it does not.
+    """
+    if adapter.rank > most_rank:
+        raise WeightsError(
+            f"found an adapter of rank {adapter.rank}, expected at most {most_rank}, the engine option adapter_rank"
+        )
+    if not adapter.layers:
+        raise WeightsError("found an adapter without a layer, expected some: nothing of it would be served")
+    for name, (a, b) in adapter.layers.items():
+        shape = shapes.get(name)
+        if shape is None:
+            raise WeightsError(f"found an adapter of {name!r}, which the model does not have")
+        found = tuple(a.shape), tuple(b.shape)
+        expected = (adapter.rank, shape[-1]), (shape[0], adapter.rank)
+        if len(shape) != 2 or found != expected:
+            raise WeightsError(f"found an adapter of {name!r} with the shapes {found}, expected {expected}")
+
+
+class LoraHooks:
+    """LoRA beside the linear layers of a torch model, as PEFT computes it. Parameters keep their names.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._pairs: dict[str, tuple[Tensor, Tensor]] = {}
+        self._scale = 0.0
+        self._hooks: list[Any] = []
+
+    def load(self, adapter: AdapterWeights) -> bool:
+        """Serve an adapter that fits the model (`check_adapter`). Matrices of the same layers are written in place.
+
+        Returns:
+            Whether layers got or lost a hook. A graph that was captured before does not have it.
+
+        Raises:
+            WeightsError: a layer is not linear. Nothing was changed.
+        """
+        import torch
+
+        modules = {name: self._model.get_submodule(name.removesuffix(".weight")) for name in adapter.layers}
+        for name, module in modules.items():
+            if not isinstance(module, torch.nn.Linear):
+                raise WeightsError(
+                    f"found an adapter of {name!r}, which is of a {type(module).__name__}; expected linear"
+                )
+        same = self._scale == adapter.scale and self._pairs.keys() == adapter.layers.keys()
+        if same and all(self._pairs[name][0].shape == a.shape for name, (a, _) in adapter.layers.items()):
+            for name, pair in adapter.layers.items():
+                for mine, new in zip(self._pairs[name], pair, strict=True):
+                    mine.copy_(new)
+            return False
+        self.drop()
+        self._scale = adapter.scale
+        for name, module in modules.items():
+            like = module.weight
+            a, b = (half.detach().to(device=like.device, dtype=like.dtype, copy=True) for half in adapter.layers[name])
+            self._pairs[name] = a, b
+            self._hooks.append(module.register_forward_hook(_beside(a, b, adapter.scale)))
+        return True
+
+    def drop(self) -> bool:
+        """Serve the model's own weights. Returns whether there was an adapter."""
+        for hook in self._hooks:
+            hook.remove()
+        dropped = bool(self._hooks)
+        self._hooks, self._pairs = [], {}
+        return dropped
+
+    @property
+    def served(self) -> Mapping[str, tuple[Tensor, Tensor]]:
+        """A and B of each layer, as they are computed with; empty without an adapter."""
+        return self._pairs
+
+
+def _beside(a: Tensor, b: Tensor, scale: float) -> Callable[[Any, tuple[Any, ...], Tensor], Tensor]:
+    from torch.nn.functional import linear
+
+    def add(module: Any, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+        del module
+        return output.add_(linear(linear(arguments[0], a), b), alpha=scale)
+
+    return add
+
+
+class VLLMAdapters:
+    """The adapter that an engine of vLLM serves.
+
+    Args:
+        rank: the engine option ``adapter_rank``; 0: the engine takes none.
+
+    Raises:
+        OptionError: vLLM has no kernels for this rank.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.arguments: dict[str, Any] = {}
+        """Arguments of the engine."""
+        self.request: Any = None
+        """What each generation request says of its adapter; None while none is served."""
+        self._serial = 0
+        if rank:
+            from vllm.config.lora import MaxLoRARanks
+
+            fitting = [size for size in get_args(MaxLoRARanks) if size >= rank]
+            if not fitting:
+                raise OptionError(
+                    f"engine option adapter_rank: found {rank}, expected at most {max(get_args(MaxLoRARanks))} with vLLM"
+                )
+            self.arguments = {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": 1}
+
+    def load(self, llm: Any, adapter: AdapterWeights) -> None:
+        """Serve an adapter that fits the model (`check_adapter`), and forget the one before it.
+
+        Raises:
+            WeightsError: vLLM refuses it. The one before it is served on.
+            EngineDiedError: vLLM holds another adapter than this one.
+        """
+        from vllm.lora.request import LoRARequest
+
+        self._serial += 1
+        folder = tempfile.mkdtemp(prefix="tailrace-adapter-", dir=SHARED if SHARED.is_dir() else None)
+        request = LoRARequest(f"adapter-{self._serial}", self._serial, folder)
+        try:
+            _write(adapter, Path(folder))
+            if not llm.add_lora(request):
+                raise WeightsError("vLLM takes no adapter, expected it to")
+        except Exception as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, WeightsError):
+                raise
+            raise WeightsError(f"the adapter does not load: {type(error).__name__}: {error}") from error
+        self.drop(llm)
+        self.request = request
+        if set(llm.list_loras()) != {self._serial}:
+            raise EngineDiedError(f"vLLM holds the adapters {sorted(llm.list_loras())}, expected {self._serial} alone")
+
+    def drop(self, llm: Any) -> None:
+        """Serve the model's own weights."""
+        if self.request is not None:
+            llm.remove_lora(self.request.lora_int_id)
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove the files of the adapter."""
+        if self.request is not None:
+            shutil.rmtree(self.request.lora_path, ignore_errors=True)
+            self.request = None
+
+
+def _write(adapter: AdapterWeights, folder: Path) -> None:
+    """Write an adapter as PEFT has it, which is how vLLM takes one."""
+    from safetensors.torch import save_file
+
+    tensors = {
+        f"base_model.model.{name.removesuffix('.weight')}.lora_{half}.weight": tensor.detach()
+        .cpu()
+        .contiguous()
+        .clone()
+        for name, pair in adapter.layers.items()
+        for half, tensor in zip("AB", pair, strict=True)
+    }
+    targets = sorted({name.split(".")[-2] for name in adapter.layers})
+    settings = {"peft_type": "LORA", "r": adapter.rank, "lora_alpha": adapter.scale * adapter.rank, "bias": "none"}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({**settings, "target_modules": targets}), encoding="utf-8")
+
+
+def parameters_of(model: Any) -> set[str]:
+    """Names of the parameters of a model of vLLM as it loads them. Layers that may get an adapter have theirs deeper."""
+    return {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}
