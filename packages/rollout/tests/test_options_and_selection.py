@@ -94,8 +94,8 @@ def test_the_engine_is_vllm_where_it_is_installed_and_transformers_elsewhere(mon
 
 
 def test_an_unknown_engine_is_named():
-    with pytest.raises(EngineMissingError, match="'sglang', expected one of auto, transformers, vllm"):
-        build_engine("sglang", "nowhere", {})
+    with pytest.raises(EngineMissingError, match="'tgi', expected one of auto, sglang, transformers, vllm"):
+        build_engine("tgi", "nowhere", {})
 
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])

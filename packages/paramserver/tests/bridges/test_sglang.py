@@ -1,14 +1,8 @@
-"""The SGLang adapter against a real HTTP server that implements SGLang's documented interface strictly. No SGLang is run."""
+"""The SGLang adapter against a server that implements SGLang's interface strictly; rollout's tests run it with SGLang's own."""
 
 import hashlib
-import json
-import os
 import socket
-import subprocess
-import sys
 import time
-import urllib.request
-from pathlib import Path
 
 import pytest
 
@@ -25,41 +19,15 @@ from tailrace.paramserver.errors import (
     EngineUnreachable,
     WeightsMismatch,
 )
+from tailrace.paramserver.testing import SGLangStandIn
 
 API_KEY = "key-of-the-test"
 
 
-class Server:
-    def __init__(self, tp_size):
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        script = Path(__file__).with_name("sglang_server.py")
-        self.process = subprocess.Popen(
-            [sys.executable, script, str(tp_size), API_KEY], stdout=subprocess.PIPE, env=environment, text=True
-        )
-        self.url = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
-
-    def ask(self, path, body=None):
-        request = urllib.request.Request(self.url + path, None if body is None else json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.loads(answer.read())
-
-    def fail(self, **plans):
-        self.ask("/_test/fail", {name.replace("__", "/"): plan for name, plan in plans.items()})
-
-    def state(self):
-        return self.ask("/_test/state")
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
-
-
 @pytest.fixture(scope="module")
 def started():
-    server = Server(2)
-    yield server
-    server.kill()
+    with SGLangStandIn(2, API_KEY) as server:
+        yield server
 
 
 @pytest.fixture
@@ -313,7 +281,7 @@ def test_a_server_that_is_down_or_dies_is_reported(place, monkeypatch):
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with pytest.raises(EngineUnreachable, match="does the server run"):
         SGLangServer(url).update(reader, 1, timeout_s=5)
-    server = Server(1)
+    server = SGLangStandIn(1, API_KEY)
     sglang = SGLangServer(server.url, api_key=API_KEY, bucket_bytes=1400)
     try:
         sglang.update(reader, 1, timeout_s=60)

@@ -41,6 +41,12 @@ class EngineOptions:
         adapter_rank: the largest rank of the LoRA adapters that the engine is given; 0: it is given none.
         sleep_level: the deepest level at which the engine is put to sleep; 0: it is not. vLLM on CUDA has to know it from
             the start.
+        engine_args: arguments of the engine itself, by its own names, such as ``{"schedule_policy": "fcfs"}``; they win over
+            what the options above say (SGLang: those of ``sglang.launch_server``).
+        python: interpreter of the environment that has the engine, where that is another than Tailrace's (SGLang only).
+        server: address of a server that runs, such as ``http://10.0.0.7:30000``, for one replica alone; empty: the replica
+            starts its own (SGLang only).
+        answer_s: seconds within which a server with work in flight must yield something, or answer (SGLang only).
 
     Raises:
         OptionError: a value is out of range.
@@ -62,6 +68,10 @@ class EngineOptions:
     apart: bool = False
     adapter_rank: int = 0
     sleep_level: int = 0
+    engine_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    python: str = ""
+    server: str = ""
+    answer_s: float = 60.0
 
     def __post_init__(self) -> None:
         _choice("device", self.device, ("auto", "cpu", "cuda"))
@@ -85,13 +95,22 @@ class EngineOptions:
                 "above 0 and at most 1"
             )
 
+        if not isinstance(self.engine_args, Mapping) or not all(isinstance(name, str) for name in self.engine_args):
+            raise OptionError(
+                f"engine option engine_args: found {self.engine_args!r:.60}, expected a table of arguments by name"
+            )
+        for name in ("python", "server"):
+            if not isinstance(getattr(self, name), str):
+                raise OptionError(f"engine option {name}: found {getattr(self, name)!r:.60}, expected a text")
+        if type(self.answer_s) not in (int, float) or not 0 < self.answer_s < math.inf:
+            raise OptionError(f"engine option answer_s: found {self.answer_s!r}, expected seconds above 0")
+
     @property
     def given(self) -> dict[str, Any]:
         """The options that are not at their default, as engines get them."""
+        usual = EngineOptions()
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {
-            field.name: found[field.name] for field in dataclasses.fields(self) if found[field.name] != field.default
-        }
+        return {name: value for name, value in found.items() if value != getattr(usual, name)}
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> EngineOptions:

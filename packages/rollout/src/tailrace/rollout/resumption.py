@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 from numbers import Integral
 from typing import Any, TypeGuard
 
-from tailrace.contracts import FinishReason, Request, Sampling
+from tailrace.contracts import Delta, FinishReason, Request, Sampling
 from tailrace.rollout.errors import RequestError
 
 _LEAST_TEMPERATURE = 1e-6  # below it scores overflow, and a batch's probabilities are no numbers
@@ -33,6 +33,17 @@ def tokens_left(request: Request, max_model_len: int) -> int:
         request.sampling.max_tokens - len(request.kept),
         max_model_len - len(request.prompt) - len(request.kept),
     )
+
+
+def merged(deltas: Sequence[Delta]) -> list[Delta]:
+    """One delta for each request, in the order of first appearance."""
+    found: dict[str, Delta] = {}
+    for delta in deltas:
+        first = found.get(delta.id)
+        if first is not None:
+            delta = Delta(delta.id, first.tokens + delta.tokens, first.logprobs + delta.logprobs, delta.finish)
+        found[delta.id] = delta
+    return list(found.values())
 
 
 def check_request(

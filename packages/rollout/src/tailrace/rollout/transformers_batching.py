@@ -44,7 +44,7 @@ from tailrace.rollout.errors import (
 )
 from tailrace.rollout.memory import free_heap
 from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
-from tailrace.rollout.resumption import check_request, finished_with, tokens_left
+from tailrace.rollout.resumption import check_request, finished_with, merged, tokens_left
 
 _BLOCK_TOKENS = 32
 # Attention on CPU multiplies each query with the keys of the whole batch, so its cost grows with the square of the batch.
@@ -218,7 +218,7 @@ class TransformersEngine:
         self._complete = [delta for delta in self._complete if delta.id not in wanted]
         for generation in stopped:
             self._forget(generation)
-        return _merged(last)
+        return merged(last)
 
     def load_weights(self, weights: Weights) -> None:
         """Replace every weight in place while the managers pause, and drop the adapter.
@@ -401,7 +401,7 @@ class TransformersEngine:
                     deltas += self._delta(waiting.get_nowait())
                 except queue.Empty:
                     break
-        return _merged(deltas)
+        return merged(deltas)
 
     def _delta(self, output: Any) -> list[Delta]:
         generation = self._by_name.get(output.request_id)
@@ -424,17 +424,6 @@ class TransformersEngine:
     def _forget(self, generation: _Generation) -> None:
         if self._by_name.pop(generation.name, None) is not None:
             del self._generations[generation.request.id]
-
-
-def _merged(deltas: list[Delta]) -> list[Delta]:
-    """One delta for each request, in the order of first appearance."""
-    merged: dict[str, Delta] = {}
-    for delta in deltas:
-        first = merged.get(delta.id)
-        if first is not None:
-            delta = Delta(delta.id, first.tokens + delta.tokens, first.logprobs + delta.logprobs, delta.finish)
-        merged[delta.id] = delta
-    return list(merged.values())
 
 
 def _paused(manager: Any) -> Any:

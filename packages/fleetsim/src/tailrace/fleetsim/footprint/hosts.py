@@ -30,6 +30,7 @@ PROCESS_BYTES = {
     "trainer": 470e6,
     "replica vllm": 800e6,
     "replica transformers": 460e6,
+    "replica sglang": 2_600e6,
     "relay": 26e6,
     "verifier": 98e6,
     "ranker": 470e6,
@@ -37,9 +38,10 @@ PROCESS_BYTES = {
 }
 """Bytes of each process with what it imports, before it loads anything; no pages of files, which processes share.
 
-Measured on the local host and on Ray (tools/bench/run_memory.py), but for vLLM's, the ranker's and environments': inferred.
+Measured on the local host and on Ray (tools/bench/run_memory.py), but for vLLM's, SGLang's (with its server's three processes),
+the ranker's and environments': inferred.
 """
-CPU_ENGINES = {"vllm": (128, 256), "transformers": (32, 32)}
+CPU_ENGINES = {"vllm": (128, 256), "sglang": (1, 256), "transformers": (32, 32)}
 """Tokens of a block of the KV cache and most requests of a batch, by engine, on a CPU where no option says them."""
 SAVED_STATE_BYTES = 12
 """Bytes of a checkpoint for each parameter: itself and two moments in float32. Weights in the trainer's dtype come beside."""

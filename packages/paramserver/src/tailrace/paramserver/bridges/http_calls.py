@@ -52,7 +52,7 @@ class HttpCalls:
             EngineTimeout: no complete answer in time.
             EngineRefused: an answer of another status than 200, or not a JSON object, or with `success` false.
         """
-        status, data = self._exchange(method, path, body, timeout_s)
+        status, data = self.exchange(method, path, body, timeout_s)
         where = f"{method} {self.url}{path}"
         if status == 404 and absent_is_none:
             return None
@@ -70,7 +70,13 @@ class HttpCalls:
             raise EngineRefused(f"{where} failed: {_shown(answer.get('message'))}")
         return answer
 
-    def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> tuple[int, bytes]:
+    def exchange(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> tuple[int, bytes]:
+        """Send a request and return the status and the bytes of its answer, whatever they are.
+
+        Raises:
+            EngineUnreachable, EngineTimeout: see `call`.
+            EngineRefused: the answer is too long.
+        """
         where = f"{method} {self.url}{path}"
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
         expired = threading.Event()

@@ -1,7 +1,7 @@
-"""A running SGLang server takes versions from a relay.
+"""A running SGLang server takes versions from a relay, or any named tensors.
 
-Written against SGLang 0.5.23: its documentation ("SGLang for RL Systems", native API) and the source of its HTTP server.
-No SGLang was run: it has no CPU build; the tests speak to a server that implements this part of the interface strictly.
+For SGLang 0.5.23 ("SGLang for RL Systems", native API). The tests speak to a server that implements this part of the interface
+strictly; the engine `sglang` of tailrace-rollout, which loads weights by this bridge, is tested with SGLang's own server.
 
 SGLang has three ways in, and this uses the second:
 
@@ -26,8 +26,10 @@ import errno
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 from tailrace.contracts import extra
@@ -117,7 +119,7 @@ class SourceGroup:
         options.rootRank = 0
         options.timeout = datetime.timedelta(seconds=max(timeout_s, 0.001))
         try:
-            sent = [tensor.cuda() if self._backend == "nccl" else tensor for tensor in tensors]
+            sent = [tensor.cuda() if self._backend == "nccl" else tensor.cpu() for tensor in tensors]
             works = [self._group.broadcast([tensor], options) for tensor in sent]
             for work in works:
                 while not work.is_completed():
@@ -191,19 +193,23 @@ def named(weights: WeightLease) -> Iterator[tuple[str, GlobalTensor]]:
             yield name, specs[stored]
 
 
-def buckets_of(
-    tensors: Iterable[tuple[str, GlobalTensor]], bucket_bytes: int
-) -> Iterator[list[tuple[str, GlobalTensor]]]:
-    """The tensors in order, in buckets of at most so many bytes; a larger tensor has one for itself."""
-    bucket, size = list[tuple[str, GlobalTensor]](), 0
-    for name, spec in tensors:
-        if bucket and size + spec.nbytes > bucket_bytes:
-            yield bucket
+def buckets_of(tensors: Iterable[tuple[str, Any]], bucket_bytes: int) -> Iterator[tuple[list[tuple[str, Any]], bool]]:
+    """Torch tensors in order, in buckets of at most so many bytes; a larger tensor has one for itself, an empty one none.
+
+    Yields:
+        A bucket, and whether it is the last: the tensor behind it was asked for before.
+    """
+    bucket, size = list[tuple[str, Any]](), 0
+    for name, tensor in tensors:
+        if not tensor.nbytes:
+            continue
+        if bucket and size + tensor.nbytes > bucket_bytes:
+            yield bucket, False
             bucket, size = [], 0
-        bucket.append((name, spec))
-        size += spec.nbytes
+        bucket.append((name, tensor))
+        size += tensor.nbytes
     if bucket:
-        yield bucket
+        yield bucket, True
 
 
 def check_names(weights: WeightLease, expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -296,31 +302,33 @@ class SGLangServer:
             PortInUse, BridgeStateInvalid: `host` and `port` cannot be listened on, or the server has other parallelism.
             ParamServerError: what `RelayReader.lease` raises.
         """
-        deadline, touched = HOST.now() + timeout_s, False
-        try:
-            with lease_version(reader, version, timeout_s=timeout_s, hold_s=hold_s) as weights:
-                if self._check_names is not None:
-                    check_names(weights, self._check_names)
-                group = self._join(deadline)
-                session = self._pause_and_begin(deadline)
-                touched = True
-                self._send(weights, group, deadline)
-                if session:
-                    self._call("POST", "/end_weight_update", {}, deadline - HOST.now())
-                found, number = self.weight_version(timeout_s=deadline - HOST.now()), weights.version
-                if found != str(number):
-                    raise EngineRefused(f"the server names its weights {found!r}, expected {str(number)!r}")
-        except BaseException as error:
-            if touched:
-                self._leave()
-                if isinstance(error, ParamServerError):
-                    raise type(error)(
-                        f"{error}; {self._http.url} stays paused, with parts of two versions, until an update succeeds"
-                    ) from error
-            raise
+        deadline = HOST.now() + timeout_s
+        leased = lease_version(reader, version, timeout_s=timeout_s, hold_s=hold_s)
+        with self._paused_if_it_fails() as touched, leased as weights:
+            if self._check_names is not None:
+                check_names(weights, self._check_names)
+            number = weights.version
+            tensors = ((name, weights[spec.name]) for name, spec in named(weights))
+            self._replace(tensors, str(number), deadline, touched)
         # Only now, when the lease is known to have held until the last byte was read.
         self._call("POST", "/continue_generation", {}, max(deadline - HOST.now(), _CLEAN_UP_S))
         return number
+
+    def load(self, tensors: Iterable[tuple[str, Any]], label: str, *, timeout_s: float = 300.0) -> None:
+        """Give the server tensors that come from elsewhere than a relay, as `update` does.
+
+        Args:
+            tensors: pairs of a Hugging Face parameter name and a torch tensor of full shape. What they raise is raised here.
+            label: what the server is to name its weights by.
+            timeout_s: deadline in seconds for all of it.
+
+        Raises:
+            EngineUnreachable, EngineTimeout, EngineRefused, PortInUse, BridgeStateInvalid: see `update`.
+        """
+        deadline = HOST.now() + timeout_s
+        with self._paused_if_it_fails() as touched:
+            self._replace(tensors, label, deadline, touched)
+        self._call("POST", "/continue_generation", {}, max(deadline - HOST.now(), _CLEAN_UP_S))
 
     def close(self) -> None:
         """Leave the process group, and have the server leave it."""
@@ -331,6 +339,35 @@ class SGLangServer:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    @contextmanager
+    def _paused_if_it_fails(self) -> Iterator[threading.Event]:
+        """The event is set once the server may hold parts of two versions; an error then leaves the group, and says so."""
+        touched = threading.Event()
+        try:
+            yield touched
+        except BaseException as error:
+            if touched.is_set():
+                self._leave()
+                if isinstance(error, ParamServerError):
+                    raise type(error)(
+                        f"{error}; {self._http.url} stays paused, with parts of two versions, until an update succeeds"
+                    ) from error
+            raise
+
+    def _replace(
+        self, tensors: Iterable[tuple[str, Any]], label: str, deadline: float, touched: threading.Event
+    ) -> None:
+        """Pause the server and send it the tensors. It stays paused."""
+        group = self._join(deadline)
+        session = self._pause_and_begin(deadline)
+        touched.set()
+        self._send(tensors, label, group, deadline)
+        if session:
+            self._call("POST", "/end_weight_update", {}, deadline - HOST.now())
+        found = self.weight_version(timeout_s=deadline - HOST.now())
+        if found != label:
+            raise EngineRefused(f"the server names its weights {found!r}, expected {label!r}")
 
     def _join(self, deadline: float) -> SourceGroup:
         """The group, made now if there is none."""
@@ -385,23 +422,21 @@ class SGLangServer:
             raise
         return answer is not None
 
-    def _send(self, weights: WeightLease, group: SourceGroup, deadline: float) -> None:
-        buckets = list(buckets_of(named(weights), self._bucket_bytes))
-        for index, bucket in enumerate(buckets):
-            last = index == len(buckets) - 1
+    def _send(self, tensors: Iterable[tuple[str, Any]], label: str, group: SourceGroup, deadline: float) -> None:
+        for bucket, last in buckets_of(tensors, self._bucket_bytes):
+            sent = [tensor.detach().contiguous() for _, tensor in bucket]
             body: dict[str, Any] = {
                 "names": [name for name, _ in bucket],
-                "dtypes": [spec.dtype for _, spec in bucket],
-                "shapes": [list(spec.shape) for _, spec in bucket],
+                "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in sent],
+                "shapes": [list(tensor.shape) for tensor in sent],
                 "group_name": group.name,
                 "flush_cache": last and self._pause != "in_place",
             }
             if last:
-                body["weight_version"] = str(weights.version)
-            tensors = [weights[spec.name] for _, spec in bucket]
+                body["weight_version"] = label
             asked = self._asked(body, max(deadline - HOST.now(), 0.001))
             try:
-                group.broadcast(tensors, deadline - HOST.now(), lambda asked=asked: has_failed(asked))  # type: ignore[misc]
+                group.broadcast(sent, deadline - HOST.now(), lambda asked=asked: has_failed(asked))  # type: ignore[misc]
             except BridgeError:
                 if has_failed(asked):
                     asked.result()  # why, rather than only that the transfer broke

@@ -169,7 +169,7 @@ class RolloutConfig(_Strict):
     """
 
     engine: str = "auto"
-    """vllm, transformers or another plugin of tailrace.engine; auto takes vLLM where it is installed"""
+    """vllm, sglang, transformers or another plugin of tailrace.engine; auto takes vLLM where it is installed"""
     replicas: Positive = 2
     """replicas at the start; with `pools` it may be left out: as many as those have"""
     pools: Annotated[tuple[PoolConfig, ...], BeforeValidator(as_tuple)] = ()

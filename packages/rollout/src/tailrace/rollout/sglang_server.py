@@ -1,0 +1,372 @@
+"""SGLang's HTTP server, as an engine has it: started by the replica and ended with it, or one that runs and is joined.
+
+A server of its own listens on this machine alone, with a key that only the replica knows. It runs in an environment of its own,
+since SGLang pins another torch; its interpreter is engine option `python`. It is written for SGLang 0.5.23.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import secrets
+import socket
+import sys
+import tempfile
+import time
+import urllib.parse
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from tailrace.contracts import MissingExtraError, extra
+from tailrace.processes import Child
+from tailrace.processes.child import last_line
+from tailrace.processes.guard import guarded
+from tailrace.rollout.errors import EngineDiedError, EngineMissingError, ModelLoadError, OptionError
+from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
+
+if TYPE_CHECKING:
+    from tailrace.paramserver.bridges.http_calls import HttpCalls
+    from tailrace.paramserver.bridges.sglang import SGLangServer
+
+_log = logging.getLogger(__name__)
+TRIED = ("0.5.23",)
+"""Versions that the tests ran."""
+KEY_VARIABLE = "SGLANG_API_KEY"
+"""Environment variable with the API key of a server that is joined."""
+CALLED = (
+    "/abort_request",
+    "/begin_weight_update",
+    "/continue_generation",
+    "/destroy_weights_update_group",
+    "/end_weight_update",
+    "/generate",
+    "/init_weights_update_group",
+    "/model_info",
+    "/pause_generation",
+    "/server_info",
+    "/update_weights_from_distributed",
+    "/v1/loads",
+)
+"""The paths of a server that an engine calls."""
+_START_S = 600.0
+_LOOK_S = 0.25
+_ASK_S = 10.0
+_END_GRACE_S = 10.0
+_MAX_NUM_SEQS = 256
+_OF_THE_JOINED = ("server", "max_model_len", "seed", "apart", "device", "answer_s")
+_MORE_CONTEXT = 8  # SGLang keeps some of a context's tokens for itself
+
+
+class Server(ABC):
+    """A server that answers.
+
+    Attributes:
+        host, port: where it listens.
+        key: its API key; empty: none.
+        ours: whether it is ours alone.
+        calls: requests that wait for their answer.
+        info: what ``/server_info`` says.
+        max_model_len: most prompt and response tokens of one request.
+    """
+
+    host: str
+    port: int
+    key: str
+    ours: bool
+    calls: HttpCalls
+    info: Mapping[str, Any]
+    max_model_len: int
+
+    def weights(self) -> SGLangServer:
+        """What gives it weights."""
+        from tailrace.paramserver.bridges.sglang import SGLangServer
+
+        return SGLangServer(self.calls.url, api_key=self.key or None, host=self._our_address())
+
+    def ended(self) -> str | None:
+        """Why its process is no more, as far as can be told from here; None: it is, or is not ours."""
+        return None
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it, if it is ours."""
+
+    def _our_address(self) -> str:
+        """The address of this host on which the server reaches us."""
+        with socket.create_connection((self.host, self.port), _ASK_S) as connection:
+            address: str = connection.getsockname()[0]
+        return address
+
+    def _meet(self) -> None:
+        """Ask what it is.
+
+        Raises:
+            EngineMissingError: it lacks a path that an engine calls.
+            EngineDiedError: it does not answer.
+        """
+        paths = _answer(self.calls, "/openapi.json").get("paths", {})
+        self.info = _answer(self.calls, "/server_info")
+        version = str(self.info.get("version"))
+        missing = [path for path in CALLED if path not in paths]
+        if missing:
+            raise EngineMissingError(
+                f"SGLang {version} at {self.calls.url} has no {', '.join(missing)}, expected the interface of {TRIED[-1]}"
+            )
+        if version not in TRIED:
+            _log.warning("found SGLang %s at %s; tried are %s", version, self.calls.url, ", ".join(TRIED))
+
+
+class OwnServer(Server):
+    """A server that is started here and ends with `close` or with this process, however that ends.
+
+    Args:
+        model_path: Hugging Face model directory.
+        options: see `EngineOptions`.
+
+    Raises:
+        EngineMissingError: the interpreter has no SGLang, or one with another interface.
+        DeviceMissingError: this machine does not have the device.
+        OptionError: the model cannot span so many devices.
+        ModelLoadError: it does not start; the message has its last line.
+    """
+
+    ours = True
+
+    def __init__(self, model_path: str, options: EngineOptions) -> None:
+        shape = CacheShape.read(model_path)
+        self.max_model_len = min(options.max_model_len or shape.max_len, shape.max_len)
+        python = interpreter(options)
+        self.host, self.key = "127.0.0.1", secrets.token_hex(16)
+        self.port = _free_port(self.host)
+        self.calls = _calls(f"http://{self.host}:{self.port}", self.key)
+        device = resolve_device(options)
+        settings = _settings(model_path, options, shape, device)
+        settings |= {"host": self.host, "port": self.port, "api_key": self.key, **options.engine_args}
+        self._folder = tempfile.TemporaryDirectory(prefix="tailrace-sglang-")
+        file = Path(self._folder.name) / "server.json"
+        file.write_text(json.dumps(_flags(settings)))
+        self._said: IO[bytes] = (Path(self._folder.name) / "said").open("w+b")
+        command = [python, "-c", _LAUNCH, str(file)]
+        self._child = Child(
+            guarded(command),
+            group=True,
+            stdout=self._said,
+            stderr=self._said,
+            environment=_environment(options, device),
+        )
+        try:
+            self._await_start(model_path)
+            self._meet()
+        except BaseException:
+            self.close()
+            raise
+
+    def ended(self) -> str | None:
+        """Why it is no more: its status and its last line."""
+        status = self._child.poll()
+        return None if status is None else f"it ended with status {status}: {last_line(self._said)}"
+
+    def close(self) -> None:
+        """End it and what it started."""
+        self._child.end(_END_GRACE_S)
+        self._said.close()
+        self._folder.cleanup()
+
+    def _await_start(self, model_path: str) -> None:
+        from tailrace.paramserver.errors import EngineTimeout, EngineUnreachable
+
+        deadline = time.monotonic() + _START_S
+        while True:
+            if (why := self.ended()) is not None:
+                raise ModelLoadError(f"SGLang's server does not start with {model_path}: {why}")
+            try:
+                if self.calls.exchange("GET", "/health", None, _ASK_S)[0] == 200:
+                    return
+            except (EngineTimeout, EngineUnreachable):
+                pass  # it does not listen yet
+            if time.monotonic() > deadline:
+                raise ModelLoadError(
+                    f"SGLang's server did not start with {model_path} in {_START_S:.0f} s; it said {last_line(self._said)!r}"
+                )
+            time.sleep(_LOOK_S)
+
+
+class JoinedServer(Server):
+    """A server that somebody else started, for one replica alone: whoever else gives it weights is noticed, and is an error.
+
+    Args:
+        model_path: Hugging Face model directory, the same as the server's.
+        options: see `EngineOptions`.
+
+    Raises:
+        EngineMissingError: its interface is another one.
+        EngineDiedError: it does not answer, or wants another key.
+        OptionError: `server` is no address, or options are given that only the server's own start can set.
+    """
+
+    ours = False
+
+    def __init__(self, model_path: str, options: EngineOptions) -> None:
+        self.host, self.port = address_of(options)
+        self.key = os.environ.get(KEY_VARIABLE, "")
+        self.calls = _calls(options.server, self.key)
+        shape = CacheShape.read(model_path)
+        self._meet()
+        limit = self.info.get("context_length")
+        limits = [shape.max_len, options.max_model_len, limit if type(limit) is int else None]
+        self.max_model_len = min(one for one in limits if one is not None)
+
+    def close(self) -> None:
+        """Leave it as it is."""
+
+
+def serve(model_path: str, options: EngineOptions) -> Server:
+    """The server of an engine. Raises the errors of `OwnServer` and `JoinedServer`."""
+    return JoinedServer(model_path, options) if options.server else OwnServer(model_path, options)
+
+
+def address_of(options: EngineOptions) -> tuple[str, int]:
+    """Host and port of a server that is joined.
+
+    Raises:
+        OptionError: `server` is no address, or options are given that only the server's own start can set.
+    """
+    wrong = [name for name in options.given if name not in _OF_THE_JOINED]
+    if wrong:
+        raise OptionError(
+            f"engine option {wrong[0]!r}: found it beside 'server', expected it among the arguments of the server that runs"
+        )
+    try:
+        parts = urllib.parse.urlsplit(options.server)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if host is None or port is None or parts.scheme != "http" or parts.path.strip("/"):
+        raise OptionError(f"engine option server: found {options.server!r}, expected http://HOST:PORT")
+    return host, port
+
+
+def interpreter(options: EngineOptions) -> str:
+    """The Python that is to run the server.
+
+    Raises:
+        EngineMissingError: there is none, or it has no SGLang, as far as can be seen without running it.
+    """
+    if not options.python:
+        if importlib.util.find_spec("sglang") is None:
+            raise EngineMissingError(
+                "found no SGLang beside Tailrace; name the interpreter of an environment that has it (engine option python), "
+                "such as tools/sglang/make builds, or a server that runs (engine option server)"
+            )
+        return sys.executable
+    if not os.access(options.python, os.X_OK):
+        raise EngineMissingError(f"engine option python: found no program {options.python!r}, expected an interpreter")
+    return options.python
+
+
+# The arguments come from a file: among those of the process, all of the machine could read the key.
+_LAUNCH = """
+import json, sys
+from sglang.launch_server import run_server
+from sglang.srt.server_args import prepare_server_args
+run_server(prepare_server_args(json.load(open(sys.argv[1]))))
+"""
+
+
+def _flags(settings: Mapping[str, Any]) -> list[str]:
+    """Arguments as on a command line; those that are false or None are left out."""
+    flags: list[str] = []
+    for name, value in settings.items():
+        if value is None or value is False:
+            continue
+        flags.append("--" + name.replace("_", "-"))
+        if value is not True:
+            flags += map(str, value) if isinstance(value, list | tuple) else [_text(value)]
+    return flags
+
+
+def _text(value: object) -> str:
+    return json.dumps(value) if isinstance(value, Mapping) else str(value)
+
+
+def _settings(model_path: str, options: EngineOptions, shape: CacheShape, device: str) -> dict[str, Any]:
+    """Arguments of ``sglang.launch_server``, by name."""
+    if options.tensor_parallel_size > 1 and device == "cpu":
+        raise OptionError(
+            f"engine option tensor_parallel_size: found {options.tensor_parallel_size}, expected 1: SGLang has one device on "
+            "CPU"
+        )
+    if shape.heads % options.tensor_parallel_size:
+        raise OptionError(
+            f"engine option tensor_parallel_size: found {options.tensor_parallel_size}, expected a divisor of the model's "
+            f"{shape.heads} heads"
+        )
+    dtype = resolve_dtype(options, device)
+    max_num_seqs = options.max_num_seqs or _MAX_NUM_SEQS
+    found: dict[str, Any] = {
+        "model_path": model_path,
+        "skip_tokenizer_init": True,
+        "device": device,
+        "dtype": dtype,
+        "max_running_requests": max_num_seqs,
+        "context_length": min(options.max_model_len or shape.max_len, shape.max_len) + _MORE_CONTEXT,
+        "random_seed": options.seed,
+        "tp_size": options.tensor_parallel_size,
+        "incremental_streaming_output": True,
+        "disable_radix_cache": not options.prefix_cache,
+        "disable_cuda_graph": bool(options.eager) or device == "cpu",
+        "log_level": "warning",
+    }
+    if options.max_batch_tokens is not None:
+        found["chunked_prefill_size"] = options.max_batch_tokens
+    if options.block_tokens is not None:
+        found["page_size"] = options.block_tokens
+    if device == "cpu":
+        cache_bytes = shape.cpu_kv_bytes(options, dtype, options.block_tokens or 1, max_num_seqs)
+        found |= {"attention_backend": "torch_native", "sampling_backend": "pytorch", "disable_overlap_schedule": True}
+    else:
+        found["mem_fraction_static"] = options.gpu_memory_utilization
+        cache_bytes = options.kv_cache_bytes
+    if cache_bytes is not None:
+        found["max_total_tokens"] = cache_bytes // shape.kv_bytes_per_token(dtype)
+    return found
+
+
+def _environment(options: EngineOptions, device: str) -> dict[str, str]:
+    """The server's variables: ours, without those that are about our interpreter."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON") and name != "VIRTUAL_ENV"}
+    found["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
+    if device == "cpu":
+        found |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(options.threads or 1)}
+    elif options.threads:
+        found["OMP_NUM_THREADS"] = str(options.threads)
+    return found
+
+
+def _calls(url: str, key: str) -> HttpCalls:
+    try:
+        with extra("tailrace-rollout", "sglang"):
+            from tailrace.paramserver.bridges.http_calls import HttpCalls
+    except MissingExtraError as error:
+        raise EngineMissingError(str(error)) from error
+    return HttpCalls(url, api_key=key or None)
+
+
+def _answer(calls: HttpCalls, path: str) -> dict[str, Any]:
+    from tailrace.paramserver.errors import BridgeError
+
+    try:
+        return calls.call("GET", path, None, _ASK_S) or {}
+    except BridgeError as error:
+        raise EngineDiedError(str(error)) from error
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as free:
+        free.bind((host, 0))
+        port: int = free.getsockname()[1]
+    return port

@@ -1,0 +1,320 @@
+"""The SGLang engine on a stand-in whose fields are SGLang's own: what it sends, reads and refuses, and what it notices when."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("tailrace.paramserver")
+
+import torch
+from safetensors.torch import save_file
+
+from tailrace.contracts import FinishReason, Request, Sampling
+from tailrace.paramserver.testing import SGLangStandIn
+from tailrace.paramserver.testing.sglang_server import CONTEXT, VOCABULARY, next_token, weights_of
+from tailrace.rollout import EngineDiedError, EngineMissingError, ModelLoadError, OptionError, build_engine, generate
+from tailrace.rollout.errors import EngineBusyError, RequestError, WeightsError
+from tailrace.rollout.sglang_server import KEY_VARIABLE
+from tailrace.rollout.sglang_stream import BrokenStreamError, EventStream
+
+KEY, SEED, TIMEOUT_S = "key-of-the-test", 7, 60.0
+
+
+def weights(seed):
+    draw = torch.Generator().manual_seed(seed)
+    return {"model.embed_tokens.weight": torch.randn(VOCABULARY, 4, generator=draw), "model.norm.weight": torch.ones(4)}
+
+
+def response(model, prompt, length, kept=()):
+    """What the server generates behind a prompt, one token after another."""
+    digest, tokens, logprobs = weights_of(model), [*prompt, *kept], []
+    for _ in range(length):
+        token, logprob = next_token(digest, tokens)
+        tokens.append(token)
+        logprobs.append(logprob)
+    return tuple(tokens[len(prompt) + len(kept) :]), tuple(logprobs)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    shape = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 4, "tie_word_embeddings": True}
+    (path / "config.json").write_text(
+        json.dumps({**shape, "max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY, "eos_token_id": 3})
+    )
+    save_file(weights(0), path / "model.safetensors")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def started():
+    with SGLangStandIn(1, KEY) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+
+def joined(standing, model, **options):
+    engine = build_engine("sglang", model, {"server": standing.url, "answer_s": 20.0, **options})
+    engine.load_weights(weights(1))
+    return engine
+
+
+@pytest.fixture
+def server(started):
+    started.fail()
+    return started
+
+
+@pytest.fixture
+def engine(server, model):
+    engine = joined(server, model)
+    yield engine
+    server.fail()
+    engine.close()
+
+
+def prompts(count):
+    draw = random.Random(SEED)
+    return [tuple(draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 20))) for _ in range(count)]
+
+
+def requests(count, length, **sampling):
+    return [Request(str(i), prompt, Sampling(max_tokens=length, **sampling)) for i, prompt in enumerate(prompts(count))]
+
+
+@pytest.mark.parametrize("plan", [{}, {"incremental": False}, {"events_of": 7}, {"incremental": False, "events_of": 3}])
+def test_each_token_comes_once_whether_or_not_streams_repeat_them(server, engine, plan):
+    server.fail(__generate=plan)
+    asked = requests(12, 30)
+    found = generate(engine, asked, TIMEOUT_S)
+    for request in asked:
+        tokens, logprobs = response(weights(1), request.prompt, 30)
+        assert (found[request.id].tokens, found[request.id].logprobs) == (tokens, logprobs)
+        assert found[request.id].finish is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("incremental", [True, False])
+def test_an_abort_keeps_what_came_and_leaves_others_whose_ids_begin_alike(server, engine, incremental):
+    server.fail(__generate={"incremental": incremental, "token_s": 0.005})
+    asked, made = requests(12, 40), {str(i): [] for i in range(12)}
+    engine.submit(asked)
+    while len(made["0"]) < 5:
+        for delta in engine.step():
+            made[delta.id] += delta.tokens
+    for delta in engine.abort(["0", "1", "11", "nobody"]):
+        made[delta.id] += delta.tokens
+    assert 5 <= len(made["0"]) < 40
+    assert made["11"] == [], "it waited for its turn"
+    kept = tuple(made["0"])
+    engine.submit([Request("0", asked[0].prompt, asked[0].sampling, kept), asked[1], asked[11]])
+    deadline = time.monotonic() + TIMEOUT_S
+    while engine.stats().running + engine.stats().waiting:
+        for delta in engine.step():
+            made[delta.id] += delta.tokens if delta.id != "1" else ()
+        assert time.monotonic() < deadline
+    for request in asked:
+        if request.id != "1":
+            assert tuple(made[request.id]) == response(weights(1), request.prompt, 40)[0]
+
+
+def test_what_the_server_has_not_read_yet_is_aborted_too(server, engine):
+    engine.submit(requests(3, 40))
+    assert engine.abort(["0", "1", "2"]) is not None
+    assert engine.step() == []
+    deadline = time.monotonic() + TIMEOUT_S
+    while server.state()["running"]:
+        assert time.monotonic() < deadline, "the server goes on with what was aborted"
+
+
+def test_a_stop_token_ends_a_response_and_one_of_the_models_own_does_not(server, engine):
+    prompt = (5, 6, 7)
+    whole, logprobs = response(weights(1), prompt, 20)
+    stop, own = whole[9], whole[4]
+    assert stop not in whole[:9], f"seed {SEED}"
+    server.fail(__generate={"end_tokens": [own]})
+    for stops, length in (((stop,), 10), ((), 20), ((stop, 2**40, -1), 10)):
+        found = generate(engine, [Request("r", prompt, Sampling(max_tokens=20, stop_token_ids=stops))], TIMEOUT_S)["r"]
+        assert (found.tokens, found.logprobs) == (whole[:length], logprobs[:length])
+        assert found.finish is (FinishReason.STOP if stops else FinishReason.LENGTH)
+
+
+def test_a_request_that_somebody_else_aborts_goes_on(server, engine):
+    server.fail(__generate={"abort_after": 6})
+    found = generate(engine, [Request("r", (1, 2), Sampling(max_tokens=20))], TIMEOUT_S)["r"]
+    assert found.tokens == response(weights(1), (1, 2), 20)[0]
+    server.fail(__generate={"abort_after": 0})
+    with pytest.raises(EngineDiedError, match="without a token again and again"):
+        generate(engine, [Request("s", (1, 2), Sampling(max_tokens=20))], TIMEOUT_S)
+
+
+def test_tokens_that_the_model_lacks_never_reach_the_server(server, engine):
+    for tokens, kept in (((1, VOCABULARY), ()), ((-1,), ()), ((1,), (2, VOCABULARY + 7))):
+        with pytest.raises(RequestError, match=f"expected 0 to {VOCABULARY - 1}"):
+            engine.submit([Request("r", tokens, Sampling(), kept)])
+    assert server.state()["log"].count("/generate") == 0
+    assert len(generate(engine, [Request("r", (1,), Sampling(max_tokens=3))], TIMEOUT_S)["r"].tokens) == 3
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"cut_after": 5}, "ended within an answer"),
+        ({"kill_after": 5}, "failed"),
+        ({"hang_after": 5, "hang_s": 30}, r"yielded nothing for .* with 6 requests in flight"),
+        ({"status": 503}, "answered 503"),
+        ({"version": "9", "meta": {"weight_version": "9"}}, "generates with the weights '9'"),
+        ({"meta": {"completion_tokens": 11}}, "expected at least the"),
+        ({"meta": {"completion_tokens": None}}, "without output_ids, output_token_logprobs or completion_tokens"),
+        ({"meta": {"output_token_logprobs": [[-0.5, 51, None]] * 40}}, "of other tokens than came"),
+        ({"meta": {"output_token_logprobs": []}}, "0 log-probabilities"),
+    ],
+)
+def test_a_server_that_fails_in_generation_is_noticed(model, plan, message):
+    with SGLangStandIn(1, KEY) as server:
+        engine = joined(server, model, answer_s=2.0)
+        server.fail(__generate=plan)
+        started = time.monotonic()
+        with pytest.raises(EngineDiedError, match=message):
+            generate(engine, requests(6, 30), TIMEOUT_S)
+        assert time.monotonic() - started < 6
+        engine.close()
+
+
+def test_an_abort_that_the_server_does_not_carry_out_has_a_deadline(model):
+    with SGLangStandIn(1, KEY) as server:
+        engine = joined(server, model, answer_s=1.0)
+        server.fail(__abort_request={"status": 200}, __generate={"token_s": 0.1})
+        engine.submit(requests(2, 40))
+        with pytest.raises(EngineDiedError, match="did not stop 2 requests within 1 s"):
+            engine.abort(["0", "1"])
+        engine.close()
+
+
+def test_new_weights_are_served_and_wrong_ones_refused(server, engine):
+    before = server.state()
+    good = weights(2)
+    engine.load_weights(good)
+    state = server.state()
+    assert state["weights"] == weights_of(good)
+    assert (state["flushed"], state["paused"], state["session"]) == (before["flushed"] + 1, None, False)
+    assert generate(engine, requests(1, 5), TIMEOUT_S)["0"].tokens == response(good, prompts(1)[0], 5)[0]
+    embed, norm = good.items()
+    for wrong, message in (
+        ([embed], "no weights for 1 parameters, the first is 'model.norm.weight'"),
+        ([embed, norm, ("model.more", norm[1])], "'model.more', which the model does not have"),
+        ([embed, ("model.norm.weight", norm[1][:-1])], r"shape \(3,\) for 'model.norm.weight', expected \(4,\)"),
+    ):
+        with pytest.raises(WeightsError, match=message):
+            engine.load_weights(wrong)
+        assert server.state()["paused"] == "retract"
+        with pytest.raises(WeightsError, match="parts of two versions"):
+            engine.submit(requests(1, 5))
+    engine.load_weights([*weights(3).items(), ("lm_head.weight", weights(3)["model.embed_tokens.weight"])])
+    assert (
+        generate(engine, requests(1, 5), TIMEOUT_S)["0"].tokens
+        == response({**weights(3), "lm_head.weight": weights(3)["model.embed_tokens.weight"]}, prompts(1)[0], 5)[0]
+    )
+    engine.submit(requests(1, 40))
+    with pytest.raises(EngineBusyError):
+        engine.load_weights(good)
+    engine.abort(["0"])
+
+
+@pytest.mark.parametrize(
+    ("plan", "error", "message"),
+    [
+        ({"__update_weights_from_distributed": {"status": 400, "message": "no room"}}, WeightsError, "no room"),
+        ({"__model_info": {"raw": '{"weight_version": "1"}'}}, WeightsError, "names its weights '1'"),
+        ({"__update_weights_from_distributed": {"kill": True}}, EngineDiedError, "failed"),
+        ({"__pause_generation": {"kill": True}}, EngineDiedError, "failed"),
+        ({"__end_weight_update": {"kill": True}}, EngineDiedError, "failed"),
+    ],
+)
+def test_a_server_that_fails_in_an_update_is_noticed(model, plan, error, message):
+    with SGLangStandIn(1, KEY) as server:
+        engine = joined(server, model)
+        server.fail(**plan)
+        started = time.monotonic()
+        with pytest.raises(error, match=message):
+            engine.load_weights(weights(2))
+        assert time.monotonic() - started < 15
+        if error is WeightsError:
+            server.fail()
+            engine.load_weights(weights(2))
+            assert generate(engine, requests(1, 5), TIMEOUT_S)["0"].tokens == response(weights(2), prompts(1)[0], 5)[0]
+        engine.close()
+
+
+def test_load_is_counted(server, engine):
+    server.fail(__generate={"token_s": 0.01})
+    engine.submit(requests(7, 40))
+    seen = 0
+    while seen < 4:
+        seen += len(engine.step())
+    stats = engine.stats()
+    assert (stats.running + stats.waiting, stats.max_running, stats.kv_capacity_tokens) == (7, 4, 4096)
+    assert stats.running == 4
+    assert 0 < stats.kv < 1
+    engine.abort([str(i) for i in range(7)])
+    assert (engine.stats().running, engine.stats().waiting) == (0, 0)
+
+
+def test_bad_settings_are_one_line(server, model, monkeypatch, tmp_path):
+    server.fail(without=["/begin_weight_update", "/v1/loads"])
+    with pytest.raises(EngineMissingError, match=r"has no /begin_weight_update, /v1/loads, expected the interface of"):
+        joined(server, model)
+    server.fail()
+    for options, message in (
+        ({"server": "10.0.0.1:30000"}, "expected http://HOST:PORT"),
+        ({"server": "https://10.0.0.1:30000"}, "expected http://HOST:PORT"),
+        ({"max_num_seqs": 4}, "'max_num_seqs': found it beside 'server'"),
+        ({"answer_s": 0}, "expected seconds above 0"),
+        ({"engine_args": ["x"]}, "expected a table"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            joined(server, model, **options)
+    monkeypatch.setenv(KEY_VARIABLE, "another")
+    with pytest.raises(EngineDiedError, match="answered 401"):
+        joined(server, model)
+    with pytest.raises(EngineMissingError, match="found no program '/nowhere/python'"):
+        build_engine("sglang", model, {"python": "/nowhere/python"})
+    with pytest.raises(OptionError, match="one device on CPU"):
+        build_engine("sglang", model, {"python": sys.executable, "device": "cpu", "tensor_parallel_size": 2})
+    with pytest.raises(ModelLoadError, match=r"does not start with .*: it ended with status 1: ModuleNotFoundError"):
+        build_engine("sglang", model, {"python": sys.executable, "device": "cpu"})
+
+
+def test_events_may_come_in_any_pieces():
+    draw = random.Random(SEED)
+    objects = [{"i": i, "text": "x" * draw.randint(0, 30) + "\u00e9"} for i in range(40)]
+    stream = b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in objects) + b"data: [DONE]\n\n"
+    for _ in range(20):
+        events, found, rest = EventStream(), [], stream
+        while rest:
+            size = draw.randint(1, 90)
+            found += events.feed(rest[:size])
+            rest = rest[size:]
+        assert (found, events.done) == (objects, True), f"seed {SEED}"
+    for bad in (b"event: x\n\n", b"data: [1]\n\n", b"data: {\n\n"):
+        with pytest.raises(BrokenStreamError):
+            EventStream().feed(bad)
+
+
+def test_it_imports_nothing_heavy():
+    code = (
+        "import sys\nimport tailrace.rollout.sglang\n"
+        "print(sorted({'torch', 'numpy', 'sglang', 'transformers', 'requests', 'httpx', 'aiohttp'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert re.sub(r"\s", "", found) == "[]"
