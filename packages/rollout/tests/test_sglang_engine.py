@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -45,6 +46,7 @@ def response(model, prompt, length, kept=()):
 def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("model")
     shape = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 4, "tie_word_embeddings": True}
+    shape |= {"model_type": "qwen3"}
     (path / "config.json").write_text(
         json.dumps({**shape, "max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY, "eos_token_id": 3})
     )
@@ -284,6 +286,11 @@ def test_bad_settings_are_one_line(server, model, monkeypatch, tmp_path):
     ):
         with pytest.raises(OptionError, match=message):
             joined(server, model, **options)
+    other = tmp_path / "llama"
+    shutil.copytree(model, other)
+    (other / "config.json").write_text((other / "config.json").read_text().replace("qwen3", "llama"))
+    with pytest.raises(ModelLoadError, match="serves a model of type 'qwen3', expected 'llama'"):
+        joined(server, str(other))
     monkeypatch.setenv(KEY_VARIABLE, "another")
     with pytest.raises(EngineDiedError, match="answered 401"):
         joined(server, model)

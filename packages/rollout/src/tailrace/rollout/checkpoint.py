@@ -132,6 +132,16 @@ def vocabulary(model_path: str) -> int | None:
     return found if isinstance(found, int) else None
 
 
+def model_type(model_path: str) -> str | None:
+    """What transformers calls the architecture of a model directory, such as ``qwen3``; None if it does not say.
+
+    Raises:
+        ModelLoadError: ``config.json`` cannot be read.
+    """
+    found = _config(model_path).get("model_type")
+    return found if isinstance(found, str) else None
+
+
 def _config(model_path: str) -> dict[str, Any]:
     return _read(Path(model_path) / "config.json")
 

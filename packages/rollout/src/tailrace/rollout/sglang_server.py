@@ -25,6 +25,7 @@ from tailrace.contracts import MissingExtraError, extra
 from tailrace.processes import Child
 from tailrace.processes.child import last_line
 from tailrace.processes.guard import guarded
+from tailrace.rollout.checkpoint import model_type
 from tailrace.rollout.errors import EngineDiedError, EngineMissingError, ModelLoadError, OptionError
 from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
 
@@ -205,7 +206,8 @@ class JoinedServer(Server):
     Raises:
         EngineMissingError: its interface is another one.
         EngineDiedError: it does not answer, or wants another key.
-        OptionError: `server` is no address, or options are given that only the server's own start can set.
+        ModelLoadError: it serves a model of another type.
+        OptionError: see `address_of`.
     """
 
     ours = False
@@ -216,6 +218,11 @@ class JoinedServer(Server):
         self.calls = _calls(options.server, self.key)
         shape = CacheShape.read(model_path)
         self._meet()
+        found, expected = _answer(self.calls, "/model_info").get("model_type"), model_type(model_path)
+        if found != expected:
+            raise ModelLoadError(
+                f"{self.calls.url} serves a model of type {found!r}, expected {expected!r} as {model_path}"
+            )
         limit = self.info.get("context_length")
         limits = [shape.max_len, options.max_model_len, limit if type(limit) is int else None]
         self.max_model_len = min(one for one in limits if one is not None)
@@ -338,7 +345,9 @@ def _settings(model_path: str, options: EngineOptions, shape: CacheShape, device
 
 def _environment(options: EngineOptions, device: str) -> dict[str, str]:
     """The server's variables: ours, without those that are about our interpreter."""
-    found = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON") and name != "VIRTUAL_ENV"}
+    found = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTHON") and name != "VIRTUAL_ENV"
+    }
     found["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
     if device == "cpu":
         found |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(options.threads or 1)}

@@ -263,7 +263,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         state.log.append(self.path)
         if self.path == "/model_info":
-            self.reply(200, {"model_path": "test", "weight_version": state.version, "is_generation": True})
+            self.reply(200, {"model_path": "test", "model_type": "qwen3", "weight_version": state.version})
         elif self.path == "/server_info":
             sizes = {"tp_size": len(state.ranks), "pp_size": 1, "dp_size": 1, **state.fail.get("sizes", {})}
             limits = {
