@@ -20,7 +20,7 @@ import threading
 from collections.abc import Sequence
 
 from tailrace.processes.child import kill_group
-from tailrace.processes.death import die_with_parent, wait_for_parent
+from tailrace.processes.death import Ending, die_with_parent, wait_for_parent
 
 GRACE_S = 5.0
 """Seconds that a program has to end in order."""
@@ -40,15 +40,15 @@ def main(arguments: Sequence[str]) -> int:
     Args:
         arguments: the owner's process id, the program and its arguments.
     """
-    owner, stop = int(arguments[0]), threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    owner, stop = int(arguments[0]), Ending()
+    signal.signal(signal.SIGTERM, stop.ask)
     program = subprocess.Popen(  # noqa: S603 - what to run is the owner's matter
         list(arguments[1:]), stdin=subprocess.DEVNULL, preexec_fn=die_with_parent
     )
 
     def reap() -> None:
         program.wait()
-        stop.set()
+        stop.ask()
 
     threading.Thread(target=reap, name="program", daemon=True).start()
     wait_for_parent(owner, stop)

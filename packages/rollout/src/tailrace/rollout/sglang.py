@@ -122,7 +122,7 @@ class SGLangEngine:
         self._complete: list[Delta] = []
         self._selector = selectors.DefaultSelector()
         self._heard = 0.0
-        self._load, self._preemptions = _Load(), 0
+        self._load, self._preemptions, self._cached = _Load(), 0, 0
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Send requests to the server.
@@ -219,6 +219,7 @@ class SGLangEngine:
             kv_capacity_tokens=_whole(self._server.info.get("max_total_num_tokens")),
             preemptions=self._preemptions,
             max_running=_whole(self._server.info.get("max_running_requests")),
+            cached_tokens=self._cached,
         )
 
     def close(self) -> None:
@@ -336,6 +337,8 @@ class SGLangEngine:
                 f"it generates with the weights {meta.get('weight_version')!r}, expected {self._label!r}: somebody else gave "
                 "it others"
             )
+        if not generation.known:
+            self._cached += _whole(meta.get("cached_tokens"))
         generation.known += len(tokens)
         generation.tokens += tokens
         retractions = _whole(meta.get("num_retractions"))
