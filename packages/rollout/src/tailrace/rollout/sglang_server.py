@@ -348,7 +348,7 @@ def _environment(options: EngineOptions, device: str) -> dict[str, str]:
     found = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTHON") and name != "VIRTUAL_ENV"
     }
-    found["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
+    found |= {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1", "PYTHONWARNINGS": "ignore"}
     if device == "cpu":
         found |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(options.threads or 1)}
     elif options.threads:

@@ -148,7 +148,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 256
 
 
-class State:
+class StandInState:
     """The server's: ranks, weights' version, what is in flight, and what is to go wrong.
 
     Args:
@@ -188,7 +188,7 @@ class State:
 class Handler(BaseHTTPRequestHandler):
     """Answers a connection, in a thread of its own."""
 
-    state: ClassVar[State]
+    state: ClassVar[StandInState]
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None:
@@ -250,7 +250,12 @@ class Handler(BaseHTTPRequestHandler):
         """Answer what the server is and does."""
         state = self.state
         if self.path == "/_test/state":
-            content = {"paused": state.paused, "session": state.session, "version": state.version, "log": state.log}
+            content: dict[str, Any] = {
+                "paused": state.paused,
+                "session": state.session,
+                "version": state.version,
+                "log": state.log,
+            }
             content |= {"running": len(state.running), "waiting": len(state.waiting)}
             models = state.models()
             content |= {"flushed": state.flushed, "models": [one[:2] for one in models], "weights": models[0][2]}
@@ -502,7 +507,7 @@ def main(tp_size: int, api_key: str) -> None:
         ranks.append(ours)
         fork.Process(target=rank_main, args=(theirs, tp_rank, list(ranks)), daemon=True).start()
         theirs.close()
-    Handler.state = State(ranks, api_key)
+    Handler.state = StandInState(ranks, api_key)
     server = _Server(("127.0.0.1", 0), Handler)
     print(server.server_address[1], flush=True)
     server.serve_forever()
