@@ -45,11 +45,9 @@ def response(model, prompt, length, kept=()):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("model")
-    shape = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 4, "tie_word_embeddings": True}
-    shape |= {"model_type": "qwen3"}
-    (path / "config.json").write_text(
-        json.dumps({**shape, "max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY, "eos_token_id": 3})
-    )
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 4, "max_position_embeddings": CONTEXT}
+    other = {"model_type": "qwen3", "vocab_size": VOCABULARY, "eos_token_id": 3, "tie_word_embeddings": True}
+    (path / "config.json").write_text(json.dumps({**sizes, **other}))
     save_file(weights(0), path / "model.safetensors")
     return str(path)
 

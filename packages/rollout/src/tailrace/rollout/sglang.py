@@ -423,14 +423,16 @@ class SGLangEngine:
         from tailrace.paramserver.errors import BridgeError
 
         try:
-            answer = self._server.calls.call("GET", "/v1/loads", None, self._answer_s) or {}
+            answer = self._server.calls.call("GET", "/v1/loads?include=core", None, self._answer_s) or {}
         except BridgeError as error:
             raise self._died(str(error)) from error
         loads = answer.get("loads")
-        shares = [load.get("token_usage") for load in loads] if isinstance(loads, list) else [None]
-        if not all(isinstance(share, int | float) for share in shares):
-            raise EngineDiedError(f"found no token_usage in the answer of /v1/loads of SGLang: {answer!r:.200}")
-        return max(0.0, *shares) if shares else 0.0
+        try:
+            return max(float(load["token_usage"]) for load in loads or ())
+        except (TypeError, ValueError, KeyError) as error:
+            raise EngineDiedError(
+                f"found no token_usage in the answer of /v1/loads of SGLang: {answer!r:.200}"
+            ) from error
 
     def _known(self, token: int) -> bool:
         return 0 <= token < (self._vocabulary or 2**31)

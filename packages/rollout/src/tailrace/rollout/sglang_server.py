@@ -55,7 +55,7 @@ CALLED = (
 """The paths of a server that an engine calls."""
 _START_S = 600.0
 _LOOK_S = 0.25
-_ASK_S = 10.0
+_ASK_S = 60.0
 _END_GRACE_S = 10.0
 _MAX_NUM_SEQS = 256
 _OF_THE_JOINED = ("server", "max_model_len", "seed", "apart", "device", "answer_s")
@@ -109,10 +109,9 @@ class Server(ABC):
             EngineMissingError: it lacks a path that an engine calls.
             EngineDiedError: it does not answer.
         """
-        paths = _answer(self.calls, "/openapi.json").get("paths", {})
         self.info = _answer(self.calls, "/server_info")
         version = str(self.info.get("version"))
-        missing = [path for path in CALLED if path not in paths]
+        missing = [path for path in CALLED if _absent(self.calls, path)]
         if missing:
             raise EngineMissingError(
                 f"SGLang {version} at {self.calls.url} has no {', '.join(missing)}, expected the interface of {TRIED[-1]}"
@@ -327,6 +326,7 @@ def _settings(model_path: str, options: EngineOptions, shape: CacheShape, device
         "disable_radix_cache": not options.prefix_cache,
         "disable_cuda_graph": bool(options.eager) or device == "cpu",
         "log_level": "warning",
+        "sleep_on_idle": True,
     }
     if options.max_batch_tokens is not None:
         found["chunked_prefill_size"] = options.max_batch_tokens
@@ -370,6 +370,17 @@ def _answer(calls: HttpCalls, path: str) -> dict[str, Any]:
 
     try:
         return calls.call("GET", path, None, _ASK_S) or {}
+    except BridgeError as error:
+        raise EngineDiedError(str(error)) from error
+
+
+def _absent(calls: HttpCalls, path: str) -> bool:
+    from tailrace.paramserver.errors import BridgeError
+
+    try:
+        return (
+            calls.exchange("OPTIONS", path, None, _ASK_S)[0] == 404
+        )  # 405 where there is something, which this leaves alone
     except BridgeError as error:
         raise EngineDiedError(str(error)) from error
 

@@ -40,7 +40,7 @@ _JSON_KINDS: dict[type, tuple[str, ...]] = {
     list: ("list", "List", "Set"),
     dict: ("dict", "Dict"),
 }
-_PLAIN = {"/model_info", "/server_info", "/v1/loads", "/openapi.json", "/health"}
+_PLAIN = {"/model_info", "/server_info", "/v1/loads", "/health"}
 
 
 def next_token(weights: str, tokens: Sequence[int]) -> tuple[int, float]:
@@ -277,14 +277,16 @@ class Handler(BaseHTTPRequestHandler):
                 "max_running_requests": state.most_running,
             }
             self.reply(200, {**sizes, **limits, "version": FIELDS["version"]})
-        elif self.path == "/openapi.json":
-            gone = state.fail.get("without", [])
-            self.reply(200, {"paths": {path: {} for path in {*FIELDS["paths"], *_PLAIN} if path not in gone}})
-        elif self.path == "/v1/loads":
+        elif self.path == "/v1/loads?include=core":
             used = sum(map(len, list(state.running.values())))
             self.reply(200, {"loads": [{"dp_rank": 0, "token_usage": used / CAPACITY}]})
         else:
             self.reply(404, {"detail": "Not Found"})
+
+    def do_OPTIONS(self) -> None:
+        """Say whether there is such a path: 405 where there is."""
+        there = self.path in {*FIELDS["paths"], *_PLAIN} and self.path not in self.state.fail.get("without", [])
+        self.reply(405 if there else 404, {"detail": "Method Not Allowed" if there else "Not Found"})
 
     def do_POST(self) -> None:
         """Carry out a request."""
