@@ -6,6 +6,7 @@ since SGLang pins another torch; its interpreter is engine option `python`. It i
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
@@ -246,11 +247,11 @@ def address_of(options: EngineOptions) -> tuple[str, int]:
         raise OptionError(
             f"engine option {wrong[0]!r}: found it beside 'server', expected it among the arguments of the server that runs"
         )
-    try:
-        parts = urllib.parse.urlsplit(options.server)
+    host: str | None = None
+    port: int | None = None
+    parts = urllib.parse.urlsplit(options.server)
+    with contextlib.suppress(ValueError):  # a port that is no number
         host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
     if host is None or port is None or parts.scheme != "http" or parts.path.strip("/"):
         raise OptionError(f"engine option server: found {options.server!r}, expected http://HOST:PORT")
     return host, port
@@ -332,12 +333,12 @@ def _settings(model_path: str, options: EngineOptions, shape: CacheShape, device
         found["chunked_prefill_size"] = options.max_batch_tokens
     if options.block_tokens is not None:
         found["page_size"] = options.block_tokens
+    cache_bytes = options.kv_cache_bytes
     if device == "cpu":
         cache_bytes = shape.cpu_kv_bytes(options, dtype, options.block_tokens or 1, max_num_seqs)
         found |= {"attention_backend": "torch_native", "sampling_backend": "pytorch", "disable_overlap_schedule": True}
     else:
         found["mem_fraction_static"] = options.gpu_memory_utilization
-        cache_bytes = options.kv_cache_bytes
     if cache_bytes is not None:
         found["max_total_tokens"] = cache_bytes // shape.kv_bytes_per_token(dtype)
     return found

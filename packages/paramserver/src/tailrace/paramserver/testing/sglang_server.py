@@ -73,6 +73,8 @@ def problem(fields: Mapping[str, Any], body: object) -> str | None:
         kinds = ("None", "Optional") if value is None else _JSON_KINDS[type(value)]
         if annotation != "Any" and not any(kind in annotation for kind in kinds):
             return f"field {name} has the wrong type"
+        if annotation.startswith("Literal") and repr(value) not in annotation:
+            return f"field {name} has another value than {annotation}"
     missing = [name for name, field in fields.items() if field["required"] and name not in body]
     return f"missing fields {missing}" if missing else None
 
