@@ -1,24 +1,29 @@
 """Host memory that loading and publishing take in each process of a trainer, beside its shard: measured, not counted.
 
-    uv run python tools/bench/shard_memory.py [--processes N] [--hidden H] [--layers L] [--whole] [--json FILE]
+    uv run python tools/bench/shard_memory.py [--backend deepspeed] [--processes N] [--hidden H] [--layers L]
+        [--whole] [--json FILE]
 
-Each process loads the model, so it holds its FSDP2 shard, publishes versions to a relay, and says how much its memory
-(resident, shared memory that it wrote included) grew at most while it loaded, and beyond that while it published.
+Each process loads the model, so it holds its shard, by FSDP2 or by DeepSpeed's ZeRO 3, publishes versions to a relay, and
+says how much its memory (resident, shared memory that it wrote included) grew at most while it loaded, and beyond that while it
+published.
 glibc gives back what is freed, as it does not by default for blocks below 32 MiB.
 
 load      limit: 1.1 of its shard and one tensor. Then the model's shortcuts are looked for, as much as a forward pass needs
           beyond that: see `probe` in the table. --whole has each process load the whole model first, as models whose files are
-          not safetensors do
+          not safetensors do. ZeRO 3 opens the model after FSDP2 did so for the probe, and holds its part twice, as what passes
+          compute with and as what the optimizer steps: see `probe`, too
 publish   limit: 1.2 of its shard and one bucket: its largest tensor
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -38,24 +43,34 @@ def forget() -> None:
 
 
 def rank(
-    number: int, count: int, model: str, rendezvous: str, relay: str, token: str, versions: int, whole: bool, queue: Any
+    number: int,
+    count: int,
+    model: str,
+    rendezvous: str,
+    relay: str,
+    token: str,
+    versions: int,
+    backend: str,
+    whole: bool,
+    queue: Any,
 ) -> None:
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401 - modules are not the model's memory
 
     from tailrace.pipeline.roles.rank_publisher import RankPublisher, Shards
     from tailrace.pipeline.roles.transfer import WeightTransfer
-    from tailrace.trainer import TrainerConfig, fsdp2
+    from tailrace.trainer import TrainerConfig
+    from tailrace.trainer.backend import build_backend, import_backend
     from tailrace.trainer.policy import Policy
-    from tailrace.trainer.worker import TrainerWorker
 
-    config = TrainerConfig(device="cpu", threads=1)
+    config = TrainerConfig(device="cpu", threads=1, zero_stage=3 if backend == "deepspeed" else None)
+    import_backend(backend)
     if whole:
-        fsdp2.has_weights_file = lambda _: False
+        importlib.import_module(f"tailrace.trainer.{backend}").has_weights_file = lambda _: False  # type: ignore[attr-defined]
     probe, peaks = Policy.probe, list[int]()
     Policy.probe = lambda policy: (peaks.append(resident(peak=True)), probe(policy))  # type: ignore[assignment, return-value]
     forget()
     imported = resident()
-    with TrainerWorker(model, config, rank=number, world_size=count, rendezvous=rendezvous) as worker:
+    with closing(build_backend(backend, model, config, rank=number, world_size=count, rendezvous=rendezvous)) as worker:
         transfer = WeightTransfer()
         shards = Shards(worker, transfer, number, 1) if count > 1 else None  # as the trainer role does
         publisher = RankPublisher(token, transfer, shards)
@@ -73,7 +88,7 @@ def rank(
 
 
 def measure(
-    processes: int, hidden: int, layers: int, versions: int = 3, *, whole: bool = False
+    processes: int, hidden: int, layers: int, versions: int = 3, *, backend: str = "fsdp2", whole: bool = False
 ) -> list[dict[str, float]]:
     """For each process: bytes of its shard and of its largest tensor, and by how much publishing and loading made it grow."""
     from tailrace.paramserver import RelayProcess, new_token
@@ -94,6 +109,7 @@ def measure(
                     relay.address,
                     token,
                     versions,
+                    backend,
                     whole,
                     queue,
                 ),
@@ -115,10 +131,11 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--backend", choices=("fsdp2", "deepspeed"), default="fsdp2")
     parser.add_argument("--whole", action="store_true", help="load the whole model in each process, for comparison")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    rows = measure(options.processes, options.hidden, options.layers, whole=options.whole)
+    rows = measure(options.processes, options.hidden, options.layers, backend=options.backend, whole=options.whole)
     print("MiB  " + " ".join(f"{name:>10}" for name in ("shard", "load", "limit", "probe", "publish", "limit")))
     for row in rows:
         load_limit = 1.1 * row["shard_bytes"] + row["bucket_bytes"]

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shutil
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -284,13 +283,7 @@ def train(rank, world_size, model, config, backend, by_rows, rendezvous, out: Pa
     One that is called resumed loads the checkpoint of the run that it resumes before its third step.
     """
     if by_rows:
-        fsdp2: Any = import_module("tailrace.trainer.fsdp2")
-        fsdp2.SMALL_MODEL_PARAMETERS = 0
-
-        def refuse(*_, **__):
-            raise AssertionError("a rank loaded the whole model")
-
-        fsdp2.load_policy = fsdp2.load_value_model = refuse
+        trainer_processes.never_whole()
     built: Any = build_backend(backend, model, config, rank=rank, world_size=world_size, rendezvous=rendezvous)
     gradients: dict[str, torch.Tensor] = {}
     with built as worker:
@@ -334,6 +327,7 @@ def train(rank, world_size, model, config, backend, by_rows, rendezvous, out: Pa
         ("deepspeed", 2, {"zero_stage": 1}, False),
         ("deepspeed", 2, {"zero_stage": 2}, False),
         ("deepspeed", 2, {"zero_stage": 3}, False),
+        ("deepspeed", 2, {"zero_stage": 3}, True),
         ("deepspeed", 2, {"zero_stage": 2, "adapter": AdapterConfig(rank=3)}, False),
         ("megatron", 1, {}, False),
         ("megatron", 2, {}, False),

@@ -125,6 +125,32 @@ def test_two_ranks_go_on_bit_for_bit(runs, stage, tmp_path):
         assert torch.equal(tensor, expected[name]), name
 
 
+def train_by_rows(rank, world_size, model, rendezvous, out: Path, config):
+    """`trainer_processes.train` of a model that counts as large: no rank may load it whole, from files or otherwise."""
+    trainer_processes.never_whole()
+    trainer_processes.train(rank, world_size, model, rendezvous, out, config)
+
+
+@pytest.mark.parametrize("changes", [{}, {"adapter": AdapterConfig(rank=3)}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_each_rank_of_zero_3_reads_its_part_alone(changes, ranks, tmp_path):
+    if "adapter" in changes:
+        pytest.importorskip("peft", reason="the extra tailrace-trainer[adapters] is not installed")
+    model = build_model(tmp_path / "model", vocab_size=31, hidden=15, layers=2, heads=2, head_dim=6, mlp=17)
+    config = dataclasses.replace(trainer_processes.CONFIG, activation_checkpointing="off", **changes)
+    for out in ("whole", "rows"):
+        (tmp_path / out).mkdir()
+    trainer_processes.run_all(
+        trainer_processes.train, ranks, model, f"file://{tmp_path}/one", tmp_path / "whole", zero(3, config)
+    )
+    arguments = (model, f"file://{tmp_path}/other", tmp_path / "rows", zero(3, config))
+    trainer_processes.run_all(train_by_rows, ranks, *arguments)
+    found, expected = (load_file(tmp_path / out / "result.safetensors") for out in ("rows", "whole"))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_gradient_that_is_not_finite_changes_nothing(stage, tmp_path):
     model = build_model(tmp_path / "model", vocab_size=31, hidden=16, layers=1, head_dim=8, mlp=32)

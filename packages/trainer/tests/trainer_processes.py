@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -62,6 +63,21 @@ def gradient(parameter):
     from deepspeed.utils import safe_get_full_grad
 
     return safe_get_full_grad(parameter).clone()
+
+
+def never_whole():
+    """In this process all models count as large, and nothing may load one whole."""
+
+    def refuse(*_, **__):
+        raise AssertionError("a rank loaded the whole model")
+
+    for name in ("fsdp2", "deepspeed"):
+        if name == "deepspeed" and find_spec(name) is None:
+            continue
+        module = import_module(f"tailrace.trainer.{name}")
+        for key, value in {"SMALL_MODEL_PARAMETERS": 0, "load_policy": refuse, "load_value_model": refuse}.items():
+            assert hasattr(module, key)
+            setattr(module, key, value)
 
 
 class Packing:

@@ -11,6 +11,7 @@ is divided by is known only at the end of a batch, which may have had its micro-
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import warnings
@@ -24,12 +25,16 @@ from torch import Tensor
 from tailrace.contracts import extra
 from tailrace.paramserver.layout import GlobalTensor, Layout, LocalBuffer, Piece, Shard
 from tailrace.trainer.adapters import add_adapter, base_logprobs, published_name
-from tailrace.trainer.config import TrainerConfig
+from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, AdapterConfig, TrainerConfig
+from tailrace.trainer.critic_init import HEAD
+from tailrace.trainer.fsdp2 import Fsdp2Critic, Fsdp2Model, warn_of_whole_loads
 from tailrace.trainer.microbatch import MicroBatch
 from tailrace.trainer.optimizer import adamw, clip_gradients
 from tailrace.trainer.policy import PREFIX, Policy, load_policy
+from tailrace.trainer.sharded_load import Experts, ModelFiles, empty_lm, sources
 from tailrace.trainer.sharded_model import MOMENTS, Rows, SavedState, ShardedModel, parameter_dtype
-from tailrace.trainer.value_model import load_value_model
+from tailrace.trainer.value_model import ValueModel, empty_value_lm, fresh_head, load_value_model
+from tailrace.trainer.weights_file import has_weights_file
 
 BUCKET_ELEMENTS = 50_000_000
 """Gradients that are added up over ranks at a time."""
@@ -46,12 +51,20 @@ class DeepSpeedModel(ShardedModel):
         MissingExtraError: DeepSpeed is not installed.
     """
 
+    _by_fsdp2: type[Fsdp2Model] = Fsdp2Model
+    """the same model by FSDP2"""
+    _fresh: tuple[str, ...] = ()
+    """heads that no file has"""
+
     def __init__(
         self, model_path: Path, config: TrainerConfig, device: torch.device, rank: int, world_size: int
     ) -> None:
         super().__init__(config, device, rank, world_size)
         self._rank, self._ranks = rank, world_size
-        policy = self._load(model_path)
+        self.stage = config.zero_stage or 2
+        files, of = self._rows_of(model_path)
+        by_rows = bool(of)
+        policy = self._empty_with_shortcuts(model_path) if by_rows else self._load(model_path)
         policy.configure(config)
         if config.adapter.rank:
             policy.freeze(self.dtype)
@@ -61,22 +74,74 @@ class DeepSpeedModel(ShardedModel):
         self.parameters = self._trained(policy)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
         narrow = self.dtype is not parameter_dtype(config)
-        masters = {name: p.detach().clone() for name, p in self.parameters.items()} if narrow else {}
-        self.stage = config.zero_stage or 2
+        masters = {name: p.detach().clone() for name, p in self.parameters.items() if not p.is_meta} if narrow else {}
+        if by_rows:
+            _partition(policy, self.dtype, device)
+            self.parameters = self._trained(policy)
         optimizer = adamw(self.parameters.values(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
         self._engine: Any = _initialized(policy, optimizer, self.stage, self.dtype, device)
         self._zero: Any = self._engine.optimizer
         self.parameters = self._trained(self._engine.module)
-        if masters:  # ZeRO's own are of the narrow weights
-            with torch.no_grad():
-                for name in masters:
-                    self._write(name, None, masters[name])
+        with torch.no_grad():
+            for name in masters:  # ZeRO's own are of the narrow weights
+                self._write(name, None, masters[name])
+            if files is not None:
+                self._read_parts(files, of)
+        if masters or by_rows:
             self._show_masters()
         self.reset_optimizer()
 
     def _load(self, path: Path) -> Policy:
         """The model in a directory, whole and probed."""
         return load_policy(path, parameter_dtype(self.config))
+
+    def _rows_of(self, path: Path) -> tuple[ModelFiles | None, Mapping[str, str | Experts]]:
+        """The files of a large model of which each rank holds a part, and where they have each tensor; nothing of others."""
+        files = ModelFiles(path) if self.stage == 3 and has_weights_file(path) else None
+        if files is None or files.elements <= SMALL_MODEL_PARAMETERS:
+            return None, {}
+        of = sources(self._empty(path).lm, files, self._fresh)
+        if of is None:
+            warn_of_whole_loads(path)
+            return None, {}
+        return files, of
+
+    def _empty(self, path: Path) -> Policy:
+        """The model in a directory without memory, not probed."""
+        return Policy(empty_lm(path, parameter_dtype(self.config)))
+
+    def _empty_with_shortcuts(self, path: Path) -> Policy:
+        """The same with the shortcuts that it allows: the model by FSDP2, of which each rank reads its rows, tells them."""
+        changes: dict[str, Any] = {"zero_stage": None, "adapter": AdapterConfig(), "dtype": "float32"}
+        config = dataclasses.replace(self.config, **changes)
+        told = self._by_fsdp2(path, config, self.device, self._rank, self._ranks).module
+        policy = self._empty(path)
+        policy.take(direct_head=told.direct_head, shares_prompts=told.shares_prompts, packs=told.packs)
+        return policy
+
+    def _read_parts(self, files: ModelFiles, of: Mapping[str, str | Experts]) -> None:
+        """Read this rank's part of each parameter, and the persistent buffers."""
+        for name, parameter in self._engine.module.named_parameters():
+            source = of.get(plain := name.removeprefix(PREFIX).replace(".base_layer.", "."))
+            if source is None and plain not in self._fresh:
+                continue  # an adapter's
+            # of what is trained the float32 part, of an adapter's base what is computed with
+            part = self._zero.get_local_fp32_param(parameter) if parameter.requires_grad else parameter.ds_tensor
+            shape = tuple(parameter.ds_shape)
+            first, last = (min(len(part) * place, parameter.ds_numel) for place in (self._rank, self._rank + 1))
+            if first == last:
+                continue
+            row = parameter.ds_numel // shape[0]
+            rows = slice(first // row, -(-last // row))
+            held = torch.empty((rows.stop - rows.start, *shape[1:]), dtype=part.dtype, device=part.device)
+            if source is None:
+                held.copy_(fresh_head(held.new_empty(shape), self.config.seed)[rows])
+            else:
+                files.read(source, rows, held)
+            part[: last - first].copy_(held.flatten()[first - rows.start * row :][: last - first])
+        for name, buffer in self._engine.module.named_buffers():
+            if (source := of.get(name.removeprefix(PREFIX))) is not None:
+                files.read(source, slice(None), buffer)
 
     def _trained(self, policy: Any) -> dict[str, Any]:
         """The parameters that are trained, by their names outside: Hugging Face's, of an adapter PEFT's."""
@@ -266,15 +331,21 @@ class DeepSpeedCritic(DeepSpeedModel):
         device, rank, world_size: see `ShardedModel`.
     """
 
+    _by_fsdp2 = Fsdp2Critic
+
     def __init__(
         self, model_path: Path, config: TrainerConfig, device: torch.device, rank: int, world_size: int
     ) -> None:
+        self._fresh = (HEAD,) if config.critic.init is None else ()
         super().__init__(model_path, config.of_critic, device, rank, world_size)
 
     def _load(self, path: Path) -> Policy:
         """See `DeepSpeedModel`."""
-        fresh = self.config.seed if self.config.critic.init is None else None
-        return load_value_model(path, parameter_dtype(self.config), fresh=fresh)
+        return load_value_model(path, parameter_dtype(self.config), fresh=self.config.seed if self._fresh else None)
+
+    def _empty(self, path: Path) -> Policy:
+        """See `DeepSpeedModel`."""
+        return ValueModel(empty_value_lm(path, parameter_dtype(self.config)))
 
 
 def _rows(tensor: GlobalTensor, rows: Rows) -> LocalBuffer:
@@ -303,8 +374,28 @@ def import_deepspeed(device: str = "") -> Any:
     return deepspeed
 
 
-def _initialized(policy: Any, optimizer: Any, stage: int, dtype: torch.dtype, device: torch.device) -> Any:
-    """DeepSpeed's engine over all ranks of the process group that this process is in."""
+def _partition(policy: Policy, dtype: torch.dtype, device: torch.device) -> None:
+    """Give a model without memory the parameters of ZeRO 3: each rank has room for its part, and no rank for the whole."""
+    deepspeed = _ready(device)
+    zero = deepspeed.zero.Init(module=torch.nn.Module(), config_dict_or_path=_settings(3, dtype), dtype=dtype)
+    made: dict[Any, Any] = {}  # tied ones once
+    for module in policy.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if not parameter.is_meta:  # an adapter's, which DeepSpeed partitions
+                parameter.data = parameter.data.to(dtype)
+                continue
+            if parameter not in made:
+                whole = torch.empty(parameter.shape, dtype=dtype, device=device)
+                made[parameter] = torch.nn.Parameter(whole, requires_grad=parameter.requires_grad)
+                zero._convert_to_deepspeed_param(made[parameter])
+                made[parameter].partition()
+            module._parameters[name] = made[parameter]
+
+
+def _ready(device: torch.device) -> Any:
+    """DeepSpeed, which knows the device and the process group that this process is in."""
     deepspeed = import_deepspeed(device.type)
     from deepspeed.accelerator import get_accelerator, set_accelerator
     from deepspeed.comm import comm
@@ -317,6 +408,15 @@ def _initialized(policy: Any, optimizer: Any, stage: int, dtype: torch.dtype, de
     os.environ["LOCAL_RANK"] = str(device.index or 0)  # which its launcher would set
     comm.cdb = None  # of a process group that this process has left
     groups._release_process_group_references(group=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        deepspeed.init_distributed(dist_init_required=False)
+    return deepspeed
+
+
+def _initialized(policy: Any, optimizer: Any, stage: int, dtype: torch.dtype, device: torch.device) -> Any:
+    """DeepSpeed's engine over all ranks of the process group that this process is in."""
+    deepspeed = _ready(device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = deepspeed.initialize(

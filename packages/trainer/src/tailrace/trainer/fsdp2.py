@@ -101,9 +101,7 @@ class Fsdp2Model(ShardedModel):
             self._whole = False
             if (of := sources(self._empty(path).lm, files, self._fresh)) is not None:
                 return self._open_by_rows(path, files, of, frozen=frozen)
-            logger.warning(
-                "each rank loads all of %s: its files have other tensors than the model has parameters", path
-            )
+            warn_of_whole_loads(path)
         policy = self._load(path)
         self._whole = sum(parameter.numel() for parameter in policy.parameters()) <= SMALL_MODEL_PARAMETERS
         return self._shard(self._prepared(policy, frozen=frozen), frozen=frozen)
@@ -361,6 +359,11 @@ class Fsdp2Model(ShardedModel):
                     **{moment: saved.rows(moment, name, rows, shard) for moment in MOMENTS},
                 }
         self.steps = saved.steps
+
+
+def warn_of_whole_loads(path: Path) -> None:
+    """Say that each rank loads a large model whole."""
+    logger.warning("each rank loads all of %s: its files have other tensors than the model has parameters", path)
 
 
 def _copy_rows(whole: Tensor, rows: slice, out: Tensor) -> None:
