@@ -1,9 +1,10 @@
 """Losses of other frameworks on one batch: run by an interpreter that has the framework, and not Tailrace.
 
-    python others_losses.py verl|torchrl|trl BATCH.json
+    python others_losses.py verl|torchrl|trl|stable-baselines3 BATCH.json
 
 BATCH.json has rows of responses that are padded on the right (`mask`), in float64. Printed is, for each case, the loss of the
-batch and its gradient by the log-probabilities, and what verl and TorchRL make of a critic's values, as JSON on the last line.
+batch and its gradient by the log-probabilities, and what the frameworks that have a critic make of its values, as JSON on the
+last line.
 """
 
 import collections
@@ -221,8 +222,32 @@ def torchrl_critic(tensors, batch):
     }
 
 
-CRITICS = {"verl": verl_critic, "torchrl": torchrl_critic}
-SIDES = {"verl": verl, "torchrl": torchrl, "trl": trl}
+def stable_baselines3_critic(tensors, batch):
+    """GAE of each response's generated tokens, an episode each. Its value loss is another one: of the clipped value alone."""
+    import numpy as np
+    from gymnasium import spaces
+    from stable_baselines3.common.buffers import RolloutBuffer
+
+    advantages, returns = (torch.zeros_like(tensors["values"]) for _ in range(2))
+    for row, kept in enumerate(tensors["generated"].bool()):
+        buffer = RolloutBuffer(
+            int(kept.sum()),
+            spaces.Box(0, 1, (1,)),
+            spaces.Discrete(2),
+            device="cpu",
+            gae_lambda=batch["lam"],
+            gamma=batch["gamma"],
+        )
+        buffer.rewards[:, 0] = tensors["token_rewards"][row][kept].numpy()
+        buffer.values[:, 0] = tensors["values_before"][row][kept].numpy()
+        buffer.compute_returns_and_advantage(last_values=torch.zeros(1), dones=np.ones(1))
+        advantages[row, kept] = torch.tensor(buffer.advantages[:, 0], dtype=torch.float64)
+        returns[row, kept] = torch.tensor(buffer.returns[:, 0], dtype=torch.float64)
+    return {"advantages": advantages.tolist(), "returns": returns.tolist(), "whitened": False}
+
+
+CRITICS = {"verl": verl_critic, "torchrl": torchrl_critic, "stable-baselines3": stable_baselines3_critic}
+SIDES = {"verl": verl, "torchrl": torchrl, "trl": trl, "stable-baselines3": lambda *_: {}}
 
 if __name__ == "__main__":
     main()
