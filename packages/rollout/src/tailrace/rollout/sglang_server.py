@@ -328,6 +328,7 @@ def _settings(model_path: str, options: EngineOptions, shape: CacheShape, device
         "disable_cuda_graph": bool(options.eager) or device == "cpu",
         "log_level": "warning",
         "sleep_on_idle": True,
+        "load_snapshot_publish_interval": 1,  # its own is 15 steps, in which a request may take another block
     }
     if options.max_batch_tokens is not None:
         found["chunked_prefill_size"] = options.max_batch_tokens
