@@ -18,6 +18,7 @@ from tailrace.controller.spec import PipelineSpec
 from tailrace.controller.view import RunView
 from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.figures.folding import follow
+from tailrace.pipeline.run.figures.replicas import ReplicaFigures
 from tailrace.pipeline.run.figures.rounds import RoundFigures
 from tailrace.pipeline.testing.observers import Dies, Kills, Striking
 from tailrace.pipeline.testing.real_runs import RealRuns, notices_soon, rarely
@@ -102,6 +103,11 @@ class RoundsContract(RealRuns):
         assert len(lends) > 1
         assert len(lends) - len(returns) in ((0, 1) if kills_lent else (0,))  # a new process has its devices anyhow
         assert controller.lending.lent == []
+        slept = ReplicaFigures()
+        follow(read_log(root / LOG), slept)
+        assert slept.sleeps >= len(lends) - 1, (
+            "a replica that lent its devices was awake"
+        )  # a killed one may not have shown it
 
     def run_rounds(
         self,

@@ -238,6 +238,7 @@ def make_deployment(
         snapshot_s=0.1,
         flush_s=0.1,
         still_report_s=0.5,
+        sleep_level=2,
     )
     data = DataSettings(
         store=root / "store.sqlite",
