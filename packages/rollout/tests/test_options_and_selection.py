@@ -23,6 +23,7 @@ from tailrace.rollout import (
     import_engine,
     select_engine,
     selection,
+    vllm_versions,
 )
 from tailrace.rollout.checkpoint import parameter_names
 from tailrace.rollout.options import CacheShape
@@ -84,7 +85,7 @@ def test_the_engine_is_vllm_where_it_is_installed_and_transformers_elsewhere(mon
     monkeypatch.setattr(selection, "find_spec", lambda name: None if name in missing else here(name))
     if here("vllm") is not None:
         assert select_engine() == "vllm"
-        monkeypatch.setattr(selection, "_vllm_version", lambda: (0, 9))
+        monkeypatch.setattr(vllm_versions, "installed", lambda: (0, 9))
         assert select_engine() == "transformers"
     missing.add("vllm")
     assert select_engine("auto") == "transformers"

@@ -1,7 +1,7 @@
-"""The vLLM engine keeps the engine contract, alone in its process and beside another."""
+"""The vLLM engine keeps the engine contract, alone in its process, beside another, and where it plans steps ahead."""
 
 import threading
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,6 +18,7 @@ class TestVLLMEngine(EngineContract):
     options: ClassVar = {"gpu_memory_utilization": 0.2}  # on a GPU a test builds a second engine beside the first
     seeds = True
     tells_preemptions = True
+    tells_cached_tokens = True
 
     def build(self, model_path, options):
         return build_engine("vllm", model_path, options)
@@ -34,6 +35,46 @@ class TestVLLMAbilities(EngineAbilitiesContract):
 @pytest.mark.deep
 class TestVLLMAbilitiesInAWorkerProcess(TestVLLMAbilities):
     options: ClassVar = {"gpu_memory_utilization": 0.2, "apart": True}
+
+
+class TestVLLMEngineThatPlansAhead(TestVLLMEngine):
+    """With asynchronous scheduling, on CPU in a worker process: a step runs while its tokens are not known yet."""
+
+    options: ClassVar = {"gpu_memory_utilization": 0.2, "async_scheduling": True}
+
+    def test_a_step_runs_ahead_and_an_abort_takes_it_in(self, engine, reference):
+        prompts = [(3, 1, 4), (1, 5, 9), (2, 6, 5)]
+        sampling = Sampling(temperature=0, max_tokens=40)
+        engine.submit([Request(str(i), prompt, sampling) for i, prompt in enumerate(prompts)])
+        stepped = {str(i): [] for i in range(len(prompts))}
+        for _ in range(6):
+            for delta in engine.step():
+                stepped[delta.id] += delta.tokens
+        last = {delta.id: delta.tokens for delta in engine.abort(["0", "1"])}
+        assert [len(tokens) for tokens in last.values()] == [1, 1], "nothing ran ahead, or its tokens are lost"
+        for id_, tokens in last.items():
+            made = tuple(stepped[id_]) + tokens
+            assert made == greedy(reference, prompts[int(id_)], len(made))
+        while len(stepped["2"]) < 40:  # it goes on, and the token that was taken in comes first
+            for delta in engine.step():
+                stepped[delta.id] += delta.tokens
+        assert tuple(stepped["2"]) == greedy(reference, prompts[2], 40)
+        assert engine.step() == []
+
+
+@pytest.mark.parametrize("arguments", [{"scheduling_policy": "priority", "VLLM_LOG_STATS_INTERVAL": 7.5}])
+def test_arguments_and_variables_reach_vllm(tmp_path, arguments):
+    import vllm.envs
+
+    save_tiny_model(tmp_path, seed=1)
+    engine: Any = build_engine(
+        "vllm", str(tmp_path), {"dtype": "float32", "max_num_seqs": 4, "block_tokens": 32, "engine_args": arguments}
+    )
+    try:
+        assert engine._llm.vllm_config.scheduler_config.policy == "priority"
+        assert vllm.envs.environment_variables["VLLM_LOG_STATS_INTERVAL"]() == 7.5
+    finally:
+        engine.close()
 
 
 @pytest.mark.deep

@@ -33,7 +33,14 @@ from tailrace.rollout.options import EngineOptions
 from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.replica import MonotonicClock, ReplicaWorker
-from tailrace.rollout.selection import able_engines, build_engine, engine_abilities, import_engine, select_engine
+from tailrace.rollout.selection import (
+    able_engines,
+    build_engine,
+    check_engine_options,
+    engine_abilities,
+    import_engine,
+    select_engine,
+)
 from tailrace.rollout.service import Sample, StreamGenerationService
 from tailrace.rollout.tail_batching import Round, TailRounds
 
@@ -75,6 +82,7 @@ __all__ = [
     "WeightsError",
     "able_engines",
     "build_engine",
+    "check_engine_options",
     "engine_abilities",
     "generate",
     "import_engine",

@@ -6,7 +6,7 @@ is in the batch, nor whether the request was preempted.
 
     add_request(noise_seed=...) ──► Noise (a logits processor: one number per row) ──► sample (in place of the runner's own)
 
-vLLM on CPU (0.32) computes a prompt that does not fit into one step in parts. After each but the last it puts the generator
+vLLM on CPU computes a prompt that does not fit into one step in parts. After each but the last it puts the generator
 of a seeded request back by one token, since what it drew is not used. For that it sets an offset. Generators on CPU have none,
 and the engine dies.
 """
@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import hashlib
 from typing import Any
+
+from tailrace.rollout.vllm_versions import seed_every_row
 
 _BITS = 31
 _UNSEEDED = -1
@@ -77,6 +79,7 @@ def keep_vllm_seeds() -> None:
     import torch
     from vllm.v1.worker import gpu_model_runner
 
+    seed_every_row()
     plain: Any = gpu_model_runner.CachedRequestState
     if plain.__name__ != "CachedRequestState":
         return

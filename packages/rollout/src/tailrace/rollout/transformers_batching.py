@@ -363,7 +363,7 @@ class TransformersEngine:
                 max_batch_tokens=self._max_batch_tokens,
                 max_requests_per_batch=self._max_num_seqs,
                 allow_block_sharing=False,
-                use_cuda_graph=None if not options.eager else False,
+                use_cuda_graph=None if options.eager is False else False,
                 per_request_processors=not greedy,
                 return_logprobs=True,
                 auto_switch_to_flash=False,
@@ -473,7 +473,13 @@ class _Build(EnginePlugin):
     abilities = EngineAbilities(seeds=True, adapters=True, sleeps=SLEEPS)
 
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
+        self.check_options(options)
         return TransformersEngine(model_path, EngineOptions.read(options))
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Refuse arguments of vLLM."""
+        if EngineOptions.read(options).engine_args:
+            raise OptionError("engine option engine_args: found some, expected none: transformers has none")
 
 
 build = _Build()

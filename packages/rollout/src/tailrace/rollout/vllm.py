@@ -1,7 +1,12 @@
-"""The vLLM engine of a replica, in process, and how it takes new weights. For vLLM on GPU and on CPU (tried with 0.32).
+"""The vLLM engine of a replica, in process, and how it takes new weights. For vLLM on GPU and on CPU.
 
 It drives vLLM's engine core directly with token ids, without vLLM's front end for text. With 256 requests on a model of 0.2 M
-parameters this yields a third more tokens per second. A step is synchronous, so an abort loses no token.
+parameters this yields a third more tokens per second.
+
+With asynchronous scheduling (on CUDA, or by `EngineOptions.async_scheduling`) one step more runs than `step` has returned:
+
+    step n runs ──► step n + 1 is planned and starts ──► `step` returns the tokens of n
+    `abort`, `load_weights` ──► the tokens of n + 1 are taken in first, so none is lost and none is of mixed weights
 """
 
 from __future__ import annotations
@@ -9,7 +14,6 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -45,14 +49,18 @@ from tailrace.rollout.errors import (
 from tailrace.rollout.memory import fill_worker, free_worker
 from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
+from tailrace.rollout.vllm_arguments import check_arguments, set_variables, without_variables
 from tailrace.rollout.vllm_process import (
+    CORES,
     correct_wheel_tag,
     kept_groups,
     own_inspection,
+    planned_ahead,
     quiet_setup,
     updatable_linears,
     why_not,
 )
+from tailrace.rollout.vllm_versions import cached_tokens, check_interface, check_version, core_request_of
 
 _PART_BYTES = 256 << 20
 _CPU_BLOCK_TOKENS = 128  # vLLM's own default on CPU
@@ -87,11 +95,11 @@ class VLLMEngine:
         shape = CacheShape.read(model_path)
         self._names_expected = parameter_names(model_path)
         correct_wheel_tag()
+        set_variables(options.engine_args)
         with quiet_setup():
             try:
-                from vllm import EngineArgs, SamplingParams
+                from vllm import EngineArgs
                 from vllm.platforms import current_platform
-                from vllm.v1.engine import EngineCoreRequest
                 from vllm.v1.engine.llm_engine import LLMEngine
                 from vllm.v1.executor import Executor
             except (
@@ -113,43 +121,48 @@ class VLLMEngine:
             if on_cpu:
                 block_tokens = options.block_tokens or _CPU_BLOCK_TOKENS
                 kv_cache_bytes = shape.cpu_kv_bytes(options, dtype, block_tokens, max_num_seqs)
-                if workers > 1:
+                if workers > 1 and CORES not in options.engine_args:
                     bind_workers(workers)
-            self._here = workers == 1 and not options.apart and _OWN_FORWARD.acquire(blocking=False)
-            here = self._here
+            self._adapters = VLLMAdapters(options.adapter_rank)
+            ahead = not on_cpu if options.async_scheduling is None else options.async_scheduling
+            apart = options.apart or (ahead and on_cpu)
+            given: dict[str, Any] = {
+                "model": model_path,
+                "skip_tokenizer_init": True,
+                "generation_config": "vllm",
+                "dtype": dtype,
+                "seed": options.seed,
+                "max_model_len": options.max_model_len,
+                "max_num_seqs": max_num_seqs,
+                "max_num_batched_tokens": max(options.max_batch_tokens or _MAX_BATCH_TOKENS, max_num_seqs),
+                "kv_cache_memory_bytes": kv_cache_bytes,
+                "gpu_memory_utilization": options.gpu_memory_utilization,
+                "enable_prefix_caching": options.prefix_cache,
+                "enforce_eager": on_cpu if options.eager is None else options.eager,
+                "distributed_executor_backend": "mp",
+                "tensor_parallel_size": workers,
+                "worker_extension_cls": "tailrace.rollout.vllm_worker.WeightLoading",
+                "async_scheduling": ahead and not on_cpu,
+                "logprobs_mode": "processed_logprobs",
+                "disable_log_stats": True,
+                "use_tqdm_on_load": False,
+                **({} if options.block_tokens is None else {"block_size": options.block_tokens}),
+                **({} if on_cpu or not options.sleep_level else {"enable_sleep_mode": True}),
+                **self._adapters.arguments,
+                **without_variables(options.engine_args),
+            }
+            check_interface(given)
+            self._here = workers == 1 and not apart and _OWN_FORWARD.acquire(blocking=False)
+            if self._here:
+                given |= {"distributed_executor_backend": "uni", "worker_extension_cls": ""}
             try:
-                self._adapters = VLLMAdapters(options.adapter_rank)
-                args = EngineArgs(
-                    model=model_path,
-                    skip_tokenizer_init=True,
-                    generation_config="vllm",
-                    dtype=dtype,
-                    seed=options.seed,
-                    max_model_len=options.max_model_len,
-                    max_num_seqs=max_num_seqs,
-                    max_num_batched_tokens=max(options.max_batch_tokens or _MAX_BATCH_TOKENS, max_num_seqs),
-                    kv_cache_memory_bytes=kv_cache_bytes,
-                    gpu_memory_utilization=options.gpu_memory_utilization,
-                    enable_prefix_caching=options.prefix_cache,
-                    enforce_eager=options.eager,
-                    distributed_executor_backend="uni" if here else "mp",
-                    tensor_parallel_size=workers,
-                    worker_extension_cls="" if here else "tailrace.rollout.vllm_worker.WeightLoading",
-                    async_scheduling=False,
-                    logprobs_mode="processed_logprobs",
-                    disable_log_stats=True,
-                    use_tqdm_on_load=False,
-                    **({} if options.block_tokens is None else {"block_size": options.block_tokens}),
-                    **({} if on_cpu or not options.sleep_level else {"enable_sleep_mode": True}),
-                    **self._adapters.arguments,
-                )
                 keep_vllm_seeds()
                 with updatable_linears(), own_inspection(), worker_threads(options.threads or None):
-                    config = args.create_engine_config()
-                    self._llm = LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
-            except OptionError:
-                self._release()
-                raise
+                    config = EngineArgs(**given).create_engine_config()
+                    executor = Executor.get_class(config)
+                    if ahead and on_cpu:
+                        executor = planned_ahead(executor)
+                    self._llm = LLMEngine(config, executor, log_stats=False, multiprocess_mode=False)
             except Exception as error:
                 self._release()
                 raise ModelLoadError(f"vLLM cannot load {model_path}: {type(error).__name__}: {error}") from error
@@ -162,16 +175,18 @@ class VLLMEngine:
         self._asleep = 0
         self._empty = False  # whether the weights were dropped and none have come since
         self._thread: int | None = None
-        self._sampling_params, self._core_request = SamplingParams, EngineCoreRequest
         self._client = self._llm.engine_core
-        self._scheduler = self._client.engine_core.scheduler
+        self._core = self._client.engine_core
+        self._scheduler = self._core.scheduler
         self._max_model_len = int(config.model_config.max_model_len)
         self._vocabulary = int(config.model_config.get_vocab_size())
         self._serial = 0
         self._names: dict[str, str] = {}  # request id -> id inside vLLM, new for each submission
         self._requests: dict[str, str] = {}  # id inside vLLM -> request id
-        self._complete: list[Delta] = []  # deltas of requests without a token left to generate
-        self._preemptions = 0
+        self._complete: list[
+            Delta
+        ] = []  # for the next step: of requests with nothing left to generate, and taken in early
+        self._preemptions = self._cached_tokens = 0
         self._count_preemptions()
         try:
             self._warm_up()
@@ -199,24 +214,14 @@ class VLLMEngine:
             self._serial += 1
             name = f"{request.id}#{self._serial}"
             sampling = request.sampling
-            params = self._sampling_params(
+            core_request = core_request_of(
+                name,
+                [*request.prompt, *request.kept],
+                self._adapters.request,
                 temperature=sampling.temperature,
                 max_tokens=left,
                 stop_token_ids=list(sampling.stop_token_ids),
                 seed=sampling.seed,
-                logprobs=0,
-                detokenize=False,
-            )
-            core_request = self._core_request(
-                request_id=name,
-                prompt_token_ids=[*request.prompt, *request.kept],
-                mm_features=None,
-                sampling_params=params,
-                pooling_params=None,
-                arrival_time=time.time(),
-                lora_request=self._adapters.request,
-                cache_salt=None,
-                data_parallel_rank=None,
             )
             try:
                 self._client.add_request(core_request)
@@ -231,17 +236,30 @@ class VLLMEngine:
             EngineDiedError: vLLM failed.
         """
         deltas, self._complete = self._complete, []
-        if not self._requests:
-            return deltas
+        if self._requests:
+            outputs = self._outputs()
+            if (
+                not outputs and self._core.batch_queue
+            ):  # it has only begun; the next one is planned before this is waited for
+                outputs = self._outputs()
+            deltas += self._deltas(outputs)
+        return deltas
+
+    def _outputs(self) -> Sequence[Any]:
         self._adopt_thread()
         try:
-            outputs = self._client.get_output().outputs
+            outputs: Sequence[Any] = self._client.get_output().outputs
         except Exception as error:
             raise EngineDiedError(f"vLLM failed in a step: {type(error).__name__}: {error}") from error
+        return outputs
+
+    def _deltas(self, outputs: Sequence[Any]) -> list[Delta]:
+        deltas = []
         for output in outputs:
             id_ = self._requests.get(output.request_id)
             if id_ is None:
                 continue
+            self._cached_tokens += cached_tokens(output)
             finish = None
             if output.finish_reason is not None:
                 finish = _finish(id_, str(output.finish_reason))
@@ -250,9 +268,21 @@ class VLLMEngine:
             deltas.append(Delta(id_, tuple(output.new_token_ids), tuple(logprobs), finish))
         return deltas
 
+    def _drain(self) -> None:
+        """Wait for the steps that run, without planning another. Their deltas wait for whoever asks next."""
+        planned = self._scheduler.has_requests
+        while self._core.batch_queue:
+            self._scheduler.has_requests = lambda: False
+            try:
+                self._complete += self._deltas(self._outputs())
+            finally:
+                self._scheduler.has_requests = planned
+
     def abort(self, ids: Sequence[str]) -> Sequence[Delta]:
-        """Stop requests. Only complete ones yield a delta, since `step` has returned all tokens already."""
+        """Stop requests. Those yield a delta that are complete, or that got a token in a step which `step` has not returned."""
         wanted = set(ids)
+        if not wanted.isdisjoint(self._names):
+            self._drain()
         names = [self._names.pop(id_) for id_ in wanted if id_ in self._names]
         for name in names:
             del self._requests[name]
@@ -349,6 +379,7 @@ class VLLMEngine:
         self._check_awake()
         if self._requests:
             raise EngineBusyError(f"{len(self._requests)} requests are in flight; abort them before {before}")
+        self._drain()
         if self._scheduler.has_requests():
             self._client.get_output()  # makes the worker free the blocks of aborted requests
 
@@ -366,6 +397,7 @@ class VLLMEngine:
             kv_capacity_tokens=self._scheduler.kv_cache_config.num_blocks * self._scheduler.block_size,
             preemptions=self._preemptions,
             max_running=self._max_num_seqs,
+            cached_tokens=self._cached_tokens,
         )
 
     def close(self) -> None:
@@ -419,10 +451,16 @@ def _finish(id_: str, reason: str) -> FinishReason:
 class _Build(EnginePlugin):
     """The engine factory of entry point ``vllm``. Raises the errors of `VLLMEngine` and `EngineOptions`."""
 
-    abilities = EngineAbilities(seeds=True, adapters=True, sleeps=SLEEPS, resizes=True)
+    abilities = EngineAbilities(seeds=True, deterministic=True, adapters=True, sleeps=SLEEPS, resizes=True)
 
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
+        self.check_options(options)
         return VLLMEngine(model_path, EngineOptions.read(options))
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Refuse what the installed vLLM does not know, and say once which version of it nobody tried."""
+        check_arguments(EngineOptions.read(options).engine_args)
+        check_version()
 
     def import_ahead(self) -> None:
         """Import most of vLLM."""
@@ -460,7 +498,7 @@ def bind_workers(workers: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < workers:
         raise DeviceMissingError(f"found {len(cores)} cores, expected one for each of tensor_parallel_size={workers}")
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, cores[:workers]))
+    os.environ[CORES] = "|".join(map(str, cores[:workers]))
 
 
 @contextmanager

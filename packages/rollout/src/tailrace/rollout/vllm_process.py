@@ -14,13 +14,14 @@ from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
+CORES = "VLLM_CPU_OMP_THREADS_BIND"
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is driven by the replica's thread, token by token
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a replica's process has threads, whose locks a fork would copy
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",  # nothing is sent anywhere
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # takes effect if torch has not been imported yet
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # replicas and trainer share the cores
+    CORES: "nobind",  # replicas and trainer share the cores
 }
 _BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")  # each made for one build of torch
 
@@ -113,6 +114,22 @@ def kept_groups() -> Iterator[None]:
             yield
         finally:
             core.cleanup_dist_env_and_memory = ending
+
+
+def planned_ahead(executor: type[Any]) -> type[Any]:
+    """The executor of an engine that plans a step while the one before runs, on CPU, with worker processes.
+
+    vLLM has no asynchronous scheduling on CPU, where its workers would copy their results over CUDA streams. Workers that do
+    one step after the other need none: they have the tokens that they drew, and take the next step from a queue. So only the
+    scheduler, which is made after they have started, is told to plan ahead.
+    """
+
+    class PlannedAhead(executor):
+        def __init__(self, config: Any, *arguments: Any, **named: Any) -> None:
+            super().__init__(config, *arguments, **named)
+            config.scheduler_config.async_scheduling = True
+
+    return PlannedAhead
 
 
 @contextmanager

@@ -87,7 +87,8 @@ def next_token_distribution(model: Any, prompt: tuple[int, ...], temperature: fl
 _BATCH = 16
 _SEED = 11
 _TIMEOUT_S = 120.0
-_OPTIONS = {"dtype": "float32", "max_num_seqs": _BATCH, "block_tokens": 32, "seed": _SEED, "threads": 1}
+_BLOCK = 32
+_OPTIONS = {"dtype": "float32", "max_num_seqs": _BATCH, "block_tokens": _BLOCK, "seed": _SEED, "threads": 1}
 
 Prompts = list[tuple[int, ...]]
 
@@ -100,12 +101,14 @@ class EngineContract:
         tolerance: largest error of a log-probability; the reference is plain transformers in float32 on CPU.
         seeds: whether the engine keeps the seeds of requests, as its factory says.
         tells_preemptions: whether it counts preemptions and takes `kv_cache_bytes`.
+        tells_cached_tokens: whether it has a prefix cache and counts what that had (`EngineStats.cached_tokens`).
     """
 
     options: ClassVar[Mapping[str, Any]] = {}
     tolerance: ClassVar[float] = 1e-4
     seeds: ClassVar[bool] = False
     tells_preemptions: ClassVar[bool] = False
+    tells_cached_tokens: ClassVar[bool] = False
 
     def build(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         """The engine under test."""
@@ -239,6 +242,37 @@ class EngineContract:
             assert response.logprobs == pytest.approx(expected, abs=self.tolerance)
             stale = log_probabilities(old, prompt, response.tokens, 0)
             assert max(abs(a - b) for a, b in zip(response.logprobs, stale, strict=True)) > 0.1
+
+    def test_the_prefix_cache_serves_what_resumes_and_nothing_of_old_weights(
+        self, engine: Engine, models: tuple[Path, Any, Any], prompts: Prompts
+    ) -> None:
+        if not self.tells_cached_tokens:
+            pytest.skip("the engine does not say what its prefix cache had")
+        _, old, new = models
+        prompt = prompts[-1]
+        sampling = Sampling(temperature=0, max_tokens=80)
+
+        def until(made: list[int], count: int) -> int:
+            """Generate behind what is made, interrupt at so many tokens, and tell how many tokens were cached."""
+            before = engine.stats().cached_tokens
+            engine.submit([Request("r", prompt, sampling, tuple(made))])
+            tokens = {"r": made}
+            _run_until(engine, tokens, lambda: len(made) >= count)
+            for delta in engine.abort(["r"]):
+                made += delta.tokens
+            return engine.stats().cached_tokens - before
+
+        made: list[int] = []
+        assert until(made, 40) == 0, "nothing of this prompt was generated before"
+        kept = len(made)
+        # all full blocks of prompt and kept tokens, but the last token, which nothing was computed for yet
+        assert until(made, 60) == (len(prompt) + kept - 1) // _BLOCK * _BLOCK
+        engine.load_weights(new.named_parameters())
+        again = list(made)
+        assert until(again, 70) == 0, "keys and values of old weights were served"
+        assert tuple(again[len(made) :]) == greedy(new, (*prompt, *made), len(again) - len(made))
+        assert until(again, 75) > 0
+        assert tuple(made) == greedy(old, prompt, len(made))
 
     def test_weights_may_come_in_slices(self, engine: Engine, models: tuple[Path, Any, Any], prompts: Prompts) -> None:
         new, asked = models[2], _requests(prompts, 0.0, 24)
