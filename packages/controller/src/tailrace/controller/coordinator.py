@@ -62,6 +62,7 @@ class Coordinator:
         )
         self._published = -1  # the newest version that replicas could pull when relocation was last asked
         self._seen: tuple[int, c.Cycle] | None = None
+        self._held = False  # whether groups wait to start together
         self._state, self._refill = state, refill
         self._ledger, self._fleet, self._trainer = state.ledger, state.fleet, state.trainer
         self._members, self._gate, self._outbox = state.members, state.gate, state.outbox
@@ -73,7 +74,7 @@ class Coordinator:
         if bool(others - _LOAD) or (bool(others) and self._state.now - self.last_cycle_s >= self._state.spec.cycle_s):
             self._idly = 0
             return True
-        return self.backlog
+        return self.backlog or (self._held and self._starts_together())
 
     def run(self) -> None:
         """Run one cycle."""
@@ -158,12 +159,25 @@ class Coordinator:
 
     def _place_waiting(self) -> None:
         if not self._ledger.pooled:
-            self.blocked_cycles, self.backlog = 0, False
+            self.blocked_cycles, self.backlog, self._held = 0, False, False
             return
-        placed = bool(self._place(self._cycle()))
+        cycle = self._cycle()
+        self._held = self._state.spec.deterministic and not self._starts_together()
+        if self._held:
+            started: c.Pool = {level: queue for level, queue in cycle.pool.items() if level is not None}
+            cycle = dataclasses.replace(cycle, pool=started)
+        placed = bool(self._place(cycle))
         self.blocked_cycles = 0 if placed else self.blocked_cycles + 1
         self._idly = 0 if placed else self._idly + self._passed
         self.backlog = self.backlog and self._idly < len(self._fleet.replicas)
+
+    def _starts_together(self) -> bool:
+        """Whether groups may start where they only do so together, with nothing beside them."""
+        newest, evaluations = self._trainer.published, self._evaluations
+        gone = (c.Health.DOWN, c.Health.STOPPING)
+        there = [replica for replica in self._fleet.replicas.values() if replica.member.health not in gone]
+        ready = all(replica.serves and replica.version == newest for replica in there)
+        return ready and not evaluations.running and not any(version <= newest for version, _ in evaluations.due)
 
     def _place(self, cycle: c.Cycle) -> Sequence[c.Placement]:
         """Carry out the routing policy's placements, and return them."""

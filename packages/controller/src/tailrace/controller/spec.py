@@ -125,6 +125,8 @@ class PipelineSpec:
         environment_sessions: sessions that each of them may have at work before it is given another; None for no limit.
         machine_checks: whether a machine is checked before a member starts on it in place of one that failed.
         machines: names of the machines over which members are placed, in order; empty leaves the choice to the host.
+        deterministic: whether groups start only together, when every replica serves the newest version and no evaluation is due
+            or runs. What an engine computes in one batch does then not depend on which message came first.
 
     Raises:
         PolicyError: a fence, but not a checkpoint at every step; or a policy that does not inherit the base class of its axis.
@@ -168,6 +170,7 @@ class PipelineSpec:
     environment_sessions: int | None = None
     machine_checks: bool = False
     machines: tuple[str, ...] = ()
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         for axis in (*AXES, "detection"):

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from tailrace.contracts import expected_one_of
 from tailrace.controller.spec import AXES
+from tailrace.pipeline.config.determinism import with_determinism
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.modes import with_mode
 from tailrace.pipeline.errors import ConfigError, config_error
@@ -112,6 +113,7 @@ def validate(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> RunConfig:
             what was found and what was expected.
     """
     merged: dict[str, Any] = {}
+    layers = with_determinism(layers, merge)
     for _, content in layers:
         merged = merge(merged, content)
     try:

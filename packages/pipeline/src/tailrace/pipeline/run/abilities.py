@@ -38,6 +38,8 @@ def needs_of(config: RunConfig) -> list[Need]:
     if build_policy("batching", pipeline.batching, facts_of(config)).draws_again():
         why = f"pipeline.batching = {pipeline.batching.name!r}, which draws the same noise twice"
         found.append(Need("seeds", why, lambda able: able.seeds))
+    if pipeline.deterministic:
+        found.append(Need("equal bits", "pipeline.deterministic = true", lambda able: able.deterministic))
     for key, size in _sizes(config).items():
         if size > 1:
             found.append(Need("several devices", f"{key} = {size}", lambda able: able.resizes))

@@ -12,6 +12,7 @@ from tailrace.contracts import MissingExtraError, PluginError, plugins
 from tailrace.controller.errors import PolicyError
 from tailrace.controller.rounds import check_rounds
 from tailrace.controller.spec import AXES, EvaluationPlan, PipelineSpec
+from tailrace.faulttol.injection import MACHINE
 from tailrace.faulttol.machine_checks import GROUP
 from tailrace.paramserver import ParamServerError
 from tailrace.pipeline.config.gathered import Gathered
@@ -62,7 +63,7 @@ from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, NO_TOOL
 from tailrace.pipeline.run.prompts.stop_tokens import end_markers, stop_tokens
 from tailrace.pipeline.run.ranking import check_ranker, ranker_settings
 from tailrace.pipeline.run.scoring import check_scoring, score_settings
-from tailrace.pipeline.run.scripted_faults import check_faults
+from tailrace.pipeline.run.scripted_faults import build_faults, check_faults
 from tailrace.runtime.executor.deployment import (
     DATA,
     RANKER,
@@ -183,6 +184,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         **environment_members(config),
         machine_checks=bool(config.executor.machine_checks),
         machines=machine_names(config),
+        deterministic=pipeline.deterministic and not controls,
     )
     try:
         check_rounds(spec)
@@ -209,6 +211,7 @@ def check(config: RunConfig) -> None:
         _engine_options,
         check_pools,
         _abilities,
+        _check_deterministic,
         trainer_config,
         _backend,
         _mixture,
@@ -362,9 +365,19 @@ def selected_engine(config: RunConfig) -> str:
 
 
 def _engine_options(config: RunConfig) -> Any:
-    from tailrace.rollout import EngineOptions
+    from tailrace.rollout import EngineOptions, RolloutError, check_engine_options
 
-    return read_options(EngineOptions, config.rollout.options, "key 'rollout.options'")
+    options = read_options(EngineOptions, config.rollout.options, "key 'rollout.options'")
+    engine, gathered = selected_engine(config), Gathered()
+    tables = {"rollout.options": config.rollout.options}
+    tables |= {f"rollout.pools.{place}.options": pool.options for place, pool in enumerate(config.rollout.pools)}
+    for key, own in tables.items():
+        try:
+            check_engine_options(engine, {**config.rollout.options, **own})
+        except (RolloutError, PluginError) as error:
+            gathered.add(f"key '{key}': {error}")
+    gathered.done()
+    return options
 
 
 def _check_faults(config: RunConfig) -> None:
@@ -373,6 +386,37 @@ def _check_faults(config: RunConfig) -> None:
 
 def _abilities(config: RunConfig) -> None:
     check_abilities(config, selected_engine(config))
+
+
+def _check_deterministic(config: RunConfig) -> None:
+    """Refuse what makes two runs of a seed differ, where they must not: what the keys of `with_determinism` do not rule out."""
+    if not config.pipeline.deterministic:
+        return
+    gathered, spec = Gathered(), build_spec(config)
+    batch = spec.batch_groups * config.pipeline.samples_per_prompt
+    if batch > spec.cycle_trajectories:
+        gathered.add(
+            f"keys 'pipeline.deterministic' and 'pipeline.prompts_per_step': found true and a batch of {batch} responses, "
+            f"expected at most {spec.cycle_trajectories}, which are placed together"
+        )
+    if spec.environments:
+        gathered.add(
+            "keys 'pipeline.deterministic' and 'task': found true and a task with an environment, expected one without: its "
+            "answers come at any time"
+        )
+    if config.reward.judge.model is not None:
+        gathered.add(
+            "keys 'pipeline.deterministic' and 'reward.judge.model': found true and a judge, expected none: what it judges "
+            "together depends on what was generated first"
+        )
+    struck = [str(fault) for fault in build_faults(config) if fault.role in (REPLICA, MACHINE)]
+    if struck or config.mtbf_s is not None:
+        what = struck[0] if struck else f"mtbf_s = {config.mtbf_s:g}"
+        gathered.add(
+            f"keys 'pipeline.deterministic' and 'faults': found true and {what}, expected no fault of a replica or a machine: "
+            "what it had goes on in another batch"
+        )
+    gathered.done()
 
 
 def _backend(config: RunConfig) -> None:
