@@ -103,7 +103,7 @@ def requests(count, length):
 
 
 class TestSGLangEngine(EngineContract):
-    tells_preemptions = True
+    # SGLang lets requests wait before a small cache is full, so the suite's case preempts none: tells_preemptions stays False
 
     def build(self, model_path, options):
         return build_engine("sglang", model_path, {"device": "cpu", "python": environment(), **options})

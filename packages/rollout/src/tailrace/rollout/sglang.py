@@ -222,7 +222,9 @@ class SGLangEngine:
         """Running and waiting counts as the streams show them; KV usage as the server says it, at most 0.1 s ago."""
         running = sum(1 for one in self._generations.values() if one.tokens)
         now = time.monotonic()
-        if now - self._load.at > _LOADS_S:
+        if self._server.ours and not self._generations:
+            self._load = _Load()  # nothing runs, which the server notes a step later
+        elif now - self._load.at > _LOADS_S:
             self._load = _Load(self._kv(), now)
         return EngineStats(
             kv=self._load.kv,
