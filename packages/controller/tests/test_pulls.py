@@ -98,3 +98,49 @@ def test_a_replica_that_pulls_the_newest_is_not_told_to_pull_an_old_version_befo
     assert not versions(run.down("replica", "r0", leave=("replica", c.Route)))
     assert run.view.pooled_started
     assert 0 in versions(run.go(c.Pulled("r1", 1), leave=("replica", c.Route, c.Pull)))
+
+
+def differed(run, replica="r0", leave=(c.Pull,)):
+    line = "parameter 'w' of version 0, elements [0:1]: found the digest a in worker 0, expected b as published"
+    return run.go(c.PullFailed(replica, 0, line, differs="w"), leave=leave)
+
+
+def test_a_replica_whose_engine_has_other_weights_is_restarted_once_and_then_the_run_ends():
+    run = one_replica_pulling()
+    given = differed(run, leave=("replica", c.Pull))
+    (restart,) = of(c.Restart, given)
+    assert (restart.role, restart.id, restart.reason.why) == ("replica", "r0", c.Why.DIFFERS)
+    assert restart.reason.numbers["version"] == 0
+    assert not versions(run.later(60.0, leave=(c.Pull,)))  # nobody asks the process that is not to be trusted
+    assert versions(run.catch_up("replica", leave=(c.Pull,))) == [0]
+    given = differed(run)
+    assert not of(c.Restart, given)
+    assert run.view.failure.startswith(
+        "replica r0 has other weights than were published, after a restart too: parameter 'w' of"
+    )
+    assert "version 0" in run.view.failure
+
+
+def test_a_version_that_is_served_in_between_makes_up_for_other_weights():
+    run = one_replica_pulling()
+    assert of(c.Restart, differed(run))
+    run.go(c.Pulled("r0", 0, compared=1.0), leave=(c.Pull, c.Route))
+    run.down("replica", "r0", leave=(c.Pull,))
+    assert of(c.Restart, differed(run))
+    assert run.view.failure is None
+
+
+def test_other_weights_of_one_replica_say_nothing_of_another():
+    run = Scripted(spec())
+    run.go(c.Tick(), leave=(c.Pull,))
+    for replica in ("r0", "r1"):
+        assert [(command.role, command.id) for command in of(c.Restart, differed(run, replica))] == [
+            ("replica", replica)
+        ]
+    assert run.view.failure is None
+
+
+def test_a_replica_that_is_lost_meanwhile_is_not_restarted_again_for_its_weights():
+    run = one_replica_pulling()
+    run.down("replica", "r0", leave=("replica", c.Pull))
+    assert not of(c.Restart, differed(run))

@@ -73,7 +73,7 @@ def test_a_plugin_of_the_old_form_is_refused_with_the_class_and_the_method(monke
 
 def test_abilities_are_those_of_the_plugin():
     assert EnginePlugin.abilities == EngineAbilities()
-    assert engine_abilities("transformers") == EngineAbilities(seeds=True, adapters=True, sleeps=(1, 2))
+    assert engine_abilities("transformers") == EngineAbilities(seeds=True, adapters=True, sleeps=(1, 2), digests=True)
     assert import_engine("transformers") is None
     assert able_engines(lambda able: able.seeds and able.adapters) == ["transformers", "vllm"]
     assert able_engines(lambda able: able.resizes) == ["vllm"]

@@ -10,6 +10,7 @@ from tailrace.rollout.testing import EngineAbilitiesContract, EngineContract
 
 class TestTransformersEngine(EngineContract):
     seeds = True
+    digests = True
     tells_preemptions = True
 
     def build(self, model_path, options):

@@ -17,6 +17,7 @@ from tailrace.rollout.testing.contract import greedy, save_tiny_model
 class TestVLLMEngine(EngineContract):
     options: ClassVar = {"gpu_memory_utilization": 0.2}  # on a GPU a test builds a second engine beside the first
     seeds = True
+    digests = True
     tells_preemptions = True
     tells_cached_tokens = True
 

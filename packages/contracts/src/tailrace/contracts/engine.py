@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from tailrace.contracts.trajectory import FinishReason
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
 
 Weights = Mapping[str, Any] | Iterable[tuple[str, Any]]
 """Tensors by name: a mapping, or pairs of a name and a tensor."""
@@ -229,6 +233,13 @@ class SlicedWeights(ABC):
     def slices(self) -> Iterator[WeightSlice]:
         """The slices as they came, for an engine that writes each to its place: nothing is copied twice."""
 
+    def origin(self) -> object | None:
+        """Where other processes of this machine can read the same weights themselves: what can be pickled and sent to them.
+
+        An engine whose workers read for themselves goes through `slices` too, without a look at the elements. None: nowhere.
+        """
+        return None
+
 
 def weight_slices(weights: Any, refuse: type[Exception]) -> Iterator[WeightSlice]:
     """Weights of any kind in slices; a whole tensor is one slice.
@@ -241,6 +252,63 @@ def weight_slices(weights: Any, refuse: type[Exception]) -> Iterator[WeightSlice
         return
     for name, tensor in named_tensors(weights, refuse):
         yield WeightSlice(name, tuple(tensor.shape), (), tensor)
+
+
+class WeightBox(NamedTuple):
+    """Where elements lie in a parameter.
+
+    Args:
+        name: Hugging Face parameter name.
+        shape: the shape of the whole parameter.
+        box: for each dimension, the first index and the one behind the last.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    box: tuple[tuple[int, int], ...]
+
+
+class WeightDigest(NamedTuple):
+    """A digest of elements that an engine has.
+
+    Args:
+        name: Hugging Face parameter name.
+        box: where they lie in the whole parameter.
+        dtype: the dtype in which the engine has them, by torch's name, such as bfloat16.
+        digest: `element_digest` of their bytes in this dtype.
+        worker: number of the engine's worker process that has them.
+    """
+
+    name: str
+    box: tuple[tuple[int, int], ...]
+    dtype: str
+    digest: str
+    worker: int = 0
+
+
+def element_digest(elements: Buffer) -> str:
+    """The digest of elements: BLAKE2b of 8 bytes, in hexadecimal.
+
+    Args:
+        elements: their bytes in row-major order, as they lie in memory.
+    """
+    return hashlib.blake2b(elements, digest_size=8).hexdigest()
+
+
+@runtime_checkable
+class DigestingEngine(Engine, Protocol):
+    """An engine of a plugin whose abilities are `digests`."""
+
+    def digests(self, boxes: Sequence[WeightBox]) -> Sequence[WeightDigest]:
+        """What it generates with now, read from its own parameters, wherever and however it keeps them.
+
+        Called between `load_weights` and the next `submit`. A worker that has a part of a box answers with that part; all parts
+        of one box make it up, and what several workers have is told by each.
+
+        Raises:
+            NotImplementedError: it keeps the weights of this model in a way that it cannot read back; the message says how.
+        """
+        ...
 
 
 class EngineFactory(Protocol):
@@ -263,6 +331,7 @@ class EngineAbilities:
             ``adapter_rank``. For others each version is merged into the base first.
         sleeps: the levels of `Engine.sleep` that they know.
         resizes: they span several devices (option ``tensor_parallel_size``).
+        digests: they are `DigestingEngine`s: a replica compares what they serve with what was published.
     """
 
     seeds: bool = False
@@ -270,6 +339,7 @@ class EngineAbilities:
     adapters: bool = False
     sleeps: tuple[int, ...] = ()
     resizes: bool = False
+    digests: bool = False
 
 
 class EnginePlugin(ABC):

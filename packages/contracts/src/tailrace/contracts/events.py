@@ -162,21 +162,34 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A replica serves a version, whose weights it holds completely."""
+    """A replica serves a version, whose weights it holds completely.
+
+    Args:
+        compared: share of the weights' elements whose digest, taken in the engine, is that of the published ones; 0 if none
+            were compared.
+    """
 
     replica: str
     version: int
     answers: int | None = None
+    compared: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PullFailed:
-    """A replica could not load a version: no relay or checkpoint has it any more, or it arrived damaged."""
+    """A replica could not load a version: no relay or checkpoint has it any more, or it arrived damaged. It serves nothing.
+
+    Args:
+        reason: one line for people to read.
+        differs: the parameter that the engine has otherwise than it was published, although it loaded the version; empty if
+            that is not so. The replica's engine is not to be trusted any more.
+    """
 
     replica: str
     version: int
     reason: str
     answers: int | None = None
+    differs: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", shown(self.reason))
@@ -308,6 +321,7 @@ class Cause(StrEnum):
     SILENT: it answered nothing for too long, or did not carry out a command in time.
     BROKE: one of its methods raised.
     STILL: it answered, but did no work for too long.
+    WEIGHTS: its engine had other weights than were published.
     CHECKPOINT: the checkpoint that it should start from cannot be used.
     STOPPED: it was told to stop.
     MACHINE: its machine is gone, or did not pass the checks before the member should start there.
@@ -317,6 +331,7 @@ class Cause(StrEnum):
     SILENT = "silent"
     BROKE = "broke"
     STILL = "still"
+    WEIGHTS = "weights"
     CHECKPOINT = "checkpoint"
     STOPPED = "stopped"
     MACHINE = "machine"

@@ -71,6 +71,8 @@ class Why(StrEnum):
         as above.
     SILENT: a member does not answer; `silent_s`, `limit_s`; a command also has `failures`, `allowed`, `left`.
     MACHINE_SILENT: machine `who` does not answer; `silent_s`, `limit_s`; a command also has `failures`, `allowed`, `left`.
+    DIFFERS: a replica's engine has other weights than were published; `version`; a command also has `failures`, `allowed` and
+        `left`.
     HYBRID: replica `who`, which stands on the trainer's devices, is down, so the fault is the trainer's; a command also has
         `failures`, `allowed`, `left`.
     TASK_RESTART: the whole task starts anew because of `who`, a role and an id; `task_restarts` in a row without a step.
@@ -146,6 +148,7 @@ class Why(StrEnum):
     STILL = "still"
     SILENT = "silent"
     MACHINE_SILENT = "machine-silent"
+    DIFFERS = "differs"
     HYBRID = "hybrid"
     TASK_RESTART = "task-restart"
     MACHINE = "machine"
@@ -185,8 +188,8 @@ class Reason:
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
-SUSPICIONS = frozenset({Why.STILL, Why.SILENT, Why.MACHINE_SILENT, Why.HYBRID})
-"""Why detection took a member for down whose process was not seen to end: it may live still."""
+SUSPICIONS = frozenset({Why.STILL, Why.SILENT, Why.MACHINE_SILENT, Why.DIFFERS, Why.HYBRID})
+"""Why the controller took a member for down whose process was not seen to end: it may live still."""
 
 CHOSEN = Reason(Why.CHOSEN)
 """The reason given by a routing policy that computes no gain."""

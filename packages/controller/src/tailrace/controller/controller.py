@@ -96,7 +96,7 @@ class Controller:
             c.CallFailed: self.failed_groups.call_failed,
             c.Interrupted: self.responses.interrupted,
             c.Pulled: self.weights.pulled,
-            c.PullFailed: self.weights.pull_failed,
+            c.PullFailed: lambda event: (self.failures if event.differs else self.weights).pull_failed(event),
             c.Published: self.weights.was_published,
             c.Durable: self._on_durable,
             c.ScoringFailed: self.failed_groups.scoring_failed,
@@ -145,7 +145,7 @@ class Controller:
                 self.recovering = True
             if goes_on and not self.recovering:
                 self.scoring.send()
-                self._decide({*map(type, events), *self.detection.took()})
+                self._decide({*map(type, events), *self.failures.took()})
         except Exception as error:
             line = blame(error, policies_of(self.spec, self.gate, self.source))
             if line is None:

@@ -97,6 +97,7 @@ class ReplicaState:
     process. `evaluating` counts evaluation trajectories in `assigned` and `away`. `aborted` counts trajectories that left by
     an `Abort` which its snapshots do not show yet. After failed pulls it gets no further pull before
     `pulls_from_s`, on the run's clock. `released` says that a repack has emptied it since it last got work or weights.
+    `differed` says that its engine had other weights than were published, and that it has served none since.
     `preemptions` counts those of this process, `preempted` those of all its processes.
     `cells` are the trainer's cells on its `devices`. While its devices are `lent` to these cells, it gets no work. The last
     snapshot of this process came at `told_s`, on the run's clock, and the last sign of a token at `moved_s`. `asked` says what
@@ -126,6 +127,7 @@ class ReplicaState:
     asked: dict[int, str] = field(default_factory=dict)
     released: bool = False
     failed_pulls: int = 0
+    differed: bool = False
     pulls_from_s: float = 0.0
     preempted: int = 0
     devices: tuple[int, ...] = ()

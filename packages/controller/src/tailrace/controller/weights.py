@@ -63,7 +63,7 @@ class Weights:
         if replica.member.health in _LOST:
             return
         self._trainer.expect_made("Pulled", event.version)
-        replica.version, replica.pulling, replica.failed_pulls = event.version, None, 0
+        replica.version, replica.pulling, replica.failed_pulls, replica.differed = event.version, None, 0, False
         replica.released = False
 
     def pull_failed(self, event: c.PullFailed) -> None:

@@ -22,6 +22,7 @@ from tailrace.fuzz.faults import (
     restarts_twice,
     standbys,
     stuck_checkpoints,
+    wrong_loads,
 )
 from tailrace.fuzz.policies import (
     APART,
@@ -185,6 +186,8 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     if "detection" in policies:
         pipeline["detection"] = draw_policy(detection, "detection", policies)
     content["faults"] += stuck_checkpoints(Random(f"tailrace fuzz {seed}, stuck checkpoints"), pipeline["steps"])
+    loads = Random(f"tailrace fuzz {seed}, wrong loads")
+    content["faults"] += wrong_loads(loads, content["replicas"], pipeline["steps"])
     silent = Random(f"tailrace fuzz {seed}, what nobody hears of")
     content["unscored"] = silent.choice([0.01, 0.05]) if silent.random() < SILENT else 0.0
     content["drops_s"] = silent.choice([0.5, 2.0]) if silent.random() < SILENT else 0.0

@@ -35,6 +35,7 @@ class BreakKind(StrEnum):
     SLOW: it runs at `speed` for `for_s` seconds.
     PARTITION: messages to it and from it arrive only after `for_s` seconds; it counts as hung meanwhile.
     TORN_PULL: the next `count` pulls of a replica arrive damaged.
+    WRONG_LOAD: after the next `count` pulls of a replica its engine has other weights than were published.
     LOST_CHECKPOINT: the next `count` checkpoints cannot be written, which ends the trainer.
     STUCK_CHECKPOINT: the next `count` checkpoints never end, and the trainer lives on.
     DAMAGED_CHECKPOINT: the newest checkpoint cannot be read any more.
@@ -52,6 +53,7 @@ class BreakKind(StrEnum):
     SLOW = "slow"
     PARTITION = "partition"
     TORN_PULL = "torn-pull"
+    WRONG_LOAD = "wrong-load"
     LOST_CHECKPOINT = "lost-checkpoint"
     STUCK_CHECKPOINT = "stuck-checkpoint"
     DAMAGED_CHECKPOINT = "damaged-checkpoint"
@@ -156,6 +158,15 @@ def stuck_checkpoints(random: Random, steps: int) -> tuple[dict[str, Any], ...]:
         return ()
     at_step = random.choice([steps - 1, random.randrange(steps)])
     return ({"kind": BreakKind.STUCK_CHECKPOINT, "at_step": at_step, "count": random.choice([1, 1, 2])},)
+
+
+def wrong_loads(random: Random, replicas: int, steps: int) -> tuple[dict[str, Any], ...]:
+    """Engines that do not load what they were given, in few cases: once, which a restart mends, or twice."""
+    if random.random() >= SILENT:
+        return ()
+    member, at_step = f"r{random.randrange(replicas)}", random.randrange(steps)
+    fault = {"kind": BreakKind.WRONG_LOAD, "role": "replica", "member": member, "at_step": at_step}
+    return ({**fault, "count": random.choice([1, 1, 1, 2])},)
 
 
 def restarts_twice(random: Random, content: dict[str, Any]) -> None:

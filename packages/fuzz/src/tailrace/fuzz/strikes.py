@@ -75,6 +75,8 @@ class Strikes:
                     self._part(member, fault)
             case BreakKind.TORN_PULL:
                 injuries.torn_pulls[fault.member] += fault.count
+            case BreakKind.WRONG_LOAD:
+                injuries.wrong_loads[fault.member] += fault.count
             case BreakKind.LOST_CHECKPOINT:
                 injuries.lost_checkpoints += fault.count
             case BreakKind.STUCK_CHECKPOINT:

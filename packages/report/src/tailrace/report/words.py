@@ -66,6 +66,7 @@ REASONS = {
     Why.STILL: "stood still for {still_s:.0f} s with work in flight, longer than {limit_s:.0f} s",
     Why.SILENT: "did not answer for {silent_s:.0f} s, longer than {limit_s:.0f} s",
     Why.MACHINE_SILENT: "nobody on machine {who} answered for {silent_s:.0f} s, longer than {limit_s:.0f} s",
+    Why.DIFFERS: "its engine had other weights than version {version:.0f} as it was published",
     Why.HYBRID: "replica {who}, on its devices, is down",
     Why.TASK_RESTART: "the whole task starts anew, for {who} failed",
     Why.MACHINE: "machine {who} is given up",

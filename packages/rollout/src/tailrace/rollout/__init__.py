@@ -26,6 +26,7 @@ from tailrace.rollout.errors import (
     UpdateFailedError,
     UpdateRefusedError,
     VersionTimeoutError,
+    WeightsDifferError,
     WeightsError,
 )
 from tailrace.rollout.generation import Generation, generate
@@ -41,6 +42,7 @@ from tailrace.rollout.selection import (
     import_engine,
     select_engine,
 )
+from tailrace.rollout.served_weights import WeightComparison, digest_of
 from tailrace.rollout.service import Sample, StreamGenerationService
 from tailrace.rollout.tail_batching import Round, TailRounds
 
@@ -78,11 +80,14 @@ __all__ = [
     "UpdateFailedError",
     "UpdateRefusedError",
     "VersionTimeoutError",
+    "WeightComparison",
     "WeightSource",
+    "WeightsDifferError",
     "WeightsError",
     "able_engines",
     "build_engine",
     "check_engine_options",
+    "digest_of",
     "engine_abilities",
     "generate",
     "import_engine",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 from tailrace.rollout.errors import ModelLoadError
 
 _HEADER_CEILING_BYTES = 100 << 20
+_STACKED = {".experts.gate_up_proj": ("gate_proj", "up_proj"), ".experts.down_proj": ("down_proj",)}
 
 
 def parameter_names(model_path: str) -> frozenset[str]:
@@ -52,6 +53,25 @@ def parameter_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelLoadError(f"cannot read the shapes in {path}: {type(error).__name__}: {error}") from error
     return shapes
+
+
+def lacking(expected: Iterable[str], arrived: Mapping[str, Sequence[int]]) -> list[str]:
+    """Expected names under which no weights arrived, in order.
+
+    Checkpoints have a layer's experts one by one. A trainer may publish them as transformers has them: stacked, gate and up in
+    one tensor.
+
+    Args:
+        expected: names as in a checkpoint's files.
+        arrived: what arrived, with its shape.
+    """
+    missing = set(expected) - arrived.keys()
+    for name, shape in arrived.items():
+        for end, parts in _STACKED.items():
+            if name.endswith(end) and shape:
+                of_layer = name.removesuffix(end)
+                missing -= {f"{of_layer}.experts.{i}.{part}.weight" for i in range(shape[0]) for part in parts}
+    return sorted(missing)
 
 
 def tied_names(model_path: str) -> frozenset[str]:

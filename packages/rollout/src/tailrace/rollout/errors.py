@@ -39,6 +39,19 @@ class EngineAsleepError(RolloutError, RuntimeError):
     """The engine sleeps, or has no weights since it slept, and was given a request or weights."""
 
 
+class WeightsDifferError(RolloutError, ValueError):
+    """An engine has other weights than were published, although it loaded them.
+
+    Args:
+        line: the message.
+        parameter: the first parameter that differs.
+    """
+
+    def __init__(self, line: str, parameter: str) -> None:
+        super().__init__(line)
+        self.parameter = parameter
+
+
 class EngineDiedError(RolloutError, RuntimeError):
     """The engine failed while it generated and is no longer usable."""
 

@@ -26,6 +26,7 @@ from tailrace.rollout.flusher import Flusher, ReplicaOutbox
 from tailrace.rollout.order import CommandOrder, ReplicaCommand
 from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.reports import Reports
+from tailrace.rollout.served_weights import WeightComparison
 from tailrace.rollout.standstill import GENERATING, IDLE, Standstill
 from tailrace.rollout.workload import ReplicaWork
 
@@ -59,6 +60,8 @@ class ReplicaWorker:
         clock: the clock for all of these.
         on_phase: called in the worker's thread as it begins "prefill" (the first step of what was routed), "decode" (any other
             step), and in the middle of a "pull". What it raises crashes the replica.
+        comparison: how much of the weights is compared, after each pull, with what the engine has, which is a `DigestingEngine`
+            then. If they differ, the replica serves nothing, and `PullFailed` names the parameter. None: nothing is compared.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class ReplicaWorker:
         still_report_s: float = 5.0,
         clock: Clock | None = None,
         on_phase: Callable[[str], None] = lambda _: None,
+        comparison: WeightComparison | None = None,
     ) -> None:
         clock = clock or MonotonicClock()
         self._replica, self._engine = replica, engine
@@ -110,6 +114,7 @@ class ReplicaWorker:
             pull_timeout_s=pull_timeout_s,
             sleep_level=sleep_level,
             on_phase=on_phase,
+            comparison=comparison,
         )
         self._thread = threading.Thread(target=self._run, name=f"replica-{replica}", daemon=True)
         self._flusher.start()

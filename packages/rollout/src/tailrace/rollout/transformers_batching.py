@@ -26,6 +26,8 @@ from tailrace.contracts import (
     EngineStats,
     FinishReason,
     Request,
+    WeightBox,
+    WeightDigest,
     Weights,
     weight_slices,
 )
@@ -45,6 +47,7 @@ from tailrace.rollout.errors import (
 from tailrace.rollout.memory import free_heap
 from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
 from tailrace.rollout.resumption import check_request, finished_with, merged, tokens_left
+from tailrace.rollout.served_weights import read_whole
 
 _BLOCK_TOKENS = 32
 # Attention on CPU multiplies each query with the keys of the whole batch, so its cost grows with the square of the batch.
@@ -233,7 +236,7 @@ class TransformersEngine:
 
         if self._adapters.drop():
             self._stop_managers()
-        parameters = {**dict(self._model.named_buffers()), **dict(self._model.named_parameters(remove_duplicate=False))}
+        parameters = self._tensors()
         missing = set(self._names_expected) or {name for name, _ in self._model.named_parameters()}
         filled: Counter[str] = Counter()
         with self._all_paused(), torch.no_grad():
@@ -316,6 +319,10 @@ class TransformersEngine:
                 stack.enter_context(_paused(manager))
             yield
 
+    def digests(self, boxes: Sequence[WeightBox]) -> Sequence[WeightDigest]:
+        """What the model that the managers generate with has in boxes of its parameters."""
+        return list(read_whole(self._tensors(), boxes))
+
     def stats(self) -> EngineStats:
         """KV usage, running and waiting counts, from the managers' schedulers."""
         running, used = 0, 0.0
@@ -345,6 +352,9 @@ class TransformersEngine:
                 manager.stop(block=True, timeout=_STOP_TIMEOUT_S, hard_stop=True)
             manager.destroy()
         self._managers.by_greedy.clear()
+
+    def _tensors(self) -> dict[str, Any]:
+        return {**dict(self._model.named_buffers()), **dict(self._model.named_parameters(remove_duplicate=False))}
 
     def _manager(self, greedy: bool) -> Any:
         if greedy in self._managers.by_greedy:
@@ -470,7 +480,7 @@ def _kv_blocks(
 class _Build(EnginePlugin):
     """The engine factory of entry point ``transformers``. Raises the errors of `TransformersEngine` and `EngineOptions`."""
 
-    abilities = EngineAbilities(seeds=True, adapters=True, sleeps=SLEEPS)
+    abilities = EngineAbilities(seeds=True, adapters=True, sleeps=SLEEPS, digests=True)
 
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         self.check_options(options)

@@ -12,11 +12,9 @@ With asynchronous scheduling (on CUDA, or by `EngineOptions.async_scheduling`) o
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import (
@@ -29,11 +27,15 @@ from tailrace.contracts import (
     FinishReason,
     Request,
     Sampling,
+    SlicedWeights,
+    WeightBox,
+    WeightDigest,
     Weights,
     named_tensors,
+    weight_slices,
 )
-from tailrace.rollout.adapters import SHARED, VLLMAdapters, check_adapter, parameters_of
-from tailrace.rollout.checkpoint import parameter_names, parameter_shapes
+from tailrace.rollout.adapters import VLLMAdapters, check_adapter
+from tailrace.rollout.checkpoint import lacking, parameter_names, parameter_shapes
 from tailrace.rollout.engine_seeds import keep_vllm_seeds
 from tailrace.rollout.errors import (
     DeviceMissingError,
@@ -61,8 +63,8 @@ from tailrace.rollout.vllm_process import (
     why_not,
 )
 from tailrace.rollout.vllm_versions import cached_tokens, check_interface, check_version, core_request_of
+from tailrace.rollout.vllm_weights import load, load_in_workers, read_back, read_in_workers
 
-_PART_BYTES = 256 << 20
 _CPU_BLOCK_TOKENS = 128  # vLLM's own default on CPU
 _MAX_NUM_SEQS = 256
 _MAX_BATCH_TOKENS = 2048
@@ -301,24 +303,28 @@ class VLLMEngine:
         """
         self._make_idle("the weights change")
         self._adapters.drop(self._llm)
-        seen: set[str] = set()
+        shapes: dict[str, tuple[int, ...]] = {}
 
         def arriving() -> Iterator[tuple[str, Any]]:
             for name, tensor in named_tensors(weights, WeightsError):
-                seen.add(name)
+                shapes[name] = tuple(tensor.shape)
                 yield name, tensor
 
-        def load(model: Any) -> set[str]:
-            return parameters_of(model) - set(model.load_weights(arriving()))
-
+        origin = weights.origin() if isinstance(weights, SlicedWeights) and not self._here else None
+        config = self._llm.vllm_config
         try:
-            here = self._here
-            missing = sorted(self._llm.apply_model(load)[0]) if here else load_in_workers(self._llm, arriving())
+            if self._here:
+                missing = list(self._llm.apply_model(lambda model: load(model, config, arriving()))[0])
+            elif origin is not None:
+                shapes.update((piece.name, piece.shape) for piece in weight_slices(weights, WeightsError))
+                missing = read_in_workers(self._llm, origin)
+            else:
+                missing = load_in_workers(self._llm, arriving())
         except Exception as error:
             raise WeightsError(f"the weights do not load: {type(error).__name__}: {error}") from error
         # vLLM fuses q, k, v and gate, up, and reports a fused weight as loaded after one of its parts. So compare the names
         # before fusion too.
-        missing += sorted(self._names_expected - seen)
+        missing += lacking(self._names_expected, shapes)
         if missing:
             raise WeightsError(f"found no weights for {len(missing)} parameters, the first is {missing[0]!r}")
         self._empty = False
@@ -387,6 +393,22 @@ class VLLMEngine:
         if not self._llm.reset_prefix_cache():
             raise EngineDiedError("vLLM kept its prefix cache over a weight change; responses would mix two versions")
 
+    def digests(self, boxes: Sequence[WeightBox]) -> Sequence[WeightDigest]:
+        """What the workers have in boxes of the parameters, each of its own part.
+
+        Raises:
+            NotImplementedError: see `read_back`.
+        """
+        if self._here:
+            config = self._llm.vllm_config
+            return list(self._llm.apply_model(lambda model: read_back(model, config, boxes))[0])
+        found: list[WeightDigest] = []
+        for worker, (answers, why) in enumerate(self._llm.collective_rpc("tailrace_digests", args=(boxes,))):
+            if why:
+                raise NotImplementedError(why)
+            found += [WeightDigest(*answer)._replace(worker=worker) for answer in answers]
+        return found
+
     def stats(self) -> EngineStats:
         """KV usage, running and waiting counts, from vLLM's scheduler."""
         running = len(self._scheduler.running)
@@ -451,7 +473,9 @@ def _finish(id_: str, reason: str) -> FinishReason:
 class _Build(EnginePlugin):
     """The engine factory of entry point ``vllm``. Raises the errors of `VLLMEngine` and `EngineOptions`."""
 
-    abilities = EngineAbilities(seeds=True, deterministic=True, adapters=True, sleeps=SLEEPS, resizes=True)
+    abilities = EngineAbilities(
+        seeds=True, deterministic=True, adapters=True, sleeps=SLEEPS, resizes=True, digests=True
+    )
 
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         self.check_options(options)
@@ -514,38 +538,3 @@ def worker_threads(threads: int | None) -> Iterator[None]:
             os.environ.pop("OMP_NUM_THREADS", None)
         else:
             os.environ["OMP_NUM_THREADS"] = before
-
-
-def load_in_workers(llm: Any, weights: Iterable[tuple[str, Any]]) -> list[str]:
-    """Give weights of full shape to every worker, each of which takes its part.
-
-    Returns:
-        Parameters that got no weights in some worker.
-    """
-    missing: list[set[str]] = [set(names) for names in llm.collective_rpc("tailrace_parameters")]
-    with tempfile.TemporaryDirectory(prefix="tailrace-", dir=SHARED if SHARED.is_dir() else None) as folder:
-        for part in _parts(weights):
-            path = Path(folder) / "part"
-            _save(part, path)
-            for names, filled in zip(missing, llm.collective_rpc("tailrace_load", args=(str(path),)), strict=True):
-                names.difference_update(filled)
-    return sorted(set().union(*missing))
-
-
-def _parts(weights: Iterable[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
-    part: dict[str, Any] = {}
-    size = 0
-    for name, tensor in weights:
-        part[name] = tensor.detach().cpu().contiguous()
-        size += tensor.numel() * tensor.element_size()
-        if size >= _PART_BYTES:
-            yield part
-            part, size = {}, 0
-    if part:
-        yield part
-
-
-def _save(part: dict[str, Any], path: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file({name: tensor.clone() for name, tensor in part.items()}, path)

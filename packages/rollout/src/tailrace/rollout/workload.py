@@ -7,12 +7,14 @@ Invariants:
   observation.
 * An adapter is served on the base's own weights: those that the engine was started with, or that were read anew since.
 * While the engine sleeps, it is given neither work nor weights: a pull fails with a line.
-* A version is served only if its weights arrived completely. From the first tensor of a load to its end the replica serves no
-  version. After a load that failed midway it refuses work until a pull succeeds.
+* A version is served only if its weights arrived completely and, where they are compared, the engine has what was published.
+  From the first tensor of a load to its end the replica serves no version. After a load that failed it refuses work until a
+  pull succeeds.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +23,7 @@ from tailrace.contracts import (
     Abort,
     AdapterWeights,
     Delta,
+    DigestingEngine,
     Engine,
     Finished,
     FinishReason,
@@ -43,9 +46,11 @@ from tailrace.contracts import (
 from tailrace.rollout.errors import (
     EngineAsleepError,
     EngineDiedError,
+    OptionError,
     ReplicaNotReadyError,
     RouteConflictError,
     SourceMismatchError,
+    WeightsDifferError,
     WeightsError,
 )
 from tailrace.rollout.memory import AWAKE, Slept, memory_bytes
@@ -53,7 +58,10 @@ from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.reports import Reports
 from tailrace.rollout.resumption import finished_with
+from tailrace.rollout.served_weights import WeightComparison, WeightSample
 from tailrace.rollout.standstill import GENERATING, IDLE, PULLING, Standstill
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -76,7 +84,10 @@ class ReplicaWork:
         standstill: is told the engine's phase and its steps.
         pull_timeout_s: deadline of a pull.
         sleep_level: see `ReplicaWorker`.
-        on_phase: see `ReplicaWorker`.
+        on_phase, comparison: see `ReplicaWorker`.
+
+    Raises:
+        OptionError: weights are to be compared, and the engine is no `DigestingEngine`.
     """
 
     def __init__(
@@ -92,6 +103,7 @@ class ReplicaWork:
         pull_timeout_s: float,
         sleep_level: int = 0,
         on_phase: Callable[[str], None] = lambda _: None,
+        comparison: WeightComparison | None = None,
     ) -> None:
         self._replica, self._engine, self._source, self._weights = replica, engine, source, weights
         self._sampling, self._reports, self._standstill = sampling, reports, standstill
@@ -99,6 +111,8 @@ class ReplicaWork:
         self._slept = AWAKE
         self._base_there = True  # whether the engine's own weights are the base's
         self._dropped: int | None = None  # the version whose weights were dropped as the engine slept
+        self._comparison, self._digesting = comparison, _digesting(engine) if comparison is not None else None
+        self._warned = False
         self._fresh = False  # whether the engine has not stepped since it got requests
         self._in_flight: dict[str, _InFlight] = {}
         self._unshown = False
@@ -205,15 +219,23 @@ class ReplicaWork:
         with self._weights.load(version, self._pull_timeout_s) as weights:
             self._take(weights, self._standstill.moved)
 
-    def _take(self, weights: Iterable[tuple[str, Any]] | AdapterWeights, arrives: Callable[[], None]) -> None:
-        """Have the engine serve weights. `arrives` is called before each tensor or slice, and before an adapter."""
+    def _take(
+        self,
+        weights: Iterable[tuple[str, Any]] | AdapterWeights,
+        arrives: Callable[[], None],
+        sample: WeightSample | None = None,
+    ) -> None:
+        """Have the engine serve weights. `arrives` is called before each tensor or slice, and before an adapter.
+
+        The sample is of whole weights: those of a version, or of the base that is read anew. An adapter is in none.
+        """
         self._dropped = None
         if not isinstance(weights, AdapterWeights):
             self._base_there = False
-            self._engine.load_weights(_Watched(weights, arrives))
+            self._engine.load_weights(_Watched(weights, arrives, sample))
             return
         if not self._base_there:
-            self._engine.load_weights(_Watched(weights.base(), arrives))
+            self._engine.load_weights(_Watched(weights.base(), arrives, sample))
             self._base_there = True
         arrives()
         self._engine.load_adapter(weights)
@@ -308,10 +330,16 @@ class ReplicaWork:
         try:
             if self._slept.level:
                 raise EngineAsleepError(f"version {pull.version} was to be pulled while the engine sleeps")
+            sample = self._sample(pull.version)
             with self._weights.load(pull.version, self._pull_timeout_s) as weights:
-                self._take(weights, arrives)
+                self._take(weights, arrives, sample)
+            compared = self._compare(sample)
         except EngineDiedError:
             raise
+        except WeightsDifferError as error:
+            self._reports.event(
+                PullFailed(self._replica, pull.version, str(error), answers=pull.seq, differs=error.parameter)
+            )
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             if touched:
@@ -319,8 +347,36 @@ class ReplicaWork:
             self._reports.event(PullFailed(self._replica, pull.version, reason, answers=pull.seq))
         else:
             self.version = pull.version
-            self._reports.event(Pulled(self._replica, pull.version, answers=pull.seq))
+            self._reports.event(Pulled(self._replica, pull.version, answers=pull.seq, compared=compared))
         self._reports.flush()
+
+    def _sample(self, version: int) -> WeightSample | None:
+        if self._comparison is None:
+            return None
+        return WeightSample(version, self._comparison.nbytes, f"{self._replica} {version}")  # other places at each pull
+
+    def _compare(self, sample: WeightSample | None) -> float:
+        """Compare what the engine has with what was published. Returns the share of the elements that were compared.
+
+        Raises:
+            WeightsDifferError: they differ.
+            NotImplementedError: the engine cannot tell, and it is required.
+        """
+        if not sample or self._comparison is None or self._digesting is None:
+            return 0.0
+        try:
+            digests = self._digesting.digests(sample.boxes())
+        except NotImplementedError as error:
+            if self._comparison.required:
+                raise
+            if not self._warned:
+                self._warned = True
+                _log.warning(
+                    "replica %s does not compare what it serves with what was published: %s", self._replica, error
+                )
+            return 0.0
+        sample.check(digests)
+        return sample.share
 
     def _record(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
@@ -340,18 +396,36 @@ class ReplicaWork:
                 self._reports.event(Finished(self._replica, delta.id, state.tokens, delta.finish, answers=state.route))
 
 
-class _Watched(SlicedWeights):
-    """Weights on their way into the engine, with a call before each tensor or slice."""
+def _digesting(engine: Engine) -> DigestingEngine:
+    if not isinstance(engine, DigestingEngine):
+        raise OptionError(
+            f"found a {type(engine).__name__} without digests(), expected a tailrace.contracts.DigestingEngine, as the "
+            "abilities of its plugin say"
+        )
+    return engine
 
-    def __init__(self, weights: Iterable[tuple[str, Any]], arrives: Callable[[], None]) -> None:
-        self._weights, self._arrives = weights, arrives
+
+class _Watched(SlicedWeights):
+    """Weights on their way into the engine, with a call before each tensor or slice, of which a sample is kept."""
+
+    def __init__(
+        self, weights: Iterable[tuple[str, Any]], arrives: Callable[[], None], sample: WeightSample | None = None
+    ) -> None:
+        self._weights, self._arrives, self._sample = weights, arrives, sample
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        for named in self._weights:
+        for name, tensor in self._weights:
             self._arrives()
-            yield named
+            if self._sample is not None:
+                self._sample.take(WeightSlice(name, tuple(tensor.shape), (), tensor))
+            yield name, tensor
+
+    def origin(self) -> object | None:
+        return self._weights.origin() if isinstance(self._weights, SlicedWeights) else None
 
     def slices(self) -> Iterator[WeightSlice]:
         for piece in weight_slices(self._weights, WeightsError):
             self._arrives()
+            if self._sample is not None:
+                self._sample.take(piece)
             yield piece

@@ -30,7 +30,6 @@ class Detection:
         self._state, self._failures, self._policy = state, failures, state.spec.detection
         self._members, self._fleet, self._trainer = state.members, state.fleet, state.trainer
         self._next_s = 0.0
-        self._took = False
         self._making: int | None = None  # what the trainer worked on at the last look
 
     def heard(self, event: c.Activity) -> None:
@@ -56,11 +55,6 @@ class Detection:
             self._next_s = now + self._policy.look_s
             self._look()
 
-    def took(self) -> tuple[type[c.Event], ...]:
-        """The kinds of events that what was found since the last call stands for."""
-        took, self._took = self._took, False
-        return (c.Down,) if took else ()
-
     def _look(self) -> None:
         policy, signs = self._policy, self._signs()
         for suspected in listed("detection", policy, "suspects", policy.suspects(signs), c.Suspected):
@@ -68,7 +62,6 @@ class Detection:
             if member is None:
                 raise answered("detection", policy, "suspects", suspected, "a member whose signs were given")
             if self._works(member):
-                self._took = True
                 self._failures.went_down(_down(member, suspected.reason), suspected.reason)
 
     def _signs(self) -> list[c.Signs]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from tailrace import contracts as c
-from tailrace.controller.members import DATA, RANKER, REPLICA, TRAINER, MemberState
+from tailrace.controller.members import DATA, RANKER, REPLICA, TRAINER, MemberState, down
 from tailrace.controller.plugin_faults import answered
 from tailrace.controller.recovery.losses import lost
 from tailrace.controller.recovery.standby import standbys
@@ -37,6 +37,12 @@ class Failures:
         self.given_up: list[dict[str, str]] = []
         """Members that are not restarted any more: role, id, machine and reason of each."""
         self._causes: list[str] = []  # of restarts of the task since a batch was last trained on
+        self._took = False
+
+    def took(self) -> tuple[type[c.Event], ...]:
+        """The kinds of events that stand for the members which were taken for down since the last call."""
+        took, self._took = self._took, False
+        return (c.Down,) if took else ()
 
     def went_down(self, event: c.Down, reason: c.Reason | None = None) -> None:
         """Handle a member that is gone or counts as gone. An event for a member that is down already is ignored.
@@ -48,6 +54,7 @@ class Failures:
             event: the event.
             reason: why it counts as gone, if it is a suspect.
         """
+        self._took |= reason is not None
         member = self._members.get(event.role, event.id)
         if member is None or member.health is c.Health.DOWN or self._begins(member):
             return
@@ -84,6 +91,21 @@ class Failures:
                 return  # all restart, it with them
             action = _ACTIONS.RESTART
         self._act(member, action, failure, reason, event.room)
+
+    def pull_failed(self, event: c.PullFailed) -> None:
+        """Restart a replica whose engine has other weights than were published; the second time in a row ends the run."""
+        replica = self._state.fleet.replicas[event.replica]
+        if replica.member.health in (c.Health.DOWN, c.Health.STARTING):
+            return
+        replica.pulling, replica.version = None, None
+        if replica.differed:
+            self._state.fail(
+                f"replica {replica.id} has other weights than were published, after a restart too: {event.reason}"
+            )
+            return
+        replica.differed = True
+        reason = c.Reason(c.Why.DIFFERS, numbers={"version": float(event.version)})
+        self.went_down(down(replica.member, event.reason, c.Cause.WEIGHTS), reason)
 
     def _begins(self, member: MemberState) -> bool:
         """Whether this instant starts a member anew."""

@@ -13,7 +13,6 @@ from tailrace.fleetsim.footprint.standing import Standing, ranks_and_replicas, s
 from tailrace.fleetsim.footprint.transfers import StepTransfer, transfers
 from tailrace.fleetsim.results.result import Result
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.run.build import check_mixture
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,6 @@ def footprint(config: RunConfig, machines: Machines | None = None) -> Footprint:
     asked += math.ceil(config.executor.scorer_gpus)
     machines = machines or Machines(devices=asked)
     check_heads(config, model)
-    if model.shape is not None and model.shape.experts:
-        check_mixture(config, model.name)
     standing = stand(config, machines)
     places = [*device_places(config, machines, standing, model), *host_places(config, machines, standing, model)]
     return Footprint(

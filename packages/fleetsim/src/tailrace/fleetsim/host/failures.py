@@ -67,13 +67,15 @@ class RandomFailures:
 class Injuries:
     """The present faults.
 
-    `torn_pulls` counts the next pulls of a replica that arrive damaged, `lost_checkpoints` the next ones that cannot be
+    `torn_pulls` counts the next pulls of a replica that arrive damaged, `wrong_loads` those after which its engine has other
+    weights than were published. `lost_checkpoints` counts the next ones that cannot be
     written, `stuck_checkpoints` the next ones of whose end a trainer that lives never speaks. `damaged` are checkpoints that
     cannot be read. Until `scoring_broken_until_s` no verifier works. Only the newest `kept_versions` can be pulled; 0 is no
     limit.
     """
 
     torn_pulls: Counter[str] = field(default_factory=Counter)
+    wrong_loads: Counter[str] = field(default_factory=Counter)
     lost_checkpoints: int = 0
     stuck_checkpoints: int = 0
     damaged: set[int] = field(default_factory=set)
@@ -84,6 +86,13 @@ class Injuries:
         """Whether the pull of a replica that begins now will arrive damaged."""
         if self.torn_pulls[replica] > 0:
             self.torn_pulls[replica] -= 1
+            return True
+        return False
+
+    def loads_wrongly(self, replica: str) -> bool:
+        """Whether a replica that has got a version has its engine load something else."""
+        if self.wrong_loads[replica] > 0:
+            self.wrong_loads[replica] -= 1
             return True
         return False
 

@@ -287,7 +287,10 @@ class ModelledReplica(RoleModel):
             refused = "no relay and no checkpoint holds it"
         if refused is None and torn:
             refused = "a chunk's checksum does not match"
-        if refused is None:
+        if refused is None and self.world.injuries.loads_wrongly(self.id):
+            differs = f"a parameter of version {command.version} has another digest than was published"
+            self._say([c.PullFailed(self.id, command.version, differs, command.seq, differs="a parameter")])
+        elif refused is None:
             self.version = command.version
             self.weights_arrived(command.version)
             self._say([c.Pulled(self.id, command.version, command.seq), self.snapshot()])

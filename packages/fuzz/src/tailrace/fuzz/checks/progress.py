@@ -38,6 +38,7 @@ class LivenessCheck:
         self._downs: set[str] = set()
         self._blames_all = isinstance(fleet.spec.detection, ClusterLevel | RankLevel)
         self._torn: dict[str, int] = {}
+        self._differed: dict[str, int] = {}
         self._broken = 0
         self._unanswered = 0
 
@@ -49,8 +50,13 @@ class LivenessCheck:
             self._last_s = now
             if isinstance(event, c.Down):
                 self._downs.add(event.role)
+            elif isinstance(event, c.PullFailed) and event.differs:
+                self._downs.add(REPLICA)
+                self._differed[event.replica] = self._differed.get(event.replica, 0) + 1
             elif isinstance(event, c.PullFailed):
                 self._torn[event.replica] = self._torn.get(event.replica, 0) + 1
+            elif isinstance(event, c.Pulled):
+                self._differed.pop(event.replica, None)
             elif isinstance(event, c.ScoringFailed):
                 self._broken += 1
             elif isinstance(event, c.CallFailed):
@@ -90,6 +96,8 @@ class LivenessCheck:
             holds = case.refusals > 0
         elif "environments did not answer" in reason:
             holds = self._unanswered >= case.failed_groups_limit
+        elif "other weights than were published, after a restart too" in reason:
+            holds = max(self._differed.values(), default=0) > 1
         elif "times to pull version" in reason:
             holds = max(self._torn.values(), default=0) > PULL_ATTEMPTS
         else:

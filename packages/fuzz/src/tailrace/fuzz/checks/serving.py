@@ -26,6 +26,7 @@ class VersionCheck:
         self._durable = {0}  # the model that the run began with is kept
         self._published: set[int] = set()
         self._serves: dict[str, int] = {}
+        self._distrusted: set[str] = set()  # they have had other weights than were published
         self._up: set[str] = set()
         self.pulling: dict[str, int] = {}  # what was asked for and not answered
         self._group: dict[int, int] = {}  # the version at which a group started
@@ -64,6 +65,7 @@ class VersionCheck:
 
     def _gone(self, replica: str) -> None:
         self._up.discard(replica)
+        self._distrusted.discard(replica)
         self._serves.pop(replica, None)
         self.pulling.pop(replica, None)
 
@@ -71,6 +73,7 @@ class VersionCheck:
         """Every member is gone. A checkpoint may have become durable that nobody heard of."""
         self._durable |= set(event.checkpoints)
         self._up.clear()
+        self._distrusted.clear()
         self._serves.clear()
         self.pulling.clear()
 
@@ -95,7 +98,9 @@ class VersionCheck:
         self.pulling.pop(event.replica, None)
 
     def pull_failed(self, event: c.PullFailed) -> None:
-        """A replica serves nothing."""
+        """A replica serves nothing. One whose engine has other weights than were published is not to go on."""
+        if event.differs and event.replica in self._up:
+            self._distrusted.add(event.replica)
         self._serves.pop(event.replica, None)
         self.pulling.pop(event.replica, None)
 
@@ -109,6 +114,10 @@ class VersionCheck:
             )
         if command.replica not in self._up:
             raise InvariantError(WEIGHTS, f"{command.replica} is to pull and is not up")
+        if command.replica in self._distrusted:
+            raise InvariantError(
+                WEIGHTS, f"{command.replica} is to pull, expected a restart: its engine had other weights"
+            )
 
     def routes(self, commands: Sequence[c.Route]) -> None:
         """Work goes to replicas that serve a version which may generate it. One decision may start a group on several."""

@@ -1,8 +1,6 @@
 """The engine behind vLLM's weight transfer backend `tailrace`. Only vLLM imports this file.
 
-A version is loaded by vLLM's own layerwise reload, which repacks weights for the kernels in use, on GPU and on CPU. What
-that reload misses is repaired here: a layer that shares its weight with another one gets no weights of its own, so on CPU,
-where the output layer keeps a repacked copy, a model with tied embeddings would go on with its old logits.
+Each worker reads its part of a version from its relay and loads it by vLLM's own layerwise reload (`vllm_reload`).
 """
 
 from __future__ import annotations
@@ -16,22 +14,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-from vllm.model_executor.layers.linear import UnquantizedLinearMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from tailrace.paramserver.bridges.vllm_layout import worker_needs
+from tailrace.paramserver.bridges.vllm_reload import reload
 from tailrace.paramserver.clients.lease_view import WeightLease
-from tailrace.paramserver.clients.needs import Needs
 from tailrace.paramserver.clients.reader import RelayReader
 from tailrace.paramserver.errors import BridgeStateInvalid, WeightsMismatch
-from tailrace.paramserver.layout import GlobalTensor, Layout, LayoutInvalid, from_vllm
 from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE
 
 _HEADER_CEILING_BYTES = 100 << 20
@@ -161,7 +154,7 @@ class RelayWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc, unu
         if not token:
             raise BridgeStateInvalid(f"found no token for the relay {init_info.address}; set {TOKEN_VARIABLE}")
         shapes = checkpoint_shapes(self.model_config.model) if init_info.check_names else {}
-        reader = RelayReader(init_info.address, token=token, needs=_needs(self.vllm_config))
+        reader = RelayReader(init_info.address, token=token, needs=worker_needs(self.vllm_config))
         try:
             reader.versions()
         except BaseException:
@@ -212,71 +205,15 @@ class RelayWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc, unu
             for name, stored in names:
                 yield name, weights[stored]
 
-        shared = _sharing_layers(self.model)
-        initialize_layerwise_reload(self.model)
         try:
-            self.model.load_weights(arriving())
-            missing = _incomplete_layers(self.model, shared)
+            missing = reload(self.model, self.model_config, arriving())
         except Exception as error:
             raise WeightsMismatch(
                 f"version {weights.version} does not load: {type(error).__name__}: {error}; "
                 "the engine may hold a part of it: load a whole version before it generates"
             ) from error
-        finally:
-            # Also after an error: the layers that got no weights take back those that they had.
-            finalize_layerwise_reload(self.model, self.model_config)
-            for layer in shared:
-                layer.quant_method.process_weights_after_loading(layer)
         if missing:
             raise WeightsMismatch(
                 f"version {weights.version} has no or not all weights for {len(missing)} layers, the first is "
                 f"{missing[0]!r}; the engine holds the rest of it: load a whole version before it generates"
             )
-
-
-def _needs(config: Any) -> Needs | None:
-    """What this worker needs of versions, by its place among the workers; None where it needs all, or that is not known."""
-    parallel = config.parallel_config
-    tp, pp = int(parallel.tensor_parallel_size), int(parallel.pipeline_parallel_size)
-    if tp * pp == 1 or parallel.data_parallel_size > 1 or parallel.enable_expert_parallel:
-        return None
-    rank = f"rank{get_pp_group().rank_in_group * tp + get_tp_group().rank_in_group}"
-    model = config.model_config.hf_text_config.to_dict()
-
-    def layout(tensors: tuple[GlobalTensor, ...]) -> Layout:
-        try:
-            return from_vllm(tensors, model, tp=tp, pp=pp)
-        except LayoutInvalid as error:  # a model that the table lacks: vLLM cuts it out of whole tensors
-            _log.info("all of each version is read, not this worker's part: %s", error)
-            return Layout.replicated(tensors, [rank])
-
-    return Needs(layout, rank)
-
-
-def _sharing_layers(model: torch.nn.Module) -> list[Any]:
-    """Layers whose parameter belongs to an earlier layer too, which is the one that gets the weights."""
-    seen: dict[int, Any] = {}
-    sharing = []
-    for layer in model.modules():
-        for parameter in layer._parameters.values():
-            if parameter is None or not parameter.numel():
-                continue
-            if seen.setdefault(id(parameter), layer) is not layer and hasattr(layer, "quant_method"):
-                sharing.append(layer)
-    return sharing
-
-
-def _incomplete_layers(model: torch.nn.Module, shared: list[Any]) -> list[str]:
-    """Layers that wait for weights although all have arrived. Call before the reload is finalized."""
-    found = []
-    for name, layer in model.named_modules():
-        info = get_layerwise_info(layer)
-        if not info.can_load() or not layer._parameters or any(layer is other for other in shared):
-            continue
-        wanted = sum(p.numel() for p in layer._parameters.values() if p is not None)
-        # Other layers than these may be padded, and are then complete with fewer elements than they have.
-        exact = isinstance(getattr(layer, "quant_method", None), UnquantizedLinearMethod)
-        exact = exact and not isinstance(layer, VocabParallelEmbedding)
-        if info.load_numel < (wanted if exact else min(wanted, 1)):
-            found.append(name)
-    return found

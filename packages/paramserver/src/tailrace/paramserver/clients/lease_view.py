@@ -409,10 +409,11 @@ class LeasedWeights(SlicedWeights):
 
     Args:
         lease: the lease.
+        origin: where other processes of this machine can read the version, see `SlicedWeights.origin`.
     """
 
-    def __init__(self, lease: WeightLease) -> None:
-        self._lease = lease
+    def __init__(self, lease: WeightLease, origin: object | None = None) -> None:
+        self._lease, self._origin = lease, origin
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return iter(self._lease.items())
@@ -420,3 +421,7 @@ class LeasedWeights(SlicedWeights):
     def slices(self) -> Iterator[WeightSlice]:
         """The slices, see `WeightLease.slices`."""
         return self._lease.slices()
+
+    def origin(self) -> object | None:
+        """Where other processes read the version."""
+        return self._origin

@@ -187,6 +187,9 @@ class RolloutConfig(_Strict):
     """tokens that end a response, by id or text; none: eos_token_id of the model's generation_config.json or config.json"""
     flush_s: Seconds = 0.5
     """seconds between two appends of the tokens of responses under way: what a replica that dies loses at most"""
+    digest_bytes: Annotated[int, Field(ge=0)] | None = None
+    """bytes of each weight matrix, at seeded places, that are compared after each pull with what the engine has; none: 65536,
+    where the engine can tell; 0: nothing"""
     cost_model: CostModelConfig | None = None
     """decoding time for the policies that plan with it; none: the run fits it to its own steps (summary.json)"""
     adapter: Literal["auto", "applied", "merged"] = "auto"

@@ -28,7 +28,7 @@ from tailrace.pipeline.roles.phase_stops import Stops
 from tailrace.pipeline.roles.prompts import SamplingTable
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.roles.weights import Base, RelayWeights
-from tailrace.rollout import ReplicaWorker, build_engine
+from tailrace.rollout import ReplicaWorker, WeightComparison, build_engine
 from tailrace.runtime.errors import RoleError
 from tailrace.runtime.executor.doors import Ready, StopCalls
 from tailrace.runtime.executor.seam import MemberStart
@@ -70,6 +70,7 @@ class ReplicaSettings:
         merges: whether an adapter is merged into `model`, for an engine that takes whole weights; otherwise the engine applies
             it.
         sleep_level: see `ReplicaWorker`.
+        comparison: how much of the weights is compared with what the engine has, see `ReplicaWorker`.
     """
 
     engine: str
@@ -84,6 +85,7 @@ class ReplicaSettings:
     adapter: AdapterConfig | None = None
     merges: bool = True
     sleep_level: int = 0
+    comparison: WeightComparison | None = None
 
 
 class ReplicaRole:
@@ -112,6 +114,7 @@ class ReplicaRole:
             still_report_s=settings.still_report_s,
             flush_timeout_s=start.data_s,
             on_phase=self.stops.at,
+            comparison=settings.comparison,
         )
 
     def build_engine(self, engine: str, model: Path, options: Mapping[str, Any]) -> Engine:

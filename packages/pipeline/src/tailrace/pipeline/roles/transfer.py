@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tailrace.paramserver.clients.lease_view import LeasedWeights, WeightLease
+from tailrace.paramserver.clients.origin import RelayOrigin
 from tailrace.paramserver.codec.cast import Cast, restore, through
 from tailrace.paramserver.codec.registry import available
 from tailrace.paramserver.codec.registry import codec as load_codec
@@ -98,9 +99,14 @@ class WeightTransfer:
         """The trainer's weights as it publishes them."""
         return Cast(_CASTS[self.codec]).apply(weights) if self.codec in _CASTS else weights
 
-    def restored(self, published: WeightLease) -> Iterable[tuple[str, Any]]:
-        """The weights of a version: `SlicedWeights`, or whole tensors where a cast is undone."""
-        return restore(published, _RESTORED) if self.codec in _CASTS else LeasedWeights(published)
+    def restored(self, published: WeightLease, origin: RelayOrigin | None = None) -> Iterable[tuple[str, Any]]:
+        """The weights of a version: `SlicedWeights`, or whole tensors where a cast is undone.
+
+        Args:
+            published: a lease on the version.
+            origin: where other processes of this machine can read it.
+        """
+        return restore(published, _RESTORED) if self.codec in _CASTS else LeasedWeights(published, origin)
 
     def as_published(self, weights: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
         """Weights from a checkpoint, changed as they would be if a relay had delivered them."""

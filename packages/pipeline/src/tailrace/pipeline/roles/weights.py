@@ -10,6 +10,7 @@ from typing import Any
 
 from tailrace.contracts import AdapterWeights
 from tailrace.paramserver import ProtocolError, RelayReader, RelayTimeout, RelayUnreachable
+from tailrace.paramserver.clients.origin import RelayOrigin
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.runtime.errors import RoleError
 from tailrace.trainer import AdapterConfig
@@ -95,8 +96,10 @@ class RelayWeights:
 
             yield self._for_engine(list(self._transfer.as_published(load_weights_file(directory))))
             return
-        with self._open().lease(version, timeout_s=timeout_s) as weights:
-            yield self._for_engine(self._transfer.restored(weights))
+        reader, reading = self._open(), self._transfer.reading
+        origin = RelayOrigin(version, self._sources, self._token, reading.same_host, reading.transports)
+        with reader.lease(version, timeout_s=timeout_s) as weights:
+            yield self._for_engine(self._transfer.restored(weights, origin))
 
     def _for_engine(self, published: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]] | AdapterWeights:
         return published if self._base is None else self._base.with_adapter(published)

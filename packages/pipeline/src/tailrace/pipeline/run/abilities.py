@@ -75,7 +75,7 @@ def check_abilities(config: RunConfig, engine: str) -> None:
     """
     from tailrace.rollout import able_engines
 
-    needs, able = needs_of(config), _abilities(engine)
+    needs, able = needs_of(config), abilities_of(engine)
     if lacking := [need for need in needs if not need.met(able)]:
         others = able_engines(lambda able: all(need.met(able) for need in needs))
         expected = (
@@ -96,7 +96,7 @@ def applies_adapters(config: RunConfig, engine: str) -> bool:
     """
     asked = config.rollout.adapter
     return bool(config.trainer.adapter.rank) and (
-        asked == "applied" or (asked == "auto" and _abilities(engine).adapters)
+        asked == "applied" or (asked == "auto" and abilities_of(engine).adapters)
     )
 
 
@@ -108,10 +108,15 @@ def sleep_level(config: RunConfig, engine: str) -> int:
     """
     if config.rollout.sleep_level is not None:
         return config.rollout.sleep_level
-    return 1 if _lends(config) and 1 in _abilities(engine).sleeps else 0
+    return 1 if _lends(config) and 1 in abilities_of(engine).sleeps else 0
 
 
-def _abilities(engine: str) -> EngineAbilities:
+def abilities_of(engine: str) -> EngineAbilities:
+    """What the engine of a name can do.
+
+    Raises:
+        ConfigError: the engine's plugin is broken.
+    """
     from tailrace.rollout import engine_abilities
 
     try:

@@ -29,7 +29,7 @@ from tailrace.pipeline.roles.scorer import ScorerRole
 from tailrace.pipeline.roles.trainer import TrainerRole, TrainerSettings
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
-from tailrace.pipeline.run.abilities import applies_adapters, check_abilities, sleep_level
+from tailrace.pipeline.run.abilities import abilities_of, applies_adapters, check_abilities, sleep_level
 from tailrace.pipeline.run.device_shares import check_shares, trainer_group
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.environments import (
@@ -64,6 +64,7 @@ from tailrace.pipeline.run.prompts.stop_tokens import end_markers, stop_tokens
 from tailrace.pipeline.run.ranking import check_ranker, ranker_settings
 from tailrace.pipeline.run.scoring import check_scoring, score_settings
 from tailrace.pipeline.run.scripted_faults import build_faults, check_faults
+from tailrace.rollout import WeightComparison
 from tailrace.runtime.executor.deployment import (
     DATA,
     RANKER,
@@ -212,9 +213,9 @@ def check(config: RunConfig) -> None:
         check_pools,
         _abilities,
         _check_deterministic,
+        lambda config: _comparison(config, selected_engine(config)),
         trainer_config,
         _backend,
-        _mixture,
         _adapter,
         _critic,
         check_domains,
@@ -288,6 +289,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         adapter=of_trainer.adapter if of_trainer.adapter.rank else None,
         merges=not applies,
         sleep_level=level,
+        comparison=_comparison(config, engine),
     )
     known = {field.name for field in dataclasses.fields(Deadlines)}
     deadlines = {name: value for name, value in config.deadlines.model_dump().items() if name in known}
@@ -419,6 +421,23 @@ def _check_deterministic(config: RunConfig) -> None:
     gathered.done()
 
 
+def _comparison(config: RunConfig, engine: str) -> WeightComparison | None:
+    """How much of the weights the replicas compare with what their engines have.
+
+    Raises:
+        ConfigError: it was asked for, and the engine cannot tell.
+    """
+    nbytes, tells = config.rollout.digest_bytes, abilities_of(engine).digests
+    if nbytes and not tells:
+        raise ConfigError(
+            f"keys 'rollout.digest_bytes' and 'rollout.engine': found {nbytes} with {engine!r}, which gives no digests of its "
+            "weights; expected an engine that does, such as 'vllm', or no digest_bytes"
+        )
+    if nbytes == 0 or not tells:
+        return None
+    return WeightComparison() if nbytes is None else WeightComparison(nbytes, required=True)
+
+
 def _backend(config: RunConfig) -> None:
     """Check that the trainer's backend is there and can do what the configuration says."""
     table = config.trainer
@@ -430,30 +449,6 @@ def _backend(config: RunConfig) -> None:
             check_backend(table.backend, settings, table.processes, _read_config(settings.critic.init))
     except (TrainerError, MissingExtraError, PluginError) as error:
         raise ConfigError(f"key 'trainer.backend': {error}") from error
-
-
-def _mixture(config: RunConfig) -> None:
-    """Refuse a mixture of experts for which no replica would take a version."""
-    if (_model_config(config) or {}).get("num_experts"):
-        check_mixture(config, str(config.model.path))
-
-
-def check_mixture(config: RunConfig, name: str) -> None:
-    """Check that the engine takes the weights of a mixture of experts as the trainer publishes them.
-
-    Args:
-        name: the model, for the message.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    engine = selected_engine(config)
-    if engine == "vllm":
-        raise ConfigError(
-            f"keys 'model.path' and 'rollout.engine': found {name}, a mixture of experts, with {engine!r}, which would refuse "
-            "each version: the trainer publishes all experts of a layer as one tensor, and it expects one for each; expected a "
-            "dense model"
-        )
 
 
 def _adapter(config: RunConfig) -> None:

@@ -29,6 +29,8 @@ from tailrace.pipeline.roles.scorer import ScorerRole, ScorerSettings
 from tailrace.pipeline.roles.trainer import TrainerRole, TrainerSettings
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run.eventlog import Instant, read_log
+from tailrace.rollout import WeightComparison
+from tailrace.rollout.served_weights import read_whole
 from tailrace.rollout.testing import FakeEngine, fake_token
 from tailrace.runtime.executor.deployment import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER, Deadlines, Deployment
 from tailrace.runtime.executor.executor import Executor
@@ -49,8 +51,16 @@ def fingerprint(weights: Iterable[tuple[str, Any]]) -> int:
 class SlowEngine(FakeEngine):
     """The fake engine on real weights, slow enough to be killed during its work."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.tensors: dict[str, Any] = {}
+
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
-        super().load_weights([("w", fingerprint(weights))])
+        self.tensors = {name: tensor.clone() for name, tensor in weights}
+        super().load_weights([("w", fingerprint(self.tensors.items()))])
+
+    def digests(self, boxes: Sequence[c.WeightBox]) -> Sequence[c.WeightDigest]:
+        return list(read_whole(self.tensors, boxes))
 
     def step(self) -> Sequence[c.Delta]:
         time.sleep(0.004)
@@ -239,6 +249,7 @@ def make_deployment(
         flush_s=0.1,
         still_report_s=0.5,
         sleep_level=2,
+        comparison=WeightComparison(),
     )
     data = DataSettings(
         store=root / "store.sqlite",

@@ -12,38 +12,61 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tailrace.contracts import Engine, FinishReason, Request, Sampling, SlicedWeights, WeightSlice
-from tailrace.rollout.errors import EngineBusyError, RequestError, WeightsError
+from tailrace.contracts import DigestingEngine, Engine, FinishReason, Request, Sampling, SlicedWeights, WeightSlice
+from tailrace.rollout.errors import EngineBusyError, RequestError, WeightsDifferError, WeightsError
 from tailrace.rollout.generation import generate
+from tailrace.rollout.served_weights import WeightSample
 
 VOCABULARY = 149
 
 
-def save_tiny_model(path: Path, seed: int, *, layers: int = 3) -> Any:
+_TINY = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.15,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+_WIDE = {"hidden_size": 128}  # where heads have no size of their own
+_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3", {}),
+    "qwen2": ("Qwen2", _WIDE),
+    "llama": ("Llama", {**_WIDE, "tie_word_embeddings": False}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            "moe_intermediate_size": 64,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+}
+
+
+def save_tiny_model(path: Path, seed: int, *, layers: int = 3, kind: str = "qwen3") -> Any:
     """Build the model from a config, save it as a Hugging Face model directory and return it (float32, CPU).
 
     The weights are large enough that the token distribution is far from uniform, so that a wrong weight shows.
+
+    Args:
+        kind: qwen3 or qwen2 (both with tied embeddings), llama, or qwen3_moe.
     """
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    import transformers
 
+    family, sizes = _KINDS[kind]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        config = Qwen3Config(
-            vocab_size=VOCABULARY,
-            hidden_size=64,
-            intermediate_size=192,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=512,
-            tie_word_embeddings=True,
-            initializer_range=0.15,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-        model = Qwen3ForCausalLM(config).eval()
+        config = getattr(transformers, f"{family}Config")(**{**_TINY, "num_hidden_layers": layers, **sizes})
+        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     model.save_pretrained(path)
     return model
 
@@ -100,6 +123,7 @@ class EngineContract:
         options: options passed to `build`, in addition to the sizes that the suite needs.
         tolerance: largest error of a log-probability; the reference is plain transformers in float32 on CPU.
         seeds: whether the engine keeps the seeds of requests, as its factory says.
+        digests: whether it is a `DigestingEngine`, as its factory says.
         tells_preemptions: whether it counts preemptions and takes `kv_cache_bytes`.
         tells_cached_tokens: whether it has a prefix cache and counts what that had (`EngineStats.cached_tokens`).
     """
@@ -107,6 +131,7 @@ class EngineContract:
     options: ClassVar[Mapping[str, Any]] = {}
     tolerance: ClassVar[float] = 1e-4
     seeds: ClassVar[bool] = False
+    digests: ClassVar[bool] = False
     tells_preemptions: ClassVar[bool] = False
     tells_cached_tokens: ClassVar[bool] = False
 
@@ -308,6 +333,44 @@ class EngineContract:
             engine.load_weights(named.items())
         engine.abort(["r"])
 
+    @pytest.mark.parametrize("nbytes", [64, 1 << 20])  # two elements of each run, all of every parameter
+    def test_digests_are_those_of_what_it_generates_with(
+        self, engine: Engine, models: tuple[Path, Any, Any], nbytes: int
+    ) -> None:
+        if not self.digests:
+            pytest.skip("it gives no digests")
+        assert isinstance(engine, DigestingEngine)
+        _, old, new = models
+        for pieces in (new.named_parameters(), ModelInParts(new, ranks=3)):
+            engine.load_weights(old.named_parameters())
+            sample = _sample(new, nbytes)
+            with pytest.raises(WeightsDifferError, match="found the digest"):
+                sample.check(engine.digests(sample.boxes()))
+            engine.load_weights(pieces)
+            sample.check(engine.digests(sample.boxes()))
+        assert sample.share == 1.0 if nbytes > 64 else 0.0 < sample.share < 0.2
+
+    def test_digests_show_what_was_not_loaded(self, engine: Engine, models: tuple[Path, Any, Any]) -> None:
+        if not self.digests:
+            pytest.skip("it gives no digests")
+        assert isinstance(engine, DigestingEngine)
+        _, old, new = models
+        stale, sample = dict(old.named_parameters()), _sample(new, 256)
+        for name in (
+            "model.embed_tokens.weight",
+            "model.layers.0.self_attn.k_proj.weight",
+            "model.layers.1.mlp.up_proj.weight",
+            "model.layers.2.mlp.down_proj.weight",
+        ):
+            engine.load_weights(
+                [(each, stale[each] if each == name else new_) for each, new_ in new.named_parameters()]
+            )
+            with pytest.raises(WeightsDifferError, match=rf"^parameter '{name}' of version 7, elements ") as caught:
+                sample.check(engine.digests(sample.boxes()))
+            assert caught.value.parameter == name
+        engine.load_weights(new.named_parameters())
+        sample.check(engine.digests(sample.boxes()))
+
     def test_counts_and_kv_follow_the_requests(self, engine: Engine) -> None:
         assert engine.stats().kv == pytest.approx(0, abs=1e-6)
         count = _BATCH + 8
@@ -492,6 +555,13 @@ def _run_until(engine: Engine, tokens: dict[str, list[int]], done: Callable[[], 
         for delta in engine.step():
             tokens[delta.id] += delta.tokens
         assert time.monotonic() < deadline, "the engine does not advance"
+
+
+def _sample(model: Any, nbytes: int) -> WeightSample:
+    sample = WeightSample(7, nbytes, "contract")
+    for name, tensor in model.named_parameters():
+        sample.take(WeightSlice(name, tuple(tensor.shape), (), tensor))
+    return sample
 
 
 class ModelInParts(SlicedWeights):

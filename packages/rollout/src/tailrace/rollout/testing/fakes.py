@@ -26,9 +26,12 @@ from tailrace.contracts import (
     Request,
     Resume,
     TrajectoryRef,
+    WeightBox,
+    WeightDigest,
 )
 from tailrace.rollout.errors import EngineAsleepError, EngineBusyError, WeightsError
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
+from tailrace.rollout.served_weights import read_whole
 
 VOCABULARY = 50
 
@@ -302,6 +305,7 @@ class TensorFakeEngine(FakeEngine):
     def __init__(self, *, step_s: float = 0.0, **options: Any) -> None:
         super().__init__(**options)
         self.step_s = step_s
+        self.tensors: dict[str, Any] = {}
 
     def step(self) -> Sequence[Delta]:
         """One token for each running request, after `step_s`."""
@@ -309,8 +313,13 @@ class TensorFakeEngine(FakeEngine):
         return super().step()
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
-        """Take ``"w"`` and leave the others."""
-        super().load_weights([(name, int(tensor)) for name, tensor in weights if name == "w"])
+        """Keep all, and generate by ``"w"``."""
+        self.tensors = {name: tensor.clone() for name, tensor in weights}
+        super().load_weights([("w", int(self.tensors["w"]))] if "w" in self.tensors else [])
+
+    def digests(self, boxes: Sequence[WeightBox]) -> Sequence[WeightDigest]:
+        """What it has in boxes of its tensors."""
+        return list(read_whole(self.tensors, boxes))
 
 
 def build_fake_engine(model_path: str, options: Mapping[str, Any]) -> Engine:

@@ -86,8 +86,9 @@ class DetectionFold:
     def _ends(self, now: float, command: c.Restart | c.Stop) -> None:
         key = command.role, command.id
         struck = self._struck.pop(key, None)
-        if command.reason.why not in c.SUSPICIONS or (key, now) in self._found:
-            return
+        why = command.reason.why
+        if why not in c.SUSPICIONS or why is c.Why.DIFFERS or (key, now) in self._found:
+            return  # other weights are no sign of death
         self._detections += 1
         self._false += struck is None and command.reason.why is not c.Why.HYBRID
         age = _AGES.get(command.reason.why)

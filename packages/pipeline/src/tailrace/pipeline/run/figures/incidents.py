@@ -16,6 +16,7 @@ _ENDED = {
     c.Cause.SILENT: "did not answer",
     c.Cause.BROKE: "broke",
     c.Cause.STILL: "stood still",
+    c.Cause.WEIGHTS: "had other weights than were published",
     c.Cause.CHECKPOINT: "could not load its checkpoint",
     c.Cause.MACHINE: "has no machine that it can use",
 }
@@ -125,6 +126,8 @@ def _suspected(reason: c.Reason) -> str:
     """What it is taken for down for."""
     if reason.why is c.Why.STILL:
         return f"stood still for {reason.numbers.get('still_s', 0):.0f} s with work in flight"
+    if reason.why is c.Why.DIFFERS:
+        return f"had other weights than version {reason.numbers.get('version', 0):.0f} as it was published"
     if reason.why is c.Why.HYBRID:
         return f"shares devices with replica {reason.who}, which is down"
     alone = "did not answer" if reason.why is c.Why.SILENT else f"and all others on machine {reason.who} did not answer"

@@ -1,0 +1,206 @@
+"""Whether an engine serves the weights that were published.
+
+    weights on their way ──take──► WeightSample ──boxes──► engine.digests ──► check: the first parameter that differs
+
+Of each matrix a few runs of elements are kept as they were published, at places that a seed chooses. The engine reads the same
+elements back from its own parameters, after it has cast, cut, fused and repacked them, and tells their digest. So a layer that
+was not loaded, a shard of another rank, or weights of another version show at once, whatever the loader believes.
+
+Neighbouring versions may differ in few elements (bfloat16 weights at a small learning rate): with a share f of a matrix changed
+and n of its elements compared, a stale matrix passes with probability (1 - f)^n. By default n is 32,768 in bfloat16.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace.contracts import WeightBox, WeightDigest, WeightSlice, element_digest
+from tailrace.rollout.errors import WeightsDifferError
+
+DIGEST_BYTES = 65_536
+"""Bytes of each matrix that are compared, unless a run says otherwise."""
+_RUNS, _RUNS_IN_STACK = 16, 2
+
+Box = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightComparison:
+    """How much of the weights a replica compares after each pull.
+
+    Args:
+        nbytes: bytes of each matrix as it was published, at seeded places; a smaller one is compared whole. A parameter of more
+            than two dimensions is a stack of matrices.
+        required: whether a version fails that the engine cannot read back. Otherwise it is served, and a warning says so once.
+    """
+
+    nbytes: int = DIGEST_BYTES
+    required: bool = False
+
+
+def sampled_boxes(shape: Sequence[int], elements: int, seed: str) -> list[Box]:
+    """The places at which a parameter is compared.
+
+    Args:
+        shape: its shape.
+        elements: most elements of each of its matrices; all of a smaller one.
+        seed: chooses the places. The same seed gives the same ones.
+
+    Returns:
+        Boxes in the parameter: one of all of it, or 16 spread over its rows; 2 in each matrix of a stack, such as a layer's
+        experts.
+    """
+    matrix = tuple(shape[-2:])
+    if math.prod(matrix) <= elements:
+        return [tuple((0, size) for size in shape)]
+    drawn, runs = random.Random(seed), _RUNS if len(shape) <= 2 else _RUNS_IN_STACK
+    rows, columns = matrix if len(matrix) == 2 else (1, *matrix)
+    wide = min(columns, max(1, elements // runs))
+    high = min(rows, max(1, elements // runs // wide))
+    boxes = []
+    for place in itertools.product(*(range(size) for size in shape[:-2])):
+        for run in range(runs):
+            row = _start(drawn, rows, high, run, runs if rows >= runs else 0)
+            column = _start(drawn, columns, wide, run, 0 if rows >= runs else runs)
+            box = ((row, row + high), (column, column + wide))[-len(matrix) :]
+            boxes.append((*((index, index + 1) for index in place), *box))
+    return list(dict.fromkeys(boxes))
+
+
+def _start(drawn: random.Random, size: int, length: int, run: int, runs: int) -> int:
+    """Where a run begins in a dimension: in its own part of it or, with 0 runs, anywhere."""
+    first, last = (run * size // runs, (run + 1) * size // runs) if runs else (0, size)
+    first = min(first, size - length)
+    return drawn.randint(first, max(first, last - length))
+
+
+def digest_of(elements: Any) -> str:
+    """The `element_digest` of a torch tensor."""
+    import torch
+
+    flat = elements.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+    return element_digest(flat.numpy())
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Elements as they were published, on the CPU."""
+
+    box: Box
+    elements: Any
+    filled: int = 0
+
+
+class WeightSample:
+    """Elements of one version, kept as it was published.
+
+    Args:
+        version: the version's number, for messages.
+        nbytes: see `WeightComparison`.
+        seed: chooses the places.
+    """
+
+    def __init__(self, version: int, nbytes: int, seed: str) -> None:
+        self._version, self._nbytes, self._seed = version, nbytes, seed
+        self._kept: dict[str, list[_Kept]] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether it has seen any weights."""
+        return bool(self._kept)
+
+    def take(self, piece: WeightSlice) -> None:
+        """Keep what the sample has of a slice. A parameter's slices come in any order."""
+        name, shape, index, tensor = piece
+        if name not in self._kept:
+            elements = self._nbytes // tensor.element_size()
+            boxes = sampled_boxes(shape, elements, f"{self._seed} {name}")
+            self._kept[name] = [_Kept(box, tensor.new_empty(_extent(box), device="cpu")) for box in boxes]
+            self._shapes[name] = tuple(shape)
+        here = _box(index, shape)
+        for kept in self._kept[name]:
+            common = _common(kept.box, here)
+            if common is not None:
+                kept.elements[_inside(common, kept.box)] = tensor.detach()[_inside(common, here)].to("cpu")
+                kept.filled += _volume(common)
+
+    def boxes(self) -> list[WeightBox]:
+        """What the engine is asked for."""
+        return [WeightBox(name, self._shapes[name], kept.box) for name, held in self._kept.items() for kept in held]
+
+    @property
+    def share(self) -> float:
+        """The share of all elements that it has."""
+        kept = sum(_volume(kept.box) for held in self._kept.values() for kept in held)
+        return kept / max(1, sum(map(math.prod, self._shapes.values())))
+
+    def check(self, digests: Iterable[WeightDigest]) -> None:
+        """Compare with what an engine answered to `boxes`.
+
+        Raises:
+            WeightsDifferError: elements differ, or the engine has not told of some; names the first parameter.
+        """
+        import torch
+
+        answers: dict[str, list[WeightDigest]] = {}
+        for digest in digests:
+            answers.setdefault(digest.name, []).append(digest)
+        for name, held in self._kept.items():
+            for kept in held:
+                if kept.filled < kept.elements.numel():
+                    raise self._error(name, kept.box, "found no published elements there")
+                told = torch.zeros(kept.elements.shape, dtype=torch.bool)
+                for part in answers.get(name, ()):
+                    if _common(kept.box, part.box) != part.box:
+                        continue
+                    where = _inside(part.box, kept.box)
+                    told[where] = True
+                    expected = digest_of(kept.elements[where].to(getattr(torch, part.dtype)))
+                    if part.digest != expected:
+                        found = f"found the digest {part.digest} in worker {part.worker}"
+                        raise self._error(name, part.box, f"{found}, expected {expected} as published")
+                if not told.all():
+                    raise self._error(name, kept.box, "no worker has all of them")
+
+    def _error(self, name: str, box: Box, what: str) -> WeightsDifferError:
+        where = ", ".join(f"{first}:{last}" for first, last in box)
+        return WeightsDifferError(f"parameter {name!r} of version {self._version}, elements [{where}]: {what}", name)
+
+
+def _box(index: Sequence[slice], shape: Sequence[int]) -> Box:
+    """The box of a slice's index, which may leave out the last dimensions."""
+    given = [part.indices(size)[:2] for part, size in zip(index, shape, strict=False)]
+    return (*given, *((0, size) for size in shape[len(given) :]))
+
+
+def _common(first: Box, second: Box) -> Box | None:
+    box = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))
+    return box if all(start < stop for start, stop in box) else None
+
+
+def _inside(box: Box, outer: Box) -> tuple[slice, ...]:
+    return tuple(slice(start - at, stop - at) for (start, stop), (at, _) in zip(box, outer, strict=True))
+
+
+def _extent(box: Box) -> tuple[int, ...]:
+    return tuple(stop - start for start, stop in box)
+
+
+def _volume(box: Box) -> int:
+    return math.prod(_extent(box))
+
+
+def read_whole(parameters: Any, boxes: Sequence[WeightBox]) -> Iterator[WeightDigest]:
+    """The digests of boxes where an engine has each parameter whole and under its own name.
+
+    Args:
+        parameters: a mapping of names to torch tensors.
+    """
+    for name, _, box in boxes:
+        here = parameters[name][tuple(slice(start, stop) for start, stop in box)]
+        yield WeightDigest(name, box, str(here.dtype).removeprefix("torch."), digest_of(here))

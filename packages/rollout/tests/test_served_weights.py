@@ -1,0 +1,217 @@
+"""A replica compares what its engine has with what was published: any fault of a load shows, and nothing else does."""
+
+import itertools
+import logging
+import math
+import random
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from tailrace.contracts import Finished, Pulled, PullFailed, Snapshot, WeightBox, WeightDigest, WeightSlice
+from tailrace.rollout import OptionError, WeightComparison, WeightsDifferError, digest_of
+from tailrace.rollout.served_weights import WeightSample, sampled_boxes
+from tailrace.rollout.testing import FakeEngine, MemorySource, MemoryWeights, TensorFakeEngine
+from tailrace.rollout.testing.fakes import fake_weights
+
+from .replica_harness import Harness, prompts, route
+
+SHAPES = [(), (1,), (7,), (4000,), (1, 3000), (5, 8), (90, 70), (300, 4), (3, 3000), (6, 40, 30), (2, 3, 50, 20)]
+
+
+def indices(box):
+    return set(itertools.product(*(range(first, last) for first, last in box)))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("elements", [1, 16, 100, 640, 10**6])
+def test_places_are_in_the_parameter_and_no_more_than_asked_for(shape, elements):
+    for seed in ("a", "b"):
+        boxes = sampled_boxes(shape, elements, seed)
+        assert boxes == sampled_boxes(shape, elements, seed)
+        assert all(0 <= first < last <= size for box in boxes for (first, last), size in zip(box, shape, strict=True))
+        stacked = shape[:-2]
+        for place in itertools.product(*map(range, stacked)):
+            here = [box for box in boxes if all(a <= at < b for (a, b), at in zip(box, place, strict=False))]
+            found = set().union(*(indices(box[len(stacked) :]) for box in here))
+            matrix = math.prod(shape[-2:])
+            assert 0 < len(found) <= max(elements, 16)
+            assert len(found) == matrix or matrix > elements
+            if len(shape) == 2 and shape[0] >= 16:  # every part of the rows, so the shard of each rank
+                parts = [(run * shape[0] // 16, (run + 1) * shape[0] // 16) for run in range(16)]
+                assert all(any(first <= row < last for row, _ in found) for first, last in parts)
+
+
+def pieces_of(random_, name, tensor):
+    """A tensor cut at random places in every dimension, in a random order."""
+    cuts = []
+    for size in tensor.shape:
+        inner = sorted(random_.sample(range(1, size), min(size - 1, random_.randrange(3)))) if size > 1 else []
+        edges = [0, *inner, size]
+        cuts.append([slice(a, b) for a, b in itertools.pairwise(edges)])
+    parts = [WeightSlice(name, tuple(tensor.shape), index, tensor[index]) for index in itertools.product(*cuts)]
+    random_.shuffle(parts)
+    return parts
+
+
+def serves(tensors, boxes, dtype, *, workers=1):
+    """An honest engine, element by element: each worker has rows of each tensor, the last dimension whole."""
+    answers = []
+    for name, shape, box in boxes:
+        rows = [box[0]] if not shape else None
+        for worker in range(workers if shape else 1):
+            if not shape:
+                part = ()
+            else:
+                step = -(-shape[0] // workers)
+                rows = (max(box[0][0], worker * step), min(box[0][1], (worker + 1) * step))
+                if rows[0] >= rows[1]:
+                    continue
+                part = (rows, *box[1:])
+            values = [tensors[name][index].item() for index in itertools.product(*(range(a, b) for a, b in part))]
+            told = digest_of(torch.tensor(values, dtype=tensors[name].dtype).to(dtype))
+            answers.append(WeightDigest(name, part, str(dtype).removeprefix("torch."), told, worker))
+    return answers
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_slices_in_any_order_give_the_sample_of_the_whole_and_each_wrong_element_of_it_shows(seed):
+    random_ = random.Random(seed)
+    torch.manual_seed(seed)
+    published = random_.choice([torch.float32, torch.bfloat16])
+    has = random_.choice([torch.float32, torch.bfloat16, torch.float16])
+    tensors = {f"p{i}": torch.randn(shape).to(published) for i, shape in enumerate(random_.sample(SHAPES[1:], 4))}
+    sample = WeightSample(3, random_.choice([64, 256, 1 << 20]), f"{seed}")
+    assert not sample
+    parts = [part for name, tensor in tensors.items() for part in pieces_of(random_, name, tensor)]
+    random_.shuffle(parts)
+    for part in parts:
+        sample.take(part)
+    boxes = sample.boxes()
+    workers = random_.choice([1, 2, 3])
+    sample.check(serves(tensors, boxes, has, workers=workers))
+    for _ in range(4):
+        box = random_.choice(boxes)
+        where = random_.choice(sorted(indices(box.box)))
+        wrong = {name: tensor.clone() for name, tensor in tensors.items()}
+        wrong[box.name][where] += 1.0
+        with pytest.raises(
+            WeightsDifferError, match=rf"^parameter '{box.name}' of version 3, elements .*found the digest"
+        ):
+            sample.check(serves(wrong, boxes, has, workers=workers))
+    dropped = serves(tensors, boxes, has, workers=workers)
+    del dropped[random_.randrange(len(dropped))]
+    with pytest.raises(WeightsDifferError, match="no worker has all of them"):
+        sample.check(dropped)
+
+
+@pytest.mark.parametrize(
+    "fault", ["the other rank's rows", "the other rank's columns", "the former version", "a transpose"]
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_shard_of_another_rank_shows_in_a_small_sample(fault, seed):
+    torch.manual_seed(seed)
+    tensor, former = torch.randn(512, 512), torch.randn(512, 512)
+    served = {
+        "the other rank's rows": torch.cat([tensor[:256], tensor[:256]]),
+        "the other rank's columns": torch.cat([tensor[:, :256], tensor[:, :256]], dim=1),
+        "the former version": former,
+        "a transpose": tensor.T.contiguous(),
+    }[fault]
+    sample = WeightSample(1, 2048, f"r0 {seed}")  # 1/512 of it
+    sample.take(WeightSlice("w", (512, 512), (), tensor))
+    sample.check([WeightDigest("w", box, "float32", digest_of(_cut(tensor, box))) for _, _, box in sample.boxes()])
+    with pytest.raises(WeightsDifferError):
+        sample.check([WeightDigest("w", box, "float32", digest_of(_cut(served, box))) for _, _, box in sample.boxes()])
+
+
+def _cut(tensor, box):
+    return tensor[tuple(slice(first, last) for first, last in box)]
+
+
+def test_elements_that_were_never_published_are_told_apart():
+    sample = WeightSample(2, 1 << 20, "")
+    tensor = torch.zeros(4, 4)
+    sample.take(WeightSlice("w", (4, 4), (slice(0, 2), slice(0, 4)), tensor[:2]))
+    with pytest.raises(WeightsDifferError, match="found no published elements there"):
+        sample.check([WeightDigest("w", ((0, 4), (0, 4)), "float32", digest_of(tensor))])
+
+
+# ---- in a replica ------------------------------------------------------------------------------------------------------
+
+VERSIONS = MemoryWeights(
+    {version: fake_weights(100 + version) | {"v": torch.full((2, 3), version)} for version in range(4)}
+)
+
+
+class Lying(TensorFakeEngine):
+    """It keeps a parameter as it was in every load whose number is among its lies."""
+
+    def __init__(self, name, lies):
+        super().__init__()
+        self.name, self.lies, self.loads = name, lies, 0
+
+    def load_weights(self, weights):
+        before = self.tensors
+        super().load_weights(weights)
+        self.loads += 1
+        if self.loads in self.lies:
+            self.tensors[self.name] = before.get(self.name, torch.zeros_like(self.tensors[self.name]))
+
+
+@pytest.mark.parametrize(("name", "lies", "failed"), [("w", (1,), 1), ("v", (2,), 2), ("w", (), 0)])
+def test_a_replica_serves_nothing_whose_engine_has_other_weights(name, lies, failed):
+    engine = Lying(name, lies)
+    with Harness(MemorySource(prompts(1)), engine=engine, weights=VERSIONS, comparison=WeightComparison()) as h:
+        h.pull(1)
+        h.pull(2, seq=2)
+        assert [event.version for event in h.of(PullFailed)] == [failed] * bool(failed)
+        for event in h.of(PullFailed):
+            assert event.differs == name
+            assert event.reason.startswith(f"parameter '{name}' of version {failed}, elements [")
+        assert {event.version for event in h.of(Pulled) if event.compared == 1.0} == {1, 2} - {failed}
+        if failed == 2:
+            h.until("a snapshot", lambda: any(event.last_seq == 2 for event in h.of(Snapshot)))
+            assert h.of(Snapshot)[-1].version is None
+        h.pull(3, seq=3)
+        h.worker.submit(route(4, "0"))
+        h.until("it to finish", lambda: h.of(Finished))
+        assert set(h.source.kept["0"].versions) == {3}
+
+
+def test_nothing_is_compared_unless_it_is_asked_for():
+    with Harness(MemorySource(prompts(1)), engine=Lying("v", (1, 2)), weights=VERSIONS) as h:
+        h.pull(1)
+        assert [event.compared for event in h.of(Pulled)] == [0.0]
+
+
+def test_an_engine_without_digests_is_refused():
+    with pytest.raises(
+        OptionError, match=r"^found a FakeEngine without digests\(\), expected a [^\n]*DigestingEngine[^\n]*$"
+    ):
+        Harness(MemorySource(prompts(1)), engine=FakeEngine(), comparison=WeightComparison())
+
+
+class Silent(TensorFakeEngine):
+    """An engine that cannot read a model back."""
+
+    def digests(self, boxes):
+        assert boxes
+        assert all(isinstance(box, WeightBox) for box in boxes)
+        raise NotImplementedError("it keeps them in stripes")
+
+
+def test_an_engine_that_cannot_read_a_model_back_says_so_once_or_fails_where_it_must(caplog):
+    caplog.set_level(logging.WARNING)
+    with Harness(MemorySource({}), engine=Silent(), weights=VERSIONS, comparison=WeightComparison()) as h:
+        h.pull(1)
+        h.pull(2, seq=2)
+        assert [event.compared for event in h.of(Pulled)] == [0.0, 0.0]
+    assert [record.message.count("it keeps them in stripes") for record in caplog.records] == [1]
+    with Harness(MemorySource({}), engine=Silent(), weights=VERSIONS, comparison=WeightComparison(required=True)) as h:
+        h.pull(1)
+        assert "it keeps them in stripes" in h.of(PullFailed)[0].reason
+        assert not h.of(PullFailed)[0].differs

@@ -1,0 +1,155 @@
+"""vLLM takes other weights, in process and in worker processes: it says what transformers says, and digests show each fault."""
+
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+pytest.importorskip("torch")
+
+import torch
+
+from tailrace.contracts import Request, Sampling, WeightSlice
+from tailrace.paramserver import Publisher, RelayProcess, new_token
+from tailrace.paramserver.bridges.torch_module import publish_module
+from tailrace.paramserver.clients.lease_view import LeasedWeights
+from tailrace.paramserver.clients.origin import RelayOrigin
+from tailrace.rollout import WeightsDifferError, WeightsError, build_engine
+from tailrace.rollout.generation import generate
+from tailrace.rollout.served_weights import WeightSample
+from tailrace.rollout.testing.contract import log_probabilities, save_tiny_model
+
+OPTIONS = {"dtype": "float32", "max_num_seqs": 8, "block_tokens": 32, "threads": 1, "kv_cache_bytes": 16 << 20}
+OPTIONS |= {"gpu_memory_utilization": 0.2}
+PROMPTS = [(3, 1, 4), (1, 5, 9, 2, 6, 5, 3, 5), tuple(range(40))]
+STEPS_S = 120.0
+EXPERTS = "model.layers.1.mlp.experts.gate_up_proj"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two models of a kind: the directory of the first, and both."""
+    made = {}
+
+    def give(kind):
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind)
+            made[kind] = folder / "1", *(save_tiny_model(folder / str(seed), seed, kind=kind) for seed in (1, 2))
+        return made[kind]
+
+    return give
+
+
+def sampled(named, nbytes=1 << 20):
+    sample = WeightSample(1, nbytes, "test")
+    for name, tensor in dict(named).items():
+        sample.take(WeightSlice(name, tuple(tensor.shape), (), tensor))
+    return sample
+
+
+def gap(engine, model):
+    """How far the engine's log-probabilities are from a model's."""
+    asked = [Request(str(i), prompt, Sampling(temperature=0, max_tokens=16)) for i, prompt in enumerate(PROMPTS)]
+    found = generate(engine, asked, STEPS_S)
+    worst = 0.0
+    for index, prompt in enumerate(PROMPTS):
+        response = found[str(index)]
+        expected = log_probabilities(model, prompt, response.tokens, 0)
+        worst = max(worst, *(abs(a - b) for a, b in zip(response.logprobs, expected, strict=True)))
+    return worst
+
+
+@pytest.mark.parametrize(
+    "kind", ["qwen3_moe", pytest.param("qwen2", marks=pytest.mark.deep), pytest.param("llama", marks=pytest.mark.deep)]
+)
+def test_other_weights_of_a_model_are_served_and_the_old_are_not(models, kind):
+    path, old, new = models(kind)
+    engine: Any = build_engine("vllm", str(path), OPTIONS)
+    try:
+        assert gap(engine, old) < 1e-4
+        for model, other in ((new, old), (old, new), (new, old)):
+            engine.load_weights(model.named_parameters())
+            assert gap(engine, model) < 1e-4
+            assert gap(engine, other) > 0.1
+            for nbytes in (1 << 20, 256):
+                served, unserved = sampled(model.named_parameters(), nbytes), sampled(other.named_parameters(), nbytes)
+                served.check(engine.digests(served.boxes()))
+                with pytest.raises(WeightsDifferError):
+                    unserved.check(engine.digests(unserved.boxes()))
+        if kind == "qwen3_moe":
+            _check_experts(engine, dict(new.named_parameters()), dict(old.named_parameters()))
+    finally:
+        engine.close()
+
+
+def _check_experts(engine, new, old):
+    stale = {**new, EXPERTS: new[EXPERTS].detach().clone()}
+    stale[EXPERTS][4] = old[EXPERTS][4]
+    engine.load_weights(stale)
+    sample = sampled(new, 256)
+    with pytest.raises(WeightsDifferError) as caught:
+        sample.check(engine.digests(sample.boxes()))
+    assert caught.value.parameter == EXPERTS
+    with pytest.raises(WeightsError, match=r"experts\.0\.down_proj"):
+        engine.load_weights(
+            {name: tensor for name, tensor in new.items() if name != "model.layers.2.mlp.experts.down_proj"}
+        )
+    engine.load_weights(new)
+    sample.check(engine.digests(sample.boxes()))
+
+
+def rolled(worker):
+    """A planted fault: one worker has the rows of its shard in other places."""
+    if worker.rank == 1:
+        parameters = dict(worker.model_runner.model.named_parameters())
+        parameter = parameters["model.layers.1.mlp.gate_up_proj.weight"]
+        parameter.data.copy_(parameter.data.roll(7, 0))
+
+
+def read_share(worker):
+    """The share of the version's bytes that this worker reads."""
+    reader = worker._tailrace_reader._reader
+    selection = reader._needs._kept
+    needed = sum(
+        torch.empty([b - a for a, b in box], device="meta").numel()
+        for held in selection.slices.values()
+        for _, box in held
+    )
+    return needed / sum(torch.empty(tensor.shape, device="meta").numel() for tensor in selection.tensors.values())
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "llama"])
+def test_two_workers_read_their_own_parts_from_the_relay(models, kind):
+    path, old, new = models(kind)
+    token = new_token()
+    # workers have not this module, so what they are asked to do travels as code
+    pytest.importorskip("cloudpickle").register_pickle_by_value(sys.modules[__name__])
+    engine: Any = build_engine("vllm", str(path), {**OPTIONS, "tensor_parallel_size": 2})
+    with RelayProcess.start(f"shards-{kind}", token=token) as relay, Publisher(relay.address, token=token) as publisher:
+        try:
+            for version, (model, other) in enumerate(((new, old), (old, new)), start=1):
+                publish_module(publisher, version, model)
+                origin = RelayOrigin(version, (relay.address,), token)
+                with origin.reader() as reader, reader.lease(version, timeout_s=60) as lease:
+                    engine.load_weights(LeasedWeights(lease, origin))
+                    sample, wrong = sampled(lease), sampled(other.named_parameters(), 512)
+                sample.check(engine.digests(sample.boxes()))
+                with pytest.raises(WeightsDifferError):
+                    wrong.check(engine.digests(wrong.boxes()))
+                assert gap(engine, model) < 1e-4
+                assert gap(engine, other) > 0.1
+            for share in engine._llm.collective_rpc(read_share):
+                assert 0.4 < share < 0.62  # norms and routers go to both
+            engine.load_weights(new.named_parameters())  # what only this process has goes to the workers whole
+            assert gap(engine, new) < 1e-4
+            small = sampled(new.named_parameters(), 4096)
+            small.check(engine.digests(small.boxes()))
+            if kind != "qwen3_moe":
+                engine._llm.collective_rpc(rolled)
+                with pytest.raises(WeightsDifferError, match=r"layers\.1\.mlp\.(gate|up)_proj.* in worker 1"):
+                    small.check(engine.digests(small.boxes()))
+        finally:
+            engine.close()
