@@ -25,9 +25,6 @@ class TestRay(OnSharedCluster, ExecutorContract):
     test_with_a_fence_no_replica_is_newer_than_the_trainer_can_be_again = deep(
         ExecutorContract.test_with_a_fence_no_replica_is_newer_than_the_trainer_can_be_again
     )
-    test_a_trainer_killed_between_full_states_goes_on_from_the_last = deep(
-        ExecutorContract.test_a_trainer_killed_between_full_states_goes_on_from_the_last
-    )
     test_tokens_and_versions_line_up_under_partial_rollout = deep(
         ExecutorContract.test_tokens_and_versions_line_up_under_partial_rollout
     )

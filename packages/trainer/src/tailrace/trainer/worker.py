@@ -481,12 +481,11 @@ class TrainerWorker:
 
     def close(self) -> None:
         """Wait for the checkpoint under way and leave the process group."""
-        try:
-            self._checkpoints.close()
+        with contextlib.ExitStack() as ending:  # the last first, and all of them whatever one raises
+            ending.callback(self._leave)
             for model in self._models:
-                model.close()
-        finally:
-            self._leave()
+                ending.callback(model.close)
+            ending.callback(self._checkpoints.close)
 
     def _leave(self) -> None:
         if self._leaves_group and dist.is_initialized():

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -211,16 +212,14 @@ class TrainerRole:
         if self._marked is not None:
             wait([self._marked], _CLOSE_S)
         self._marking.shutdown(wait=False, cancel_futures=True)
-        try:
-            self._saving.close()
+        with ExitStack() as ending:  # the last first, and all of them whatever one raises
+            for sends in (self._follower, self._publishing):
+                if sends is not None:
+                    ending.callback(sends.close)
+            ending.callback(self._let_others)
             if idle:  # otherwise it is in use
-                self._backend.close()
-        finally:
-            self._let_others()
-        if self._publishing is not None:
-            self._publishing.close()
-        if self._follower is not None:
-            self._follower.close()
+                ending.callback(self._backend.close)
+            ending.callback(self._saving.close)
 
     # ---- for the first rank ---------------------------------------------------------------------------------------
 
