@@ -9,7 +9,6 @@ so each version has an id, a name and a directory of its own, and its prefix cac
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -68,7 +67,7 @@ class LoraHooks:
         """Serve an adapter that fits the model (`check_adapter`). Matrices of the same layers are written in place.
 
         Returns:
-            Whether layers got or lost a hook. A graph that was captured before does not have it.
+            Whether layers got or lost a hook, which a graph that was captured before does not know.
 
         Raises:
             WeightsError: a layer is not linear. Nothing was changed.
@@ -103,11 +102,6 @@ class LoraHooks:
         dropped = bool(self._hooks)
         self._hooks, self._pairs = [], {}
         return dropped
-
-    @property
-    def served(self) -> Mapping[str, tuple[Tensor, Tensor]]:
-        """A and B of each layer, as they are computed with; empty without an adapter."""
-        return self._pairs
 
 
 def _beside(a: Tensor, b: Tensor, scale: float) -> Callable[[Any, tuple[Any, ...], Tensor], Tensor]:
@@ -156,17 +150,16 @@ class VLLMAdapters:
         from vllm.lora.request import LoRARequest
 
         self._serial += 1
-        folder = tempfile.mkdtemp(prefix="tailrace-adapter-", dir=SHARED if SHARED.is_dir() else None)
-        request = LoRARequest(f"adapter-{self._serial}", self._serial, folder)
-        try:
-            _write(adapter, Path(folder))
-            if not llm.add_lora(request):
-                raise WeightsError("vLLM takes no adapter, expected it to")
-        except Exception as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            if isinstance(error, WeightsError):
-                raise
-            raise WeightsError(f"the adapter does not load: {type(error).__name__}: {error}") from error
+        # vLLM reads the files once. A name that no other adapter had keeps its prefix cache from mixing two.
+        with tempfile.TemporaryDirectory(prefix="tailrace-adapter-", dir=SHARED if SHARED.is_dir() else None) as folder:
+            request = LoRARequest(f"adapter-{self._serial}", self._serial, folder)
+            try:
+                _write(adapter, Path(folder))
+                taken = llm.add_lora(request)
+            except Exception as error:
+                raise WeightsError(f"the adapter does not load: {type(error).__name__}: {error}") from error
+        if not taken:
+            raise WeightsError("vLLM takes no adapter, expected it to")
         self.drop(llm)
         self.request = request
         if set(llm.list_loras()) != {self._serial}:
@@ -176,12 +169,6 @@ class VLLMAdapters:
         """Serve the model's own weights."""
         if self.request is not None:
             llm.remove_lora(self.request.lora_int_id)
-        self.forget()
-
-    def forget(self) -> None:
-        """Remove the files of the adapter."""
-        if self.request is not None:
-            shutil.rmtree(self.request.lora_path, ignore_errors=True)
             self.request = None
 
 
@@ -204,5 +191,8 @@ def _write(adapter: AdapterWeights, folder: Path) -> None:
 
 
 def parameters_of(model: Any) -> set[str]:
-    """Names of the parameters of a model of vLLM as it loads them. Layers that may get an adapter have theirs deeper."""
+    """Names of the parameters of a model of vLLM as it loads them, which are those of files.
+
+    In a layer that may get an adapter vLLM's own name of the weight is ``....base_layer.weight``.
+    """
     return {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}

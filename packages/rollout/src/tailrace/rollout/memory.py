@@ -19,7 +19,7 @@ class Slept:
     Args:
         level: the level at which it sleeps; 0: it is awake.
         awake_bytes: memory before it slept; 0: it never did.
-        memory_bytes: memory once it slept or, after that, once it was awake again.
+        memory_bytes: memory after the last sleep began, or after it ended.
     """
 
     level: int = 0

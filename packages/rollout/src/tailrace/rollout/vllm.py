@@ -428,7 +428,6 @@ class VLLMEngine:
             with nullcontext() if self._here else kept_groups():
                 self._client.shutdown()
         finally:
-            self._adapters.forget()
             self._release()
 
     def _release(self) -> None:

@@ -110,7 +110,7 @@ class ReplicaWork:
         self._pull_timeout_s, self._sleep_level, self._on_phase = pull_timeout_s, sleep_level, on_phase
         self._slept = AWAKE
         self._base_there = True  # whether the engine's own weights are the base's
-        self._dropped: int | None = None  # the version whose weights were dropped as the engine slept
+        self._empty = False  # whether the engine dropped its weights as it slept, and has no others yet
         self._comparison, self._digesting = comparison, _digesting(engine) if comparison is not None else None
         self._warned = False
         self._fresh = False  # whether the engine has not stepped since it got requests
@@ -194,14 +194,14 @@ class ReplicaWork:
         return stats.running + stats.waiting > 0
 
     def _sleep(self) -> None:
-        """Leave the devices. The controller has emptied the replica; whatever is in flight all the same is in the source."""
+        """Leave the devices. The controller has emptied the replica. Tokens of what is in flight even so go to the source."""
         self._interrupt(list(self._in_flight), None)
         if self._sleep_level:
             awake = memory_bytes()
             self._engine.sleep(self._sleep_level)
             self._slept = Slept(self._sleep_level, awake, memory_bytes())
             if self._sleep_level > 1:
-                self._dropped, self._base_there = self.version, False
+                self._empty, self._base_there = True, False
 
     def _wake(self) -> None:
         """Take the devices again. Weights that were dropped come with the next pull, or before the next work."""
@@ -229,20 +229,21 @@ class ReplicaWork:
 
         The sample is of whole weights: those of a version, or of the base that is read anew. An adapter is in none.
         """
-        self._dropped = None
         if not isinstance(weights, AdapterWeights):
             self._base_there = False
             self._engine.load_weights(_Watched(weights, arrives, sample))
+            self._empty = False
             return
         if not self._base_there:
             self._engine.load_weights(_Watched(weights.base(), arrives, sample))
             self._base_there = True
         arrives()
         self._engine.load_adapter(weights)
+        self._empty = False
 
     def _route(self, route: Route) -> None:
-        if self._dropped is not None:
-            self._restore(self._dropped)
+        if self._empty and self.version is not None:
+            self._restore(self.version)
         if self.version is None:
             raise ReplicaNotReadyError(
                 f"replica {self._replica!r} got Route {route.seq} and serves no version; pull one completely first"

@@ -374,6 +374,9 @@ def _engine_options(config: RunConfig) -> Any:
     tables = {"rollout.options": config.rollout.options}
     tables |= {f"rollout.pools.{place}.options": pool.options for place, pool in enumerate(config.rollout.pools)}
     for key, own in tables.items():
+        for name, setting in (("adapter_rank", "trainer.adapter.rank"), ("sleep_level", "rollout.sleep_level")):
+            if name in own:
+                gathered.add(f"key '{key}.{name}': found {own[name]!r}, expected none: '{setting}' sets it")
         try:
             check_engine_options(engine, {**config.rollout.options, **own})
         except (RolloutError, PluginError) as error:
