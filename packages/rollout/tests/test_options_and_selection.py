@@ -25,7 +25,7 @@ from tailrace.rollout import (
     selection,
     vllm_versions,
 )
-from tailrace.rollout.checkpoint import parameter_names
+from tailrace.rollout.model_files import parameter_names
 from tailrace.rollout.options import CacheShape
 from tailrace.rollout.testing import FakeEngine, save_tiny_model
 

@@ -71,7 +71,7 @@ def _generate(
 
     from tailrace.contracts import Sampling
     from tailrace.rollout import build_engine
-    from tailrace.rollout.checkpoint import end_tokens
+    from tailrace.rollout.model_files import end_tokens
 
     clock.check(60.0)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))

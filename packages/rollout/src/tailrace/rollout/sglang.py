@@ -36,8 +36,8 @@ from tailrace.contracts import (
     Weights,
     named_tensors,
 )
-from tailrace.rollout.checkpoint import parameter_shapes, tied_names, vocabulary
 from tailrace.rollout.errors import EngineBusyError, EngineDiedError, WeightsError
+from tailrace.rollout.model_files import parameter_shapes, tied_names, vocabulary
 from tailrace.rollout.options import EngineOptions
 from tailrace.rollout.resumption import check_request, finished_with, merged, tokens_left
 from tailrace.rollout.sglang_server import address_of, interpreter, serve

@@ -26,8 +26,8 @@ from tailrace.contracts import MissingExtraError, extra
 from tailrace.processes import Child
 from tailrace.processes.child import last_line
 from tailrace.processes.guard import guarded
-from tailrace.rollout.checkpoint import model_type
 from tailrace.rollout.errors import EngineDiedError, EngineMissingError, ModelLoadError, OptionError
+from tailrace.rollout.model_files import model_type
 from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
 
 if TYPE_CHECKING:

@@ -32,7 +32,6 @@ from tailrace.contracts import (
     weight_slices,
 )
 from tailrace.rollout.adapters import LoraHooks, check_adapter
-from tailrace.rollout.checkpoint import parameter_names
 from tailrace.rollout.engine_seeds import keep_transformers_seeds
 from tailrace.rollout.errors import (
     EngineAsleepError,
@@ -45,6 +44,7 @@ from tailrace.rollout.errors import (
     WeightsError,
 )
 from tailrace.rollout.memory import free_heap
+from tailrace.rollout.model_files import parameter_names
 from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
 from tailrace.rollout.resumption import check_request, finished_with, merged, tokens_left
 from tailrace.rollout.served_weights import read_whole

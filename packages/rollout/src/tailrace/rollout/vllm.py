@@ -35,7 +35,6 @@ from tailrace.contracts import (
     weight_slices,
 )
 from tailrace.rollout.adapters import VLLMAdapters, check_adapter
-from tailrace.rollout.checkpoint import lacking, parameter_names, parameter_shapes
 from tailrace.rollout.engine_seeds import keep_vllm_seeds
 from tailrace.rollout.errors import (
     DeviceMissingError,
@@ -49,6 +48,7 @@ from tailrace.rollout.errors import (
     WeightsError,
 )
 from tailrace.rollout.memory import fill_worker, free_worker
+from tailrace.rollout.model_files import lacking, parameter_names, parameter_shapes
 from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
 from tailrace.rollout.vllm_arguments import check_arguments, set_variables, without_variables

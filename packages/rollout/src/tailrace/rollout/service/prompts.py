@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tailrace.contracts import extra
-from tailrace.rollout.checkpoint import begin_tokens
 from tailrace.rollout.errors import RequestError
+from tailrace.rollout.model_files import begin_tokens
 from tailrace.rollout.resumption import unknown_token
 
 _LOG = logging.getLogger(__name__)

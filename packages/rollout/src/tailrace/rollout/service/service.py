@@ -24,7 +24,6 @@ from types import TracebackType
 from typing import Any
 
 from tailrace.contracts import FinishReason, Sampling, Weights
-from tailrace.rollout.checkpoint import end_tokens, vocabulary
 from tailrace.rollout.errors import (
     OptionError,
     RequestError,
@@ -33,6 +32,7 @@ from tailrace.rollout.errors import (
     UpdateRefusedError,
     VersionTimeoutError,
 )
+from tailrace.rollout.model_files import end_tokens, vocabulary
 from tailrace.rollout.options import CacheShape, EngineOptions
 from tailrace.rollout.resumption import check_sampling
 from tailrace.rollout.service.book import Book, Sample, SampleOrder

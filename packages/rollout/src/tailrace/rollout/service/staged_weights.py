@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import Weights, extra, named_tensors
-from tailrace.rollout.checkpoint import parameter_names, tied_names
 from tailrace.rollout.errors import ModelLoadError, UpdateRefusedError
+from tailrace.rollout.model_files import parameter_names, tied_names
 
 _PARTIAL = ".part"
 

@@ -28,7 +28,7 @@ from tailrace.pipeline.run.scoring import code_settings
 from tailrace.reward import Kind, kind_of
 from tailrace.reward.code import CodeRowError, read_tests
 from tailrace.reward.verifiers import unmatched
-from tailrace.rollout.checkpoint import begin_tokens
+from tailrace.rollout.model_files import begin_tokens
 from tailrace.trajstore import Messages, Prompt, PromptFileError, read_prompts
 
 TRAIN, HELD_OUT = "train", "held_out"

@@ -14,7 +14,7 @@ from tailrace.contracts import expected_one_of, extra
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.prompts.chat import end_of_turn
-from tailrace.rollout.checkpoint import end_tokens, special_token, tokenizer_settings
+from tailrace.rollout.model_files import end_tokens, special_token, tokenizer_settings
 
 _SHOWN = 8
 _KEY = "key 'rollout.stop_tokens'"
