@@ -53,6 +53,9 @@ def needs_of(config: RunConfig) -> list[Need]:
                 "adapter"
             )
         found.append(Need("adapters", "rollout.adapter = 'applied'", lambda able: able.adapters))
+    if rollout.digest_bytes:
+        why = f"rollout.digest_bytes = {rollout.digest_bytes}"
+        found.append(Need("digests of its weights", why, lambda able: able.digests))
     if (level := rollout.sleep_level) is not None:
         if not _lends(config):
             raise ConfigError(
@@ -101,7 +104,7 @@ def applies_adapters(config: RunConfig, engine: str) -> bool:
 
 
 def sleep_level(config: RunConfig, engine: str) -> int:
-    """How deep replicas sleep while their devices are lent; 0: they only hold nothing.
+    """How deep replicas sleep while their devices are lent; 0: they keep their memory.
 
     Raises:
         ConfigError: the engine's plugin is broken.

@@ -213,7 +213,6 @@ def check(config: RunConfig) -> None:
         check_pools,
         _abilities,
         _check_deterministic,
-        lambda config: _comparison(config, selected_engine(config)),
         trainer_config,
         _backend,
         _adapter,
@@ -425,18 +424,9 @@ def _check_deterministic(config: RunConfig) -> None:
 
 
 def _comparison(config: RunConfig, engine: str) -> WeightComparison | None:
-    """How much of the weights the replicas compare with what their engines have.
-
-    Raises:
-        ConfigError: it was asked for, and the engine cannot tell.
-    """
-    nbytes, tells = config.rollout.digest_bytes, abilities_of(engine).digests
-    if nbytes and not tells:
-        raise ConfigError(
-            f"keys 'rollout.digest_bytes' and 'rollout.engine': found {nbytes} with {engine!r}, which gives no digests of its "
-            "weights; expected an engine that does, such as 'vllm', or no digest_bytes"
-        )
-    if nbytes == 0 or not tells:
+    """How much of the weights the replicas compare with what their engines have; nothing with one that cannot tell."""
+    nbytes = config.rollout.digest_bytes
+    if nbytes == 0 or not abilities_of(engine).digests:
         return None
     return WeightComparison() if nbytes is None else WeightComparison(nbytes, required=True)
 
