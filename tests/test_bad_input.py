@@ -725,5 +725,5 @@ def test_an_engine_without_seeds_is_refused_where_noise_is_drawn_again(project, 
     (line,) = [line for line in (out + err).splitlines() if "seeds" in line]
     assert "pipeline.batching" in line
     assert "rollout.engine" in line
-    assert "'transformers', which keeps no seeds" in line
+    assert "'transformers', which lacks seeds" in line
     assert tree(project) == before

@@ -257,11 +257,11 @@ def test_a_server_that_fails_in_an_update_is_noticed(model, plan, error, message
 
 
 def test_load_is_counted(server, engine):
-    server.fail(__generate={"token_s": 0.01})
+    server.fail(__generate={"token_s": 0.05})
     engine.submit(requests(7, 40))
-    seen = 0
-    while seen < 4:
-        seen += len(engine.step())
+    seen = set()
+    while len(seen) < 4:
+        seen |= {delta.id for delta in engine.step()}
     stats = engine.stats()
     assert (stats.running + stats.waiting, stats.max_running, stats.kv_capacity_tokens) == (7, 4, 4096)
     assert stats.running == 4

@@ -52,9 +52,7 @@ def placed(played, machines):
 def test_machines_are_given_up_with_all_their_members():
     machines = [f"m{index}" for index in range(4)]
     given_up = 0
-    recovery = policy(
-        "recovery", "isolate", max_restarts=1_000, trainer_restarts=1_000, data_restarts=1_000, machine_failures=2
-    )
+    recovery = policy("recovery", "isolate", max_restarts=90, trainer_restarts=90, data_restarts=90, machine_failures=2)
     for seed in seeds(40, fits=lambda case: len(case.faults) >= 3 and not case.machines):
         played = world(seed, spec={"recovery": recovery})
         stands = placed(played, machines)

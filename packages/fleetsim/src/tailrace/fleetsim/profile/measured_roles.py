@@ -14,12 +14,15 @@ from tailrace.contracts import (
     Checkpoint,
     Command,
     Delta,
+    DigestingEngine,
     Engine,
     EngineStats,
     Experience,
     Publish,
     Request,
     Step,
+    WeightBox,
+    WeightDigest,
 )
 from tailrace.fleetsim.profile.samples import (
     ClockReading,
@@ -212,6 +215,11 @@ class MeasuredEngine:
         if not self._tokens:
             self._since = None
         return deltas
+
+    def digests(self, boxes: Sequence[WeightBox]) -> Sequence[WeightDigest]:
+        """Pass on; asked of an engine whose abilities are `digests`."""
+        assert isinstance(self._engine, DigestingEngine)
+        return self._engine.digests(boxes)
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
         """Pass on."""
