@@ -20,13 +20,21 @@ def start(name, role="replica"):
 
 def test_those_of_the_start_are_not_added_and_what_failed_is_not_removed():
     begins = [start("0", "data"), start("r0"), start("r1")]
-    assert figures(begins) == {"replicas_added": 0, "replicas_removed": 0}
+    none = {"replicas_added": 0, "replicas_removed": 0, "served_digests_checked": 0}
+    assert figures(begins) == none
     failed = c.Stop(5, "replica", "r0", c.Reason(c.Why.STILL, numbers={"still_s": 3.0, "limit_s": 2.0}))
-    assert figures(begins, [c.Restart(4, "replica", "r1")], [failed]) == {"replicas_added": 0, "replicas_removed": 0}
+    assert figures(begins, [c.Restart(4, "replica", "r1")], [failed]) == none
     slower = {"generation_s": 5.0, "training_s": 9.0, "cost_s": 1.0}
     stop = c.Stop(7, "replica", "r2", c.Reason(c.Why.TRAINING_SLOWER, numbers=slower))
     found = figures(begins, [start("r2")], [start("1", "relay")], [stop], [start("r3")])
-    assert found == {"replicas_added": 2, "replicas_removed": 1}
+    assert found == {**none, "replicas_added": 2, "replicas_removed": 1}
+
+
+def test_pulls_whose_weights_were_compared_are_counted():
+    found = ReplicaFigures()
+    pulls = [c.Pulled("r0", version, compared=share) for version, share in ((0, 0.3), (1, 0.0), (2, 1.0))]
+    follow((Instant(float(now), [event], []) for now, event in enumerate(pulls)), found)
+    assert found.plain()["served_digests_checked"] == 2
 
 
 def test_what_sleep_freed_is_that_of_the_sleep_that_freed_most():

@@ -131,7 +131,7 @@ class BalanceContract(RealRuns):
         self.run(root, model, spec=_spec(), observer=_Eases(easier, kills=kills), changed=slow)
         came_and_went = ReplicaFigures()
         follow(read_log(root / LOG), came_and_went)
-        assert came_and_went.plain() == {"replicas_added": 1, "replicas_removed": 1}
+        assert (came_and_went.added, came_and_went.removed) == (1, 1)
         starts = [start for start in commands_of(root, c.Start) if start.role == REPLICA]
         assert [(start.id, start.reason.why) for start in starts] == [
             ("r0", c.Why.PLANNED),

@@ -1,4 +1,4 @@
-"""How many replicas a run added and removed after its start, and what they freed while they slept, folded from its log."""
+"""Replicas that a run added and removed, what they freed while they slept, and pulls that they compared, from its log."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ class ReplicaFigures:
 
     `added` counts replicas that were started beyond those of the run's start; one that takes the place of a dead one is none of
     them. `removed` counts replicas that were stopped; one that failed is none of them. `sleeps` counts how often a replica
-    slept, and `freed` has its memory awake, asleep and awake again, of the sleep that freed most.
+    slept, and `freed` has its memory awake, asleep and awake again, of the sleep that freed most. `checked` counts pulls after
+    which digests of what the engine had were compared.
     """
 
     def __init__(self) -> None:
         self.added = self.removed = 0
         self._began = False
-        self.sleeps = 0
+        self.sleeps = self.checked = 0
         self.freed: tuple[int, int, int | None] | None = None
         self._levels: dict[str, int] = {}
         self._most = ""  # the replica whose sleep freed most, until it is awake again
@@ -33,6 +34,8 @@ class ReplicaFigures:
         for event in events:
             if isinstance(event, c.Snapshot):
                 self._look(event)
+            elif isinstance(event, c.Pulled):
+                self.checked += event.compared > 0
         began = self._began
         for command in commands:
             if isinstance(command, c.Start):
@@ -47,7 +50,8 @@ class ReplicaFigures:
         freed = (
             {} if self.freed is None else {"sleep": {"times": self.sleeps, **dict(zip(names, self.freed, strict=True))}}
         )
-        return {"replicas_added": self.added, "replicas_removed": self.removed, **freed}
+        changed = {"replicas_added": self.added, "replicas_removed": self.removed}
+        return {**changed, "served_digests_checked": self.checked, **freed}
 
     def _look(self, shown: c.Snapshot) -> None:
         before = self._levels.get(shown.replica, 0)
