@@ -24,7 +24,7 @@ from tailrace.rollout import EngineDiedError, build_engine, generate
 from tailrace.rollout.errors import RequestError, WeightsError
 from tailrace.rollout.sglang_server import KEY_VARIABLE, TRIED
 from tailrace.rollout.testing import EngineContract, save_tiny_model
-from tailrace.rollout.testing.contract import VOCABULARY, greedy, log_probabilities
+from tailrace.rollout.testing.contract import VOCABULARY, log_probabilities
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(1200)]
 TOOLS = Path(__file__).resolve().parents[3] / "tools" / "sglang"
@@ -116,7 +116,7 @@ def test_the_stand_ins_fields_are_those_of_the_installed_sglang(python):
 
 
 def test_a_server_serves_a_second_engine_that_joins_and_the_first_notices(models, python, monkeypatch):
-    path, first, second = models
+    path, _, second = models
     with started(path, python) as engine:
         with pytest.raises(RequestError, match=f"expected 0 to {VOCABULARY - 1}"):
             engine.submit([Request("r", (1, VOCABULARY), Sampling())])
@@ -130,12 +130,7 @@ def test_a_server_serves_a_second_engine_that_joins_and_the_first_notices(models
             assert response.logprobs == pytest.approx(expected, abs=1e-4)
         with pytest.raises(EngineDiedError, match="somebody else gave it others"):
             generate(engine, requests(1, 20), TIMEOUT_S)
-        joined.close()
-        engine.abort(["0"])
-        engine.load_weights(first.named_parameters())
-        prompt = (3, 1, 4)
-        asked = [Request("r", prompt, Sampling(temperature=0, max_tokens=20))]
-        assert generate(engine, asked, TIMEOUT_S)["r"].tokens == greedy(first, prompt, 20)
+        joined.close()  # and the first is dead to its replica
 
 
 @pytest.mark.parametrize("how", ["scheduler killed", "server killed", "all stopped"])
