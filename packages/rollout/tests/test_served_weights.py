@@ -189,9 +189,7 @@ def test_nothing_is_compared_unless_it_is_asked_for():
 
 
 def test_an_engine_without_digests_is_refused():
-    with pytest.raises(
-        OptionError, match=r"^found a FakeEngine without digests\(\), expected a [^\n]*DigestingEngine[^\n]*$"
-    ):
+    with pytest.raises(OptionError, match=r"^found a FakeEngine, expected a [^\n]*DigestingEngine[^\n]*$"):
         Harness(MemorySource(prompts(1)), engine=FakeEngine(), comparison=WeightComparison())
 
 

@@ -35,6 +35,7 @@ from tailrace.contracts.commands import (
 from tailrace.contracts.detection import DetectionPolicy, Signs, Suspected
 from tailrace.contracts.engine import (
     AdapterWeights,
+    AdaptingEngine,
     Delta,
     DigestingEngine,
     Engine,
@@ -44,6 +45,7 @@ from tailrace.contracts.engine import (
     EngineStats,
     Request,
     Sampling,
+    SleepingEngine,
     SlicedWeights,
     WeightBox,
     WeightDigest,
@@ -197,7 +199,9 @@ __all__ = [
     "Cycle",
     "Delta",
     "DetectionPolicy",
+    "AdaptingEngine",
     "DigestingEngine",
+    "SleepingEngine",
     "Discarded",
     "Down",
     "Durable",

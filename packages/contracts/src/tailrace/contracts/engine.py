@@ -116,7 +116,7 @@ class AdapterWeights:
 class Engine(Protocol):
     """A rollout engine, driven by the thread that owns it. No method may be called from two threads at once.
 
-    What not every engine can do (adapters, sleep) is asked of those alone whose `EngineAbilities` say so.
+    `AdaptingEngine`, `SleepingEngine` and `DigestingEngine` have what not every engine can do.
     """
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -147,26 +147,6 @@ class Engine(Protocol):
         `SlicedWeights`: an engine that can write a part of a parameter asks for their slices (`weight_slices`). An adapter
         that was served is gone.
         """
-        ...
-
-    def load_adapter(self, adapter: AdapterWeights) -> None:
-        """Serve the weights that the engine has with this adapter, in place of any adapter before it.
-
-        Requests in flight must have been aborted first; the engine drops its prefix cache. An adapter that does not fit the
-        model is refused and changes nothing. Engines with the ability ``adapters`` have it.
-        """
-        ...
-
-    def sleep(self, level: int) -> None:
-        """Give memory back until `wake`: the KV cache (1), or the weights too (2).
-
-        Requests in flight must have been aborted first. While it sleeps, the engine refuses requests and weights. Engines with
-        the level in their ability ``sleeps`` have it.
-        """
-        ...
-
-    def wake(self) -> None:
-        """Take the memory again. After level 2 the engine serves nothing until `load_weights`. Does nothing if it is awake."""
         ...
 
     def stats(self) -> EngineStats:
@@ -296,6 +276,35 @@ def element_digest(elements: Buffer) -> str:
 
 
 @runtime_checkable
+class AdaptingEngine(Engine, Protocol):
+    """An engine of a plugin whose abilities are `adapters`."""
+
+    def load_adapter(self, adapter: AdapterWeights) -> None:
+        """Serve the weights that the engine has with this adapter, in place of any adapter before it.
+
+        Requests in flight must have been aborted first; the engine drops its prefix cache. An adapter that does not fit the
+        model is refused and changes nothing.
+        """
+        ...
+
+
+@runtime_checkable
+class SleepingEngine(Engine, Protocol):
+    """An engine of a plugin whose abilities `sleeps` have a level."""
+
+    def sleep(self, level: int) -> None:
+        """Give memory back until `wake`: the KV cache (1), or the weights too (2).
+
+        Requests in flight must have been aborted first. While it sleeps, the engine refuses requests and weights.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Take the memory again. After level 2 the engine serves nothing until `load_weights`. Does nothing if it is awake."""
+        ...
+
+
+@runtime_checkable
 class DigestingEngine(Engine, Protocol):
     """An engine of a plugin whose abilities are `digests`."""
 
@@ -327,7 +336,7 @@ class EngineAbilities:
         seeds: they honour `Sampling.seed`. A pipeline that draws the same noise twice refuses engines that do not.
         deterministic: the same requests, given between the same steps, get the same tokens and log-probabilities, bit by bit.
             `pipeline.deterministic` refuses engines that cannot say so.
-        adapters: they apply LoRA adapters beside their weights (`Engine.load_adapter`), of at most the rank in their option
+        adapters: they apply LoRA adapters beside their weights (`AdaptingEngine`), of at most the rank in their option
             ``adapter_rank``. For others each version is merged into the base first.
         sleeps: the levels of `Engine.sleep` that they know.
         resizes: they span several devices (option ``tensor_parallel_size``).

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tailrace.contracts import (
-    AdapterWeights,
     Delta,
     Engine,
     EngineAbilities,
@@ -206,17 +205,6 @@ class SGLangEngine:
         except BridgeError as error:
             raise WeightsError(f"the weights do not load: {error}") from error
         self._torn, self._label = False, label
-
-    def load_adapter(self, adapter: AdapterWeights) -> None:
-        """Raises NotImplementedError: the ability record says that it has no adapters."""
-        raise NotImplementedError("the engine sglang has no adapters beside its weights; each version is merged before")
-
-    def sleep(self, level: int) -> None:
-        """Raises NotImplementedError: the ability record says that it does not sleep."""
-        raise NotImplementedError(f"the engine sglang does not sleep, and was asked for level {level}")
-
-    def wake(self) -> None:
-        """It is always awake."""
 
     def stats(self) -> EngineStats:
         """Running and waiting counts as the streams show them; KV usage as the server says it, at most 0.1 s ago."""

@@ -22,6 +22,7 @@ from typing import Any
 from tailrace.contracts import (
     Abort,
     AdapterWeights,
+    AdaptingEngine,
     Delta,
     DigestingEngine,
     Engine,
@@ -38,6 +39,7 @@ from tailrace.contracts import (
     Resume,
     Return,
     Route,
+    SleepingEngine,
     SlicedWeights,
     TurnEnded,
     WeightSlice,
@@ -108,10 +110,14 @@ class ReplicaWork:
         self._replica, self._engine, self._source, self._weights = replica, engine, source, weights
         self._sampling, self._reports, self._standstill = sampling, reports, standstill
         self._pull_timeout_s, self._sleep_level, self._on_phase = pull_timeout_s, sleep_level, on_phase
+        self._sleeping = _sleeping(engine) if sleep_level else None
         self._slept = AWAKE
         self._base_there = True  # whether the engine's own weights are the base's
         self._empty = False  # whether the engine dropped its weights as it slept, and has no others yet
-        self._comparison, self._digesting = comparison, _digesting(engine) if comparison is not None else None
+        self._comparison, self._digesting = (
+            comparison,
+            _digesting(engine) if comparison is not None else None,
+        )
         self._warned = False
         self._fresh = False  # whether the engine has not stepped since it got requests
         self._in_flight: dict[str, _InFlight] = {}
@@ -196,17 +202,17 @@ class ReplicaWork:
     def _sleep(self) -> None:
         """Leave the devices. The controller has emptied the replica. Tokens of what is in flight even so go to the source."""
         self._interrupt(list(self._in_flight), None)
-        if self._sleep_level:
+        if self._sleeping is not None:
             awake = memory_bytes()
-            self._engine.sleep(self._sleep_level)
+            self._sleeping.sleep(self._sleep_level)
             self._slept = Slept(self._sleep_level, awake, memory_bytes())
             if self._sleep_level > 1:
                 self._empty, self._base_there = True, False
 
     def _wake(self) -> None:
         """Take the devices again. Weights that were dropped come with the next pull, or before the next work."""
-        if self._slept.level:
-            self._engine.wake()
+        if self._sleeping is not None and self._slept.level:
+            self._sleeping.wake()
             self._slept = Slept(0, self._slept.awake_bytes, memory_bytes())
 
     def _restore(self, version: int) -> None:
@@ -238,7 +244,7 @@ class ReplicaWork:
             self._engine.load_weights(_Watched(weights.base(), arrives, sample))
             self._base_there = True
         arrives()
-        self._engine.load_adapter(weights)
+        _adapting(self._engine).load_adapter(weights)
         self._empty = False
 
     def _route(self, route: Route) -> None:
@@ -399,11 +405,26 @@ class ReplicaWork:
 
 def _digesting(engine: Engine) -> DigestingEngine:
     if not isinstance(engine, DigestingEngine):
-        raise OptionError(
-            f"found a {type(engine).__name__} without digests(), expected a tailrace.contracts.DigestingEngine, as the "
-            "abilities of its plugin say"
-        )
+        raise _lacking(engine, DigestingEngine.__name__)
     return engine
+
+
+def _sleeping(engine: Engine) -> SleepingEngine:
+    if not isinstance(engine, SleepingEngine):
+        raise _lacking(engine, SleepingEngine.__name__)
+    return engine
+
+
+def _adapting(engine: Engine) -> AdaptingEngine:
+    if not isinstance(engine, AdaptingEngine):
+        raise _lacking(engine, AdaptingEngine.__name__)
+    return engine
+
+
+def _lacking(engine: Engine, expected: str) -> OptionError:
+    return OptionError(
+        f"found a {type(engine).__name__}, expected a {expected} of tailrace.contracts, as its plugin says"
+    )
 
 
 class _Watched(SlicedWeights):

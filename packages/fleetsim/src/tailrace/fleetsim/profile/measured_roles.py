@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tailrace.contracts import (
     AdapterWeights,
+    AdaptingEngine,
     Checkpoint,
     Command,
     Delta,
@@ -20,6 +21,7 @@ from tailrace.contracts import (
     Experience,
     Publish,
     Request,
+    SleepingEngine,
     Step,
     WeightBox,
     WeightDigest,
@@ -228,16 +230,19 @@ class MeasuredEngine:
 
     def load_adapter(self, adapter: AdapterWeights) -> None:
         """Pass on."""
+        assert isinstance(self._engine, AdaptingEngine)
         self._engine.load_adapter(adapter)
         self._since = None
 
     def sleep(self, level: int) -> None:
         """Pass on."""
+        assert isinstance(self._engine, SleepingEngine)
         self._engine.sleep(level)
         self._since = None
 
     def wake(self) -> None:
         """Pass on."""
+        assert isinstance(self._engine, SleepingEngine)
         self._engine.wake()
 
     def stats(self) -> EngineStats:

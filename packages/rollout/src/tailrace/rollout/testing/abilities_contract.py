@@ -8,11 +8,19 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, cast
 
 import pytest
 
-from tailrace.contracts import AdapterWeights, Engine, EngineAbilities, Request, Sampling
+from tailrace.contracts import (
+    AdapterWeights,
+    AdaptingEngine,
+    Engine,
+    EngineAbilities,
+    Request,
+    Sampling,
+    SleepingEngine,
+)
 from tailrace.rollout.errors import EngineAsleepError, EngineBusyError, OptionError, WeightsError
 from tailrace.rollout.generation import Generation, generate
 from tailrace.rollout.testing.contract import greedy, log_probabilities, save_tiny_model
@@ -64,6 +72,10 @@ def memory_in_use(device: str) -> int:
     return found
 
 
+class _AbleEngine(AdaptingEngine, SleepingEngine, Protocol):
+    """An engine with both abilities."""
+
+
 class EngineAbilitiesContract:
     """Tests of what an engine's ability record promises, on a tiny random Qwen3 with tied embeddings.
 
@@ -92,16 +104,16 @@ class EngineAbilitiesContract:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def shared(cls, models: tuple[Path, Any, Any]) -> Iterator[Engine]:
+    def shared(cls, models: tuple[Path, Any, Any]) -> Iterator[_AbleEngine]:
         """One engine that can do all that the record promises, since building one takes seconds."""
         able = cls.abilities
         options = {**_OPTIONS, "kv_cache_bytes": _KV_BYTES, **cls.options, "sleep_level": max(able.sleeps, default=0)}
         engine = cls().build(str(models[0]), {**options, **({"adapter_rank": _RANK} if able.adapters else {})})
-        yield engine
+        yield cast("_AbleEngine", engine)  # what its record does not promise is not asked of it
         engine.close()
 
     @pytest.fixture
-    def engine(self, shared: Engine, models: tuple[Path, Any, Any]) -> Engine:
+    def engine(self, shared: _AbleEngine, models: tuple[Path, Any, Any]) -> _AbleEngine:
         """The engine, awake, with the weights of the first model."""
         if self.abilities.sleeps:
             shared.wake()
@@ -109,7 +121,7 @@ class EngineAbilitiesContract:
         return shared
 
     @pytest.fixture
-    def adapting(self, engine: Engine) -> Engine:
+    def adapting(self, engine: _AbleEngine) -> _AbleEngine:
         """The engine, where it applies adapters."""
         pytest.importorskip("peft")
         if not self.abilities.adapters:
@@ -134,7 +146,9 @@ class EngineAbilitiesContract:
 
     # ---- adapters
 
-    def test_an_adapter_is_served_as_peft_computes_it(self, adapting: Engine, models: tuple[Path, Any, Any]) -> None:
+    def test_an_adapter_is_served_as_peft_computes_it(
+        self, adapting: _AbleEngine, models: tuple[Path, Any, Any]
+    ) -> None:
         base = models[1]
         self.serves(adapting, base)  # fills whatever the engine caches
         adapter, adapted = make_adapter(base, seed=3)
@@ -145,7 +159,7 @@ class EngineAbilitiesContract:
             assert generate(adapting, [asked], _TIMEOUT_S)["greedy"].tokens == greedy(adapted, prompt, 16)
 
     def test_each_version_takes_the_place_of_the_one_before(
-        self, adapting: Engine, models: tuple[Path, Any, Any]
+        self, adapting: _AbleEngine, models: tuple[Path, Any, Any]
     ) -> None:
         _, base, other_base = models
         first, adapted_first = make_adapter(base, seed=4)
@@ -174,7 +188,7 @@ class EngineAbilitiesContract:
         self.serves(adapting, merged, adapted_other)
 
     def test_an_adapter_that_does_not_fit_is_refused_and_changes_nothing(
-        self, adapting: Engine, models: tuple[Path, Any, Any]
+        self, adapting: _AbleEngine, models: tuple[Path, Any, Any]
     ) -> None:
         import torch
 
@@ -210,7 +224,7 @@ class EngineAbilitiesContract:
         return int(request.param)
 
     def test_memory_is_free_while_it_sleeps_and_it_goes_on_after(
-        self, engine: Engine, models: tuple[Path, Any, Any], level: int
+        self, engine: _AbleEngine, models: tuple[Path, Any, Any], level: int
     ) -> None:
         self.serves(engine, models[1])
         awake = memory_in_use(self.device)
@@ -230,7 +244,7 @@ class EngineAbilitiesContract:
         assert (stats.running, stats.waiting) == (0, 0)
 
     def test_a_sleeping_engine_takes_neither_requests_nor_weights(
-        self, engine: Engine, models: tuple[Path, Any, Any], level: int
+        self, engine: _AbleEngine, models: tuple[Path, Any, Any], level: int
     ) -> None:
         engine.submit([Request("r", (1, 2), Sampling(max_tokens=30))])
         with pytest.raises(EngineBusyError):
@@ -250,7 +264,7 @@ class EngineAbilitiesContract:
         engine.load_weights(models[2].named_parameters())
         self.serves(engine, models[2], models[1])
 
-    def test_other_noise_follows_a_sleep(self, engine: Engine, models: tuple[Path, Any, Any], level: int) -> None:
+    def test_other_noise_follows_a_sleep(self, engine: _AbleEngine, models: tuple[Path, Any, Any], level: int) -> None:
         def drawn() -> list[tuple[int, ...]]:
             asked = [Request(str(i), _PROMPTS[1], Sampling(max_tokens=12)) for i in range(8)]
             return [response.tokens for response in generate(engine, asked, _TIMEOUT_S).values()]
@@ -264,7 +278,7 @@ class EngineAbilitiesContract:
         assert len(seen) == 24, "noise came a second time"
 
     def test_an_adapter_survives_the_first_level_and_not_the_second(
-        self, adapting: Engine, models: tuple[Path, Any, Any], level: int
+        self, adapting: _AbleEngine, models: tuple[Path, Any, Any], level: int
     ) -> None:
         base = models[1]
         adapter, adapted = make_adapter(base, seed=9)
