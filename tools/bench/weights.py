@@ -1,6 +1,6 @@
 """How fast weights get from the trainer to the replicas: each figure beside its limit and its peers, in the same run.
 
-    uv run python tools/bench/weights.py [--gib N] [--repeats N] [--quick] [--no-peers] [--large] [--ranks] [--json FILE]
+    uv run python tools/bench/weights.py [--gib N] [--repeats N] [--quick] [--large | --ranks | --late] [--no-peers] [--json F]
 
 What is compared takes turns, and ratios are medians over the turns: what else the machine does meets all of them. Pulls are
 into memory that was used before, as a replica's weights are. Its parts are in `weight_transfer/`.
@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from weight_transfer import large, model, over_tcp, peers, rank_shares, same_host, stall
+from weight_transfer import large, late, model, over_tcp, peers, rank_shares, same_host, stall
 from weight_transfer.contenders import Contender, Row, measure, printed
 
 COUNTS = (1, 4, 16)
@@ -79,6 +79,12 @@ def by_ranks(nbytes: int, repeats: int) -> list[dict[str, Any]]:
     return [asdict(row) for row in found]
 
 
+def late_replicas(nbytes: int, repeats: int) -> list[dict[str, Any]]:
+    found = late.measured(nbytes, repeats)
+    late.printed(found, model.total_bytes(nbytes))
+    return [asdict(row) for row in found]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="How fast weights get from the trainer to the replicas.")
     parser.add_argument("--gib", type=float, help="size of the model; 0.5, or 8 with --large")
@@ -88,6 +94,7 @@ def main() -> None:
     parser.add_argument("--no-chain", action="store_true")
     parser.add_argument("--large", action="store_true", help="only: a large model in bounded memory")
     parser.add_argument("--ranks", action="store_true", help="only: versions that 1, 2 and 4 ranks published in parts")
+    parser.add_argument("--late", action="store_true", help="only: a late replica, from a relay and from a peer")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     report: dict[str, Any] = {"benchmark": "weights", "load_before": os.getloadavg()[0], "cores": os.cpu_count()}
@@ -95,6 +102,10 @@ def main() -> None:
         report["large"] = asdict(moved(int((options.gib or (1 if options.quick else 8)) * 2**30)))
     elif options.ranks:
         report["ranks"] = by_ranks(int((options.gib or 0.5) * 2**30), options.repeats or (3 if options.quick else 9))
+    elif options.late:
+        report["late"] = late_replicas(
+            int((options.gib or 0.5) * 2**30), options.repeats or (3 if options.quick else 9)
+        )
     else:
         nbytes = int((options.gib or (0.25 if options.quick else 0.5)) * 2**30)
         repeats = options.repeats or (3 if options.quick else 9)
@@ -111,6 +122,7 @@ def main() -> None:
             "rows": [asdict(row) for row in rows],
             "missing": missing,
             "ranks": by_ranks(nbytes, repeats),
+            "late": late_replicas(nbytes, repeats),
             "stalls": [asdict(row) for row in found],
             "copy_s": copy_s,
             "stall_over_copy": found[0].at_rest_s / copy_s,

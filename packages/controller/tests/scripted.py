@@ -134,9 +134,9 @@ class Scripted:
                 return [c.Published(version, seq)]
             case c.Checkpoint(version=version, full=full):
                 return [c.Durable(version, seq, full=full)]
-            case c.Pull(replica=replica, version=version):
+            case c.Pull(replica=replica, version=version, sources=sources):
                 self._serves[replica] = version
-                return [c.Pulled(replica, version, seq)]
+                return [c.Pulled(replica, version, seq, source=sources[0] if self.controller.spec.peers else "")]
             case c.Route(replica=replica, trajectories=refs):
                 idle = c.Snapshot(replica, 0.0, 0, 0, 0, self._serves.get(replica), seq)
                 return [*(c.Finished(replica, ref.trajectory, self.tokens(ref), answers=seq) for ref in refs), idle]
@@ -163,7 +163,7 @@ class Scripted:
 
     def _up(self, role, id_, version, seq):
         machine = self.machines.get((role, id_), "")
-        address = f"relay-{id_}" if role == "relay" else ""
+        address = f"{role}-{id_}" if role == "relay" or (role == "replica" and self.controller.spec.peers) else ""
         if role == "data":
             return c.Up(role, id_, machine=machine, held=self.held, partial=self.partial, answers=seq)
         return c.Up(role, id_, version, machine, address, answers=seq)

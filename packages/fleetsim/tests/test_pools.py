@@ -62,6 +62,49 @@ def test_each_replica_has_its_own_cache_speed_and_time_until_weights_arrive():
     assert min(min(pulled[f"r{index}"]) for index in (0, 1)) < far.weights.broadcast_s
 
 
+def test_replicas_that_are_peers_pull_from_each_other_one_at_a_time_and_pay_a_hop():
+    def run(mode):
+        content = {
+            **CONTENT,
+            "relay": {"mode": mode},
+            "fleet": {**FLEET, "rollout": {"gpus": 16, "tensor_parallel": 2}},
+        }
+        content["pipeline"] = {**CONTENT["pipeline"], "sync": "barrier"}
+        simulation = Simulation(build_fleet(validate([("test", content)])))
+        simulation.run()
+        assert simulation.controller.failure is None
+        begun, took, sources = {}, {}, {}
+        for now, events, commands in simulation.log.instants:
+            for event in events:
+                if isinstance(event, c.Pulled):
+                    took.setdefault(event.version, []).append((begun[event.replica], now))
+            for command in commands:
+                if isinstance(command, c.Pull):
+                    begun[command.replica] = now
+                    sources.setdefault(command.version, []).append(command.sources[0])
+        return simulation.fleet.pools[0].weights, took, sources
+
+    weights, took, sources = run("peer")
+    for version, pulls in took.items():
+        spans = [end - begin for begin, end in pulls]
+        assert min(spans) >= weights.peer_s + weights.pull_s
+        assert sum(source.startswith("replica-") for source in sources[version]) >= 4
+        for begin, _ in pulls:  # of 8 replicas and a relay, as many serve as have the version
+            holders = 1 + sum(end <= begin for _, end in pulls)
+            assert sum(first <= begin < end for first, end in pulls) <= holders
+    alone, took, sources = run("relay")
+    assert alone.peer_s == 0.0 < alone.broadcast_s
+    assert weights.broadcast_s == 0.0
+    assert {source.split("-")[0] for told in sources.values() for source in told} == {"relay"}
+
+
+@pytest.mark.parametrize("how", ["store", "global"])
+def test_peers_need_relays_to_begin_with(how):
+    content = {**CONTENT, "relay": {"mode": "peer"}, "fleet": {**FLEET, "weights": how}}
+    with pytest.raises(FleetError, match=f"found relay.mode = 'peer' with fleet.weights = '{how}', expected 'relays'"):
+        build_fleet(validate([("test", content)]))
+
+
 def test_a_site_receives_one_copy_and_a_share_of_it_where_only_that_crosses():
     whole = build_fleet(config()).pools[1].weights
     two = [*FLEET["rollout"], {"device": "H20", "gpus": 16, "site": "far"}]

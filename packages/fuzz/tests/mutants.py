@@ -14,6 +14,7 @@ from tailrace.controller.ledger import Ledger
 from tailrace.controller.lending import Lending
 from tailrace.controller.members import Members
 from tailrace.controller.policies.tail_batching import InRounds
+from tailrace.controller.sources import Sources, sources
 from tailrace.controller.trainer_state import TrainerState
 from tailrace.controller.trajectories import Phase
 from tailrace.controller.weights import Weights
@@ -85,6 +86,16 @@ def _work_before_the_first_pull(patch):
             controller.fleet.replicas[event.id].version = controller.trainer.published
 
     patch.setattr(Controller, "_on_up", served_at_once)
+
+
+def _a_source_that_serves_two(patch):
+    """Who serves somebody is named to others too."""
+
+    def all_free(*arguments, **named):
+        found = sources(*arguments, **named)
+        return Sources(found.free + found.busy if named["peers"] else found.free)
+
+    patch.setattr("tailrace.controller.coordinator.sources", all_free)
 
 
 def _a_trajectory_lost_with_its_replica(patch):
@@ -293,6 +304,7 @@ MUTANTS = {
     "planning that forgets what it planned": Mutant(_planning_that_forgets_what_it_planned, (CRASHED, PROGRESS)),
     "serving what arrived damaged": Mutant(_serving_what_arrived_damaged, (WEIGHTS,)),
     "work before the first pull": Mutant(_work_before_the_first_pull, (WEIGHTS,)),
+    "a source that serves two": Mutant(_a_source_that_serves_two, (WEIGHTS,)),
     "a trajectory lost with its replica": Mutant(_a_trajectory_lost_with_its_replica, (BOOKS, PROGRESS)),
     "commands carried out as they arrive": Mutant(
         _commands_carried_out_as_often_as_they_arrive, (TOKENS, WEIGHTS, BOOKS)

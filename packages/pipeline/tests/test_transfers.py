@@ -2,19 +2,22 @@
 
 import pytest
 
-from tailrace.contracts import Pull
+from tailrace.contracts import Pull, Pulled, PullFailed, Restart, Up
 from tailrace.controller.controller import Controller
 from tailrace.controller.spec import RolloutPool
+from tailrace.faulttol import parse_fault
 from tailrace.paramserver import ParamServerError, relay_status
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run.build import check
-from tailrace.pipeline.run.eventlog import EventLog
+from tailrace.pipeline.run.eventlog import EventLog, read_log
+from tailrace.pipeline.run.figures.replicas import ReplicaFigures
 from tailrace.pipeline.testing.small_run import (
     LOG,
     check_run,
     commands_of,
+    events_of,
     make_deployment,
     make_files,
     make_spec,
@@ -99,6 +102,44 @@ def test_a_run_over_two_sites_sends_each_version_across_once(tmp_path, model):
     near = {pull.replica: pull.sources for pull in commands_of(tmp_path, Pull) if pull.sources}
     assert near["r0"] == (addresses["0"],)
     assert {source for name in ("r1", "r2") for source in near[name]} == {addresses["1"], addresses["2"]}
+
+
+def test_replicas_pull_from_each_other_and_a_restarted_one_too(tmp_path, model):
+    spec = make_spec(steps=6, peers=True, provisioning=policy("provisioning", "static", count=3))
+    controller = Controller(spec)
+    deployment = make_deployment(tmp_path, model, peers=True)
+    executor = Executor(LocalHost(), deployment)
+    try:
+        with EventLog(tmp_path / LOG) as log:
+            executor.run(controller, log, faults=[parse_fault("replica:r1@step1"), parse_fault("relay:0@step3")])
+        check_run(controller, executor, tmp_path)
+    finally:
+        executor.close()
+    offers = {up.address: up.id for up in events_of(tmp_path, Up) if up.role == "replica"}
+    assert len(offers) == 4  # the restarted one has another address
+    assert any(restart.id == "r1" for restart in commands_of(tmp_path, Restart))
+    busy: dict[str, str] = {}  # who pulls from whom
+    whom: dict[str, set[str]] = {}
+    figures = ReplicaFigures()
+    for instant in read_log(tmp_path / LOG):
+        figures.observe(instant.now, instant.events, instant.commands)
+        for event in instant.events:
+            if isinstance(event, Pulled):
+                busy.pop(event.replica)
+                whom.setdefault(event.replica, set()).add(event.source)
+                assert offers.get(event.source) != event.replica  # nobody pulls from itself
+                assert event.compared == 1.0
+            elif getattr(event, "role", "") == "replica" or isinstance(event, PullFailed):
+                busy.pop(getattr(event, "id", None) or event.replica, None)
+        for pull in instant.commands:
+            if isinstance(pull, Pull):
+                assert pull.sources[0] not in busy.values(), "a source serves two"
+                busy[pull.replica] = pull.sources[0]
+    assert any(whom["r1"] & offers.keys())
+    assert figures.plain()["pulled_from_replicas"] == sum(
+        pulled.source in offers for pulled in events_of(tmp_path, Pulled)
+    )
+    assert figures.plain()["pulled_from_replicas"] >= 2
 
 
 @pytest.mark.parametrize(

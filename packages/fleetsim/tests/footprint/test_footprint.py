@@ -82,6 +82,14 @@ def test_hosts_hold_versions_and_copies():
     assert bytes_of(one_step, "trainer", "") == (1 + 2) * 14 * SEVEN
 
 
+def test_replicas_that_offer_weights_hold_two_versions_each():
+    alone, peers = (counted("8xH100", f"relay.mode={mode}") for mode in ("relay", "peer"))
+    more = bytes_of(peers.place("/dev/shm"), "replicas", "versions to offer")
+    assert more > 0
+    assert more % (2 * 2 * SEVEN) == 0  # two of them in bfloat16, of each replica
+    assert peers.place("/dev/shm").peak == alone.place("/dev/shm").peak + more
+
+
 def test_weights_alone_take_less_and_a_limit_by_bytes_holds_but_for_two_with_full_state():
     each = ("checkpoint.keep=3", "checkpoint.full_every=10", "pipeline.steps=100")
     disk = counted("8xH100", *each).place("disk")

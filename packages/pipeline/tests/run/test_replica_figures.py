@@ -37,6 +37,20 @@ def test_pulls_whose_weights_were_compared_are_counted():
     assert found.plain()["served_digests_checked"] == 2
 
 
+def test_pulls_from_replicas_are_counted_where_they_offer_what_they_serve():
+    found = ReplicaFigures()
+    ups = [
+        c.Up("relay", "0", address="relay at"),
+        c.Up("replica", "r0", address="r0 at"),
+        c.Up("replica", "r1", address="r1 at"),
+    ]
+    pulls = [c.Pulled("r0", 0, source="relay at"), c.Pulled("r1", 0, source="r0 at"), c.Pulled("r0", 1, source="r1 at")]
+    found.observe(0.0, ups, [])
+    found.observe(1.0, [*pulls, c.Pulled("r1", 1)], [])
+    assert found.plain()["pulled_from_replicas"] == 2
+    assert "pulled_from_replicas" not in figures([start("r0")])
+
+
 def test_what_sleep_freed_is_that_of_the_sleep_that_freed_most():
     def shown(name, asleep, awake_bytes, memory_bytes):
         snapshot = c.Snapshot(name, 0.0, 0, 0, 0, 1, 1)

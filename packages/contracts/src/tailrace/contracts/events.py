@@ -167,12 +167,15 @@ class Pulled:
     Args:
         compared: share of the weights' elements whose digest, taken in the engine, is that of the published ones; 0 if none
             were compared.
+        source: where replicas pull from each other: address of the replica or relay with which the version was complete here,
+            so that it can be pulled from here. Empty if it came from its checkpoint.
     """
 
     replica: str
     version: int
     answers: int | None = None
     compared: float = 0.0
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +369,7 @@ class Up:
     Args:
         version: for the trainer, the version of the checkpoint that it loaded; None for the model that the run began with.
         machine: the machine it runs on, empty if unknown.
-        address: for a relay, where others reach it.
+        address: for a relay, and a replica that offers what it serves, where others reach it.
         held: for the data role, finished trajectories in its store, scored or not, that were not consumed.
         partial: for the data role, unfinished trajectories in its store, each with its version and number of response tokens.
         took: seconds of each stage of its start, of which it knows the length: ``destroy`` (its predecessor), ``place`` (a

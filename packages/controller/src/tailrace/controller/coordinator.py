@@ -26,6 +26,7 @@ from tailrace.controller.fleet import EVICTION, FOR_PULL, MOVE, ReplicaState
 from tailrace.controller.plugin_faults import answered, listed, pulls, relocations
 from tailrace.controller.pool import first_of, in_turn, room
 from tailrace.controller.refill import Refill
+from tailrace.controller.sources import Sources, sources
 from tailrace.controller.state import State
 from tailrace.controller.trajectories import GroupState, TrajectoryState
 
@@ -82,6 +83,7 @@ class Coordinator:
         self.cycles += 1
         self._refill.run()
         self._seen = None
+        self._give_sources()
         self._place_moving()
         self._place_evaluations()
         self._place_stranded()
@@ -352,14 +354,31 @@ class Coordinator:
                 self._pull(replica, published, c.Reason(c.Why.BEHIND, numbers={"version": published}))
 
     def _pull(self, replica: ReplicaState, version: int, reason: c.Reason) -> None:
-        sources = self._members.sources(replica.id)
-        if self.last_cycle_s < replica.pulls_from_s or not sources:
+        found = self._sources(replica, version)
+        if self.last_cycle_s < replica.pulls_from_s or not found:
             return  # another cycle runs when a relay comes up
         if replica.assigned:
             pulling = c.Reason(c.Why.PULLING, numbers={"version": version})
             self._state.interrupt(replica, tuple(replica.assigned), pulling, FOR_PULL)
         replica.pulling = version
-        self._outbox.send_to(replica, c.Pull, version=version, sources=sources, reason=reason)
+        self._pull_from(replica, version, found, reason)
+
+    def _give_sources(self) -> None:
+        """Begin pulls that wait for a source."""
+        for replica in self._fleet.up():
+            if replica.pulling is not None and replica.pull_waits is not None:
+                found = self._sources(replica, replica.pulling)
+                self._pull_from(replica, replica.pulling, found, replica.pull_waits)
+
+    def _pull_from(self, replica: ReplicaState, version: int, found: Sources, reason: c.Reason) -> None:
+        """Tell a replica to pull, or leave it waiting: a source is free again once its puller has pulled, failed or died."""
+        replica.pull_waits = None if found.free else reason
+        if found.free:
+            replica.source = found.free[0]
+            self._outbox.send_to(replica, c.Pull, version=version, sources=(*found.free, *found.busy), reason=reason)
+
+    def _sources(self, replica: ReplicaState, version: int) -> Sources:
+        return sources(self._members, self._fleet, replica, version, peers=self._state.spec.peers)
 
     def _relocate(self) -> None:
         """Relocate if it is time, and right after an update: once the weights can be pulled that the released then get."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, Va
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tailrace.contracts import Health, Interrupted, Purpose, ReplicaView, Snapshot, TrajectoryView
+from tailrace.contracts import Health, Interrupted, Purpose, Reason, ReplicaView, Snapshot, TrajectoryView
 from tailrace.controller.errors import ControllerError
 from tailrace.controller.members import MemberState
 from tailrace.controller.trajectories import TrajectoryState
@@ -96,7 +96,9 @@ class ReplicaState:
     those that come back from environments, which it does not hold meanwhile. `sent` is the number of the last command to this
     process. `evaluating` counts evaluation trajectories in `assigned` and `away`. `aborted` counts trajectories that left by
     an `Abort` which its snapshots do not show yet. After failed pulls it gets no further pull before
-    `pulls_from_s`, on the run's clock. `released` says that a repack has emptied it since it last got work or weights.
+    `pulls_from_s`, on the run's clock. `source` is the address that it was told first to pull from, while it does. `pull_waits`
+    is the reason of a pull for which every source is busy, so that it was not told of it yet. `offered` is the version that
+    others may pull from it. `released` says that a repack has emptied it since it last got work or weights.
     `differed` says that its engine had other weights than were published, and that it has served none since.
     `preemptions` counts those of this process, `preempted` those of all its processes.
     `cells` are the trainer's cells on its `devices`. While its devices are `lent` to these cells, it gets no work. The last
@@ -129,6 +131,9 @@ class ReplicaState:
     failed_pulls: int = 0
     differed: bool = False
     pulls_from_s: float = 0.0
+    source: str = ""
+    pull_waits: Reason | None = None
+    offered: int | None = None
     preempted: int = 0
     devices: tuple[int, ...] = ()
     cells: tuple[int, ...] = ()
@@ -223,6 +228,7 @@ class ReplicaState:
         """Forget all state of the process that died."""
         self.hands_over(None)
         self.version, self.pulling, self.moving_out, self.released = None, None, False, False
+        self.source, self.pull_waits, self.offered = "", None, None
         self.asked.clear()
         self.assigned.clear()
         self.evaluating = self.aborted = self.incoming = 0

@@ -280,8 +280,8 @@ class Members:
         """The sites of the relays that are up and not at the trainer's, by id."""
         return {state.id: state.site for state in self.of(RELAY) if state.health is _UP and state.site}
 
-    def sources(self, replica: str) -> tuple[str, ...]:
-        """Addresses of the relays that are up, best first for a replica: on its machine first, then the others in turn.
+    def relays_for(self, replica: str) -> list[MemberState]:
+        """The relays that are up, best first for a replica: on its machine first, then the others in turn.
 
         Relays of other sites are left out while one of its own site is up: a version that is on its way there would cross the
         slow link once more.
@@ -293,7 +293,7 @@ class Members:
             index = [state.id for state in self.of(REPLICA)].index(replica) % len(up)
             up = up[index:] + up[:index]  # spreads replicas over the relays
             up.sort(key=lambda relay: relay.machine != here.machine)
-        return tuple(relay.address for relay in up)
+        return up
 
     def starts_anew(self, state: MemberState) -> None:
         """Mark a member as starting: a fresh process takes its place, on machines that are not given up."""

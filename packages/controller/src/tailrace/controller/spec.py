@@ -119,6 +119,8 @@ class PipelineSpec:
             (`learns_costs`), since no coefficients were given.
         ranker: whether a ranker predicts the lengths of responses, for policies that use them.
         pools: pools of unequal replicas; empty if all replicas have `tp` and `replica_batch`, at the trainer's site.
+        peers: whether replicas offer the versions that they serve, so that others pull from them too, one from each at a time
+            (RobustRL, section 5.2.1). They must then say an address as they come up.
         relay_sites: the site of each relay, by its number; empty if all are at the trainer's, as those beyond its end are.
         detection: says who counts as down although its process was not seen to end.
         environments: members of the environment role, which answer the turns of trajectories; 0: each response is one turn.
@@ -165,6 +167,7 @@ class PipelineSpec:
     ranker: bool = False
     detection: DetectionPolicy = field(default_factory=RoleAware)
     pools: tuple[RolloutPool, ...] = ()
+    peers: bool = False
     relay_sites: tuple[str, ...] = ()
     environments: int = 0
     environment_sessions: int | None = None

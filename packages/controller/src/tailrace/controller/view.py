@@ -506,7 +506,8 @@ class RunView:
             if health is not c.Health.UP:
                 doing = str(health)
             elif replica.pulling is not None:
-                doing = f"pulling version {replica.pulling}"
+                does = "pulling" if replica.pull_waits is None else "waiting for a source of"
+                doing = f"{does} version {replica.pulling}"
             elif replica.assigned:
                 doing = "releasing" if replica.moving_out else "generating"
             elif replica.away:

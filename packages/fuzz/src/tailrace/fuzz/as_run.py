@@ -73,6 +73,8 @@ def _sites(case: Case) -> dict[str, Any]:
     """The relays and, where replicas are not all alike, their pools."""
     far = sum(map(bool, case.relay_sites))
     found: dict[str, Any] = {"relay.count": case.relays - far}
+    if case.peers:
+        found["relay.mode"] = "peer"
     if case.pools:
         samples = case.pipeline.samples_per_prompt
         if any(pool.site for pool in case.pools):

@@ -131,6 +131,7 @@ class Case(_Strict):
         predictions: share of prompts that a ranker has a length for: late, twice, and right by chance; 0: there is no ranker.
         far: replicas at another site than the trainer's, a pool of their own with smaller batches; of several relays the last
             one stands there too.
+        peers: whether replicas pull from each other.
         fence: whether a version is sealed until its checkpoint is durable.
         cells: of the trainer.
         colocated: whether they stand on the devices of the replicas.
@@ -152,6 +153,7 @@ class Case(_Strict):
     evaluation: EvaluationCase = EvaluationCase()
     checkpoint_every: Positive = 1
     full_checkpoint_every: Positive = 1
+    peers: bool = False
     fence: bool = False
     scoring_attempts: Positive = 3
     failed_groups_limit: Positive = 1_000
@@ -256,6 +258,7 @@ class Case(_Strict):
             fits_costs=pipeline.steps % 2 == 1,  # in place of those that it has
             ranker=self.predictions > 0,
             pools=self.pools,
+            peers=self.peers,
             relay_sites=self.relay_sites,
             machines=tuple(map(str, range(self.machines))),
             environments=self.environments.members if self.workload.environment else 0,
@@ -322,7 +325,9 @@ class Case(_Strict):
         return ReplicaPool(
             decode=DecodeCost.fitted(costs.k1, costs.k2, costs.k3, costs.k4, replica.kv_capacity_tokens),
             prefill=PrefillCost(costs.prefill_s),
-            weights=WeightCosts(self.weights.stall_s, self.weights.broadcast_s, self.weights.pull_s),
+            weights=WeightCosts(
+                self.weights.stall_s, self.weights.broadcast_s, self.weights.pull_s, self.weights.pull_s
+            ),
             rollout=RolloutFleet(
                 max_running=replica.max_running,
                 prefix_cached=replica.prefix_cached,
@@ -357,6 +362,8 @@ class Case(_Strict):
         rounds = -(-self.pipeline.prompts_per_replica * samples // self.replica.max_running) + 1
         restarts_s = delays.detect_s + delays.hang_s + self.replica.restart_s + delays.trainer_restart_s
         moving_s = 10.0 + self.weights.stall_s + self.weights.broadcast_s + self.weights.pull_s + delays.checkpoint_s
+        if self.peers:  # it may be the last that finds a source
+            moving_s += 2 * self.replicas * self.weights.pull_s
         if any(fault.kind is BreakKind.STALL for fault in self.faults):
             restarts_s += STILL_S + 30 * step_s  # what it takes to notice a still engine
         if (

@@ -31,7 +31,7 @@ from tailrace.paramserver.errors import (
     VersionSuperseded,
 )
 from tailrace.paramserver.group.coordinator import MemberStatus, RelayState
-from tailrace.paramserver.group.relay_calls import RelayStatus, relay_status, set_chain
+from tailrace.paramserver.group.relay_calls import RelayStatus, fetch, relay_status, set_chain
 from tailrace.paramserver.group.relay_group import RelayGroup
 from tailrace.paramserver.machine.segments import LeftSegments, left_segments, remove_left
 from tailrace.paramserver.manifest import Manifest, TensorSpec
@@ -78,6 +78,7 @@ __all__ = [
     "WeightLease",
     "broadcast_chunk_bytes",
     "chain_broadcast_time_s",
+    "fetch",
     "new_token",
     "optimal_chunks",
     "relay_status",

@@ -98,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             codecs=_names(options.codecs),
             always_encode=options.always_encode,
             known_as=_names(options.known_as) or (),
+            pullers=options.pullers,
         )
     except (ParamServerError, ValueError) as error:
         _say(to_wire(error) if isinstance(error, ParamServerError) else {"error": "", "message": str(error)})
@@ -137,6 +138,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--codecs", default=None, help="to use where they are faster, by comma; '' for none")
     parser.add_argument("--always-encode", action="store_true", help="use codecs where they are slower, too")
     parser.add_argument("--known-as", default="", help="addresses of proxies through which it is dialled, by comma")
+    parser.add_argument(
+        "--pullers", type=int, default=None, help="most that pull over the network at once; others wait"
+    )
     parser.add_argument("--parent-pid", type=int, default=None, help="exit when this parent process is gone")
     return parser
 

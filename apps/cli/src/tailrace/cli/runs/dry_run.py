@@ -60,7 +60,10 @@ def show_plan(
         ("replicas", f"{rollout.replicas:,} with {_engine(config)}{_pools(config)}"),
         ("trainer", f"{config.trainer.backend}, {config.trainer.processes:,} process(es)"),
         ("checkpoints", checkpoints_in_words(config.checkpoint, pipeline.steps)),
-        ("relays", f"{_relays(config)}, transport {config.relay.transport}, codec {config.relay.codec}"),
+        (
+            "relays",
+            f"{_relays(config)}, mode {config.relay.mode}, transport {config.relay.transport}, codec {config.relay.codec}",
+        ),
         ("runs on", f"{found.machines}, on paper" if on_paper else _host(config)),
         ("policies", ", ".join(f"{axis} {getattr(pipeline, axis).name}" for axis in AXES)),
         ("faults", ", ".join(config.faults) or "none scripted"),

@@ -87,7 +87,7 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
     return SimulatedFleet(
         spec=spec,
         workload=workload,
-        pools=tuple(replica_pool(table, split, pool, found) for pool, found in pools),
+        pools=tuple(replica_pool(table, split, pool, found, peers=spec.peers) for pool, found in pools),
         training=training,
         delays=table.delays,
         samples=samples(spec),

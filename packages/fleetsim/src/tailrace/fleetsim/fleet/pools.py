@@ -44,13 +44,19 @@ def pool_costs(config: RunConfig, split: FleetLayout, pool: PoolLayout) -> dict[
     return costs
 
 
-def replica_pool(table: FleetConfig, split: FleetLayout, pool: PoolLayout, costs: dict[int, Costs]) -> ReplicaPool:
-    """A pool of a layout with its costs."""
+def replica_pool(
+    table: FleetConfig, split: FleetLayout, pool: PoolLayout, costs: dict[int, Costs], *, peers: bool = False
+) -> ReplicaPool:
+    """A pool of a layout with its costs.
+
+    Args:
+        peers: whether replicas pull from each other, so that no chain brings a version to each machine.
+    """
     decode, prefill = costs[pool.tp]
     return ReplicaPool(
         decode=decode,
         prefill=prefill,
-        weights=_weights(table, split, pool),
+        weights=_weights(table, split, pool, peers=peers),
         rollout=pool.table,
         replicas=pool.replicas,
         tp=pool.tp,
@@ -59,7 +65,9 @@ def replica_pool(table: FleetConfig, split: FleetLayout, pool: PoolLayout, costs
     )
 
 
-def _weights(table: FleetConfig, split: FleetLayout, pool: PoolLayout) -> WeightCosts:
+def _weights(table: FleetConfig, split: FleetLayout, pool: PoolLayout, *, peers: bool) -> WeightCosts:
+    if peers and table.weights != "relays":
+        raise FleetError(f"found relay.mode = 'peer' with fleet.weights = {table.weights!r}, expected 'relays'")
     tensor_s = TENSOR_S if table.weights == "store" else 0.0  # its engines take tensor by tensor
     cost = WeightCost.of(split.model, pool.device, pool.tp, tensor_s=tensor_s)
     if split.colocated and (pool.hybrid or len(split.pools) == 1):
@@ -71,6 +79,8 @@ def _weights(table: FleetConfig, split: FleetLayout, pool: PoolLayout) -> Weight
     far_s = _far_s(table, pool, cost)
     if table.weights == "store":
         return WeightCosts(stall_s=cost.peer_s(), broadcast_s=far_s, pull_s=cost.pull_s())
+    if peers:
+        return WeightCosts(stall_s=cost.push_s(), broadcast_s=far_s, pull_s=cost.pull_s(), peer_s=cost.peer_s())
     # One machine of a site receives a version, and a chain through all of the site's takes it on.
     nodes = sum(other.nodes for other in split.pools if _site(table, other) == _site(table, pool))
     return WeightCosts(stall_s=cost.push_s(), broadcast_s=far_s + cost.broadcast_s(nodes), pull_s=cost.pull_s())
@@ -118,11 +128,13 @@ class WeightCosts:
         stall_s: stall of the trainer for one publish.
         broadcast_s: time from when the master has it until the last node has it.
         pull_s: time of a replica's pull from its node's memory, or of the whole global synchronisation.
+        peer_s: where replicas pull from each other, time until the source's version is in the replica's node.
     """
 
     stall_s: float
     broadcast_s: float
     pull_s: float
+    peer_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from tailrace.fleetsim.footprint.memory import MemoryPlace, OwnedBytes, longest_
 from tailrace.fleetsim.footprint.model import RunModel
 from tailrace.fleetsim.footprint.standing import Standing, StandingMember
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.roles.peer_weights import SLOTS
 from tailrace.pipeline.run.build import trainer_config
 from tailrace.pipeline.run.checkpoint_plan import CheckpointPlan, plan_checkpoints
 from tailrace.pipeline.run.machines import PEER
-from tailrace.pipeline.run.pools import relay_count, relay_slots
+from tailrace.pipeline.run.pools import offers_weights, relay_count, relay_slots
 from tailrace.rollout import EngineOptions, select_engine
 from tailrace.rollout.options import CacheShape
 from tailrace.runtime.executor.deployment import TRAINER
@@ -98,11 +99,15 @@ def shared_parts(
     parts = [OwnedBytes("relays", f"{held} versions in each of {relays}", relays * held * version)] if relays else []
     if relays and node == 0 and config.relay.transport == "shm":
         parts.append(OwnedBytes("relays", "a version that is being published", version))
+    here = [one for one in standing.on(node) if one.role != TRAINER]
+    if here and offers_weights(config):
+        each = min(SLOTS, config.pipeline.steps + 1)
+        parts.append(
+            OwnedBytes("replicas", f"{each} versions to offer in each of {len(here)}", len(here) * each * version)
+        )
     if PEER in config.checkpoint.domains and relays:
         parts.append(OwnedBytes("relays", "checkpoints of another machine", 2 * checkpoint_bytes(config, model)))
-    spread = [
-        one for one in standing.on(node) if one.role != TRAINER and options_of(config, one).tensor_parallel_size > 1
-    ]
+    spread = [one for one in here if options_of(config, one).tensor_parallel_size > 1]
     if spread:
         parts.append(OwnedBytes("replicas", "part of a version for their workers", len(spread) * ENGINE_PART_BYTES))
     return parts
@@ -200,6 +205,8 @@ def _processes(
     yield OwnedBytes("replicas", "workers of engines", apart * of_replica)
     if relays := relays_on(config, machines, node):
         yield OwnedBytes("relays", "processes", relays * (base["relay"] + (0 if alone else base["role"])))
+    if replicas and offers_weights(config):
+        yield OwnedBytes("replicas", "processes that offer weights", len(replicas) * base["relay"])
     if config.environment.name is not None:
         workers = config.environment.members * (1 + config.environment.workers)
         yield OwnedBytes("environments", "processes", workers * base["environment"] / machines.nodes)

@@ -1,11 +1,13 @@
-"""Modelled relays: which versions may be pulled, and when they reach a replica's machine.
+"""Modelled relays, and replicas that offer what they serve: which versions may be pulled, and when they reach a machine.
 
 A version is complete on the first relay after the trainer's stall. That relay serves it while the chain forwards it. A replica
-that asks for a version which has not reached its machine waits for it, then loads it over PCIe (Laminar, section 4.2).
+that asks for a version which has not reached its machine waits for it, then loads it over PCIe (Laminar, section 4.2). Where
+replicas are peers, it first comes over the network from the one source that the replica was told of (RobustRL, section 5.2.1).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tailrace.contracts import Publish
@@ -47,15 +49,20 @@ class Relay(RoleModel):
         self.alive = False
 
 
+OFFERED = 2  # versions that a replica holds for others
+
+
 class Relays:
     """All relays of a simulation.
 
-    `waited_s` is the total time that replicas spent pulling, `pulls` the number of pulls.
+    `waited_s` is the total time that replicas spent pulling, `pulls` the number of pulls. `offered` has, by the address of
+    each replica that lives and is a peer, the versions that it holds for others.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.relays: dict[str, Relay] = {}
+        self.offered: dict[str, list[int]] = {}
         self.published_s: dict[int, float] = {}
         self.waited_s = 0.0
         self.pulls = 0
@@ -88,6 +95,12 @@ class Relays:
             for version in versions:
                 relay.holds.pop(version, None)
 
+    def offers(self, address: str, version: int) -> None:
+        """A replica that is a peer serves a version, and may be pulled from."""
+        held = self.offered[address]
+        held.append(version)
+        del held[:-OFFERED]
+
     def pull_s(self, version: int, sources: Sequence[str], weights: WeightCosts) -> float:
         """Seconds of a pull that begins now; an old version that no relay has comes from its checkpoint.
 
@@ -99,10 +112,16 @@ class Relays:
         now = self.world.time.now()
         held = [at for at in self._held(sources, version).values() if at is not None]
         missing_s = max(0.0, min(held) + weights.broadcast_s - now) if held else 0.0
-        takes_s = missing_s + weights.pull_s
+        hop_s = weights.peer_s if self.world.fleet.spec.peers else 0.0
+        takes_s = missing_s + hop_s + weights.pull_s
         self.waited_s += takes_s
         self.pulls += 1
         return takes_s
+
+    def source(self, version: int, sources: Sequence[str]) -> str:
+        """The first of these that has a version; empty if none has."""
+        held = self._held(sources, version)
+        return next((address for address in sources if held.get(address) is not None), "")
 
     def refuses(self, version: int, sources: Sequence[str]) -> str | None:
         """Why a pull that ends now fails; None if it succeeds."""
@@ -116,7 +135,9 @@ class Relays:
         return None if version not in self.published_s else "no relay and no checkpoint holds it"
 
     def _held(self, sources: Sequence[str], version: int) -> Mapping[str, float | None]:
-        return {relay.address: relay.holds.get(version) for relay in self._alive(sources)}
+        relays = {relay.address: relay.holds.get(version) for relay in self._alive(sources)}
+        peers = {address: self.offered[address] for address in sources if address in self.offered}
+        return relays | {address: -math.inf if version in held else None for address, held in peers.items()}
 
     def _alive(self, addresses: Collection[str]) -> list[Relay]:
         return [relay for relay in self.relays.values() if relay.alive and relay.address in addresses]

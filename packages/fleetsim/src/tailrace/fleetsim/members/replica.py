@@ -46,6 +46,7 @@ class ModelledReplica(RoleModel):
         "_share",
         "_told",
         "_turns",
+        "address",
         "engine",
         "finished",
         "hung",
@@ -78,6 +79,7 @@ class ModelledReplica(RoleModel):
         self._former: list[ModelledEngine] = []  # of other sizes
         self._preempted = 0  # before this process
         self.incarnation = 0
+        self.address = ""  # where it offers what it serves
         self.member: VirtualMember | None = None
         self.up = self.hung = self.pulling = False
         self.stalled_s: float | None = None
@@ -125,7 +127,11 @@ class ModelledReplica(RoleModel):
         self.incarnation += 1
         self.weights_gone()
         self._set_speed()
-        return Ready()
+        self._offers_no_more()
+        if self.world.fleet.spec.peers:
+            self.address = f"replica-{self.id}.{self.incarnation}"
+            self.relays.offered[self.address] = []
+        return Ready(address=self.address)
 
     def next_finish_s(self) -> float:
         """When the engine's next trajectory ends; see `Engine.next_finish_s`."""
@@ -141,6 +147,7 @@ class ModelledReplica(RoleModel):
         self.up, self.version, self.pulling = False, None, False
         self.incarnation += 1
         self.weights_gone()
+        self._offers_no_more()
         self.world.cores.changed()
 
     def hang(self) -> None:
@@ -171,6 +178,9 @@ class ModelledReplica(RoleModel):
 
     def weights_gone(self) -> None:
         """Called when it serves no version any more; checks override this."""
+
+    def _offers_no_more(self) -> None:
+        self.relays.offered.pop(self.address, None)
 
     def _span(self, tp: int, now: float) -> None:
         """Have an engine of so many devices, and count its preemptions anew."""
@@ -292,8 +302,11 @@ class ModelledReplica(RoleModel):
             self._say([c.PullFailed(self.id, command.version, differs, command.seq, differs="a parameter")])
         elif refused is None:
             self.version = command.version
+            source = self.relays.source(command.version, command.sources) if self.address else ""
+            if source:
+                self.relays.offers(self.address, command.version)
             self.weights_arrived(command.version)
-            self._say([c.Pulled(self.id, command.version, command.seq), self.snapshot()])
+            self._say([c.Pulled(self.id, command.version, command.seq, source=source), self.snapshot()])
         else:
             self._say([c.PullFailed(self.id, command.version, refused, command.seq)])
 

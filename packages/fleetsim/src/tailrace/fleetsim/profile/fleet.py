@@ -272,9 +272,13 @@ def training_cost(machine: MachineProfile, processes: int = 1) -> TrainingCost:
 
 
 def weights(config: RunConfig, machine: MachineProfile) -> WeightCosts:
-    """The cost of publishing and pulling a version. The trainer also stalls for the checkpoint taken at the same time."""
+    """The cost of publishing and pulling a version. The trainer also stalls for the checkpoint taken at the same time.
+
+    A hop between replicas takes as long as the one that was measured, from the trainer to its relay.
+    """
     stall_s = machine.weights.publish_s + machine.delays.checkpoint_s / config.checkpoint.every
-    return WeightCosts(stall_s=stall_s, broadcast_s=machine.weights.visible_s, pull_s=machine.weights.pull_s)
+    visible_s, pull_s = machine.weights.visible_s, machine.weights.pull_s
+    return WeightCosts(stall_s=stall_s, broadcast_s=visible_s, pull_s=pull_s, peer_s=visible_s)
 
 
 def rollout_fleet(config: RunConfig, machine: MachineProfile) -> RolloutFleet:

@@ -40,7 +40,9 @@ class Checker:
         self.training = Training(case, simulation.fleet.spec, plane)
         self.devices = DeviceCheck()
         self.turns = TurnCheck(simulation.fleet.spec.environment_sessions)
-        self.versions = VersionCheck(mixes_versions=simulation.fleet.spec.sync.mixes_versions, fence=case.fence)
+        self.versions = VersionCheck(
+            mixes_versions=simulation.fleet.spec.sync.mixes_versions, fence=case.fence, peers=case.peers
+        )
         self.progress = LivenessCheck(case, simulation.fleet)
         self.events: Counter[str] = Counter()
         self.stepped: Callable[[int], None] = lambda _: None

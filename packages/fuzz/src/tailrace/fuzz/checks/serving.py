@@ -18,17 +18,19 @@ class VersionCheck:
 
     Args:
         fence: a version may be pulled only once its checkpoint is durable.
+        peers: replicas pull from each other, and each source serves one of them.
         mixes_versions: a trajectory for training may go on under another version.
     """
 
-    def __init__(self, *, mixes_versions: bool, fence: bool = False) -> None:
-        self._mixes, self._fence = mixes_versions, fence
+    def __init__(self, *, mixes_versions: bool, fence: bool = False, peers: bool = False) -> None:
+        self._mixes, self._fence, self._peers = mixes_versions, fence, peers
         self._durable = {0}  # the model that the run began with is kept
         self._published: set[int] = set()
         self._serves: dict[str, int] = {}
         self._distrusted: set[str] = set()  # they have had other weights than were published
         self._up: set[str] = set()
         self.pulling: dict[str, int] = {}  # what was asked for and not answered
+        self._from: dict[str, str] = {}  # the source that each was told first of
         self._group: dict[int, int] = {}  # the version at which a group started
 
     def up(self, event: c.Up) -> None:
@@ -107,6 +109,7 @@ class VersionCheck:
     def pull(self, command: c.Pull) -> None:
         """Only what is published can be pulled, by who is there."""
         self._serves.pop(command.replica, None)
+        taken = {self._from[other] for other in self.pulling}
         self.pulling[command.replica] = command.version
         if command.version not in self._published:
             raise InvariantError(
@@ -114,6 +117,9 @@ class VersionCheck:
             )
         if command.replica not in self._up:
             raise InvariantError(WEIGHTS, f"{command.replica} is to pull and is not up")
+        self._from[command.replica] = source = command.sources[0]
+        if self._peers and source in taken:
+            raise InvariantError(WEIGHTS, f"{command.replica} is to pull from {source}, which serves another")
         if command.replica in self._distrusted:
             raise InvariantError(
                 WEIGHTS, f"{command.replica} is to pull, expected a restart: its engine had other weights"

@@ -1,4 +1,4 @@
-"""Control of a chain of relays: its order, and each relay's report."""
+"""Calls of relays: the order of a chain, a pull from another relay, and each relay's report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tailrace.paramserver.errors import ProtocolError
+from tailrace.paramserver.errors import (
+    ChunkDamaged,
+    ProtocolError,
+    RelayTimeout,
+    RelayUnreachable,
+    VersionNotYet,
+    VersionRetired,
+)
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.relays.server import STALL_S
 from tailrace.paramserver.wire.authentication import connect
@@ -67,6 +74,55 @@ def set_chain(addresses: Sequence[str], *, token: str, timeout_s: float = 10.0) 
     for index in reversed(range(len(addresses))):
         following = list(addresses[index + 1 : index + 2])
         _ask(addresses[index], {"op": "set_next", "addresses": following}, token, timeout_s)
+
+
+_GRACE_S = 5.0
+_SOURCE_FAILED = (RelayUnreachable, RelayTimeout, ProtocolError, ChunkDamaged, VersionRetired)
+
+
+def fetch(address: str, version: int, sources: Sequence[str], *, token: str, timeout_s: float) -> str:
+    """Have a relay pull a version from others that show it (RobustRL, section 5.2.1). Where one breaks off, the next goes on.
+
+    What arrived is kept, and the next source sends the rest. One that serves somebody else, or may still get the version, is
+    asked again.
+
+    Args:
+        address: the relay that lacks it.
+        version: the version's number. If the relay has it already, no source is asked.
+        sources: addresses of other relays, best first.
+        token: shared secret.
+        timeout_s: deadline in seconds for all of it.
+
+    Returns:
+        The source with which it was complete; "" if the relay had it already.
+
+    Raises:
+        VersionNotYet: it was not complete in time.
+        RelayUnreachable, RelayTimeout, ProtocolError, ChunkDamaged, VersionRetired: of the last source, if all failed for good.
+        SlotBusy, NotEnoughSharedMemory: the relay has no room for it.
+    """
+    if version in relay_status(address, token=token, timeout_s=timeout_s).versions:
+        return ""
+    deadline = HOST.now() + timeout_s
+    while True:
+        later, failure = False, None
+        for source in sources:
+            left = max(0.0, deadline - HOST.now())
+            message: dict[str, object] = {"op": "fetch", "version": version, "source": source, "whole": True}
+            try:
+                _ask(address, {**message, "timeout_s": left}, token, left + _GRACE_S)
+            except VersionNotYet:
+                later = True
+            except _SOURCE_FAILED as error:
+                failure = error
+            else:
+                return source
+            if HOST.now() >= deadline:
+                raise VersionNotYet(
+                    f"version {version} was not complete on the relay {address} in {timeout_s:.3g} s, from {', '.join(sources)}"
+                )
+        if not later:
+            raise failure or RelayUnreachable(f"found no source of version {version}, expected a relay that has it")
 
 
 def relay_status(address: str, *, token: str, timeout_s: float = 10.0) -> RelayStatus:

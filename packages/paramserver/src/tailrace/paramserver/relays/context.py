@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tailrace.paramserver.errors import VersionNotYet
 from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.relays.slots import SlotTable
 from tailrace.paramserver.wire.capabilities import Means
 from tailrace.paramserver.wire.channel import TrafficCounts
+
+
+class Turns:
+    """Lets a number of pulls through at once, in no certain order, so that they share no link (RobustRL, section 5.2.1).
+
+    Args:
+        most: that number; None: any.
+        machine: the machine that the relay runs on.
+    """
+
+    def __init__(self, most: int | None, machine: HostInterface) -> None:
+        self._most, self._now, self._changed = most, machine.now, machine.condition()
+        self._taken = 0
+
+    @contextmanager
+    def one(self, wait_s: float) -> Iterator[None]:
+        """Take a turn for as long as the context is open.
+
+        Raises:
+            VersionNotYet: there was none in `wait_s`.
+        """
+        deadline = self._now() + wait_s
+        with self._changed:
+            while self._most is not None and self._taken >= self._most:
+                if (remaining := deadline - self._now()) <= 0:
+                    raise VersionNotYet(f"the relay serves {self._taken} others, and had no turn in {wait_s:.3g} s")
+                self._changed.wait(remaining)
+            self._taken += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= 1
+                self._changed.notify_all()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +61,7 @@ class RelayContext:
         slot_timeout_s: how long a new version may wait for readers, here and at a next hop.
         stall_s: how long a peer may make no progress.
         machine: the machine that it runs on.
+        turns: those who pull from it over the network.
     """
 
     name: str
@@ -35,3 +73,4 @@ class RelayContext:
     slot_timeout_s: float
     stall_s: float
     machine: HostInterface
+    turns: Turns

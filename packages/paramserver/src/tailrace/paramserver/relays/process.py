@@ -42,6 +42,7 @@ class RelayProcess:
         codecs: Sequence[str] | None = None,
         always_encode: bool = False,
         known_as: Sequence[str] = (),
+        pullers: int | None = None,
         timeout_s: float = 30.0,
         replace: bool = False,
     ) -> RelayProcess:
@@ -67,6 +68,8 @@ class RelayProcess:
             command += ["--always-encode"]
         if known_as:
             command += ["--known-as", ",".join(known_as)]
+        if pullers is not None:
+            command += ["--pullers", str(pullers)]
         if max_bytes is not None:
             command += ["--max-bytes", str(max_bytes)]
         environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}

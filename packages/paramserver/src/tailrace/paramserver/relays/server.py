@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from tailrace.paramserver.errors import ParamServerError, PeerClosed, ProtocolError
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.machine.protocol import HostInterface, Thread
-from tailrace.paramserver.relays.context import RelayContext
+from tailrace.paramserver.relays.context import RelayContext, Turns
 from tailrace.paramserver.relays.forward import Hops
 from tailrace.paramserver.relays.session import Session
 from tailrace.paramserver.relays.shelf import PARTIAL_S, TAKEOVER_S
@@ -55,6 +55,7 @@ class RelayServer:
         always_encode: use them wherever they make a chunk smaller, faster or not.
         known_as: addresses, ``host:port``, under which peers dial it through a proxy or a translation of addresses; a peer's
             proof of the token counts for the address that it dialled.
+        pullers: most readers and relays that pull from it over the network at once, the others wait for their turn; None: any.
         machine: the machine that it runs on.
 
     Raises:
@@ -78,6 +79,7 @@ class RelayServer:
         codecs: Sequence[str] | None = None,
         always_encode: bool = False,
         known_as: Collection[str] = (),
+        pullers: int | None = None,
         machine: HostInterface = HOST,
     ) -> None:
         self._known_as = frozenset(format_address(*parse_address(address)) for address in known_as)
@@ -98,7 +100,16 @@ class RelayServer:
             raise
         self.cleaned = self._owner.cleaned
         self._context = RelayContext(
-            name, token, self._table, means, TrafficCounts(), max_bytes, slot_timeout_s, stall_s, machine
+            name,
+            token,
+            self._table,
+            means,
+            TrafficCounts(),
+            max_bytes,
+            slot_timeout_s,
+            stall_s,
+            machine,
+            Turns(pullers, machine),
         )
         self._hops = Hops(self._context)
         self._connections: dict[Channel, Thread | None] = {}

@@ -127,7 +127,9 @@ _SLICE_S = 1.0  # of a wait for the source
 _GRACE_S = 0.5  # for an answer to come back
 
 
-def fetch_version(version: int | None, source: str, relay: RelayContext, timeout_s: float) -> tuple[int, int]:
+def fetch_version(
+    version: int | None, source: str, relay: RelayContext, timeout_s: float, *, whole: bool = False
+) -> tuple[int, int]:
     """Get a version from another relay. Its key.
 
     Args:
@@ -135,6 +137,7 @@ def fetch_version(version: int | None, source: str, relay: RelayContext, timeout
         source: the other relay's address.
         relay: this one.
         timeout_s: deadline in seconds for all of it.
+        whole: only a version that is visible there; if it is not soon, or the source has no turn, others are to be asked.
 
     Raises:
         RelayTimeout: it was not here in time. What arrived is kept, and another source can go on.
@@ -156,11 +159,11 @@ def fetch_version(version: int | None, source: str, relay: RelayContext, timeout
             if remaining <= 0:
                 raise RelayTimeout(f"version {version} did not arrive from {source} in {timeout_s:.3g} s")
             wait_s = min(_SLICE_S, remaining)
-            request: dict[str, Any] = {"op": "pull", "version": version, "wait_s": wait_s, "arriving": True}
+            request: dict[str, Any] = {"op": "pull", "version": version, "wait_s": wait_s, "arriving": not whole}
             try:
                 answer = channel.request(request, wait_s + channel.stall_s)
             except VersionNotYet:
-                if remaining <= _SLICE_S:
+                if whole or remaining <= _SLICE_S:
                     raise
                 continue
             offer = Offer.from_wire(answer, max_bytes=relay.max_bytes)
@@ -353,9 +356,10 @@ class Session:
 
     def _pull(self, message: dict[str, Any]) -> None:
         """Offer the version that is asked for to the one who asks."""
+        wait_s = seconds_of(message, "wait_s")
         slot, lease = self._table.lease(
             None if message.get("version") is None else version_of(message),
-            wait_s=seconds_of(message, "wait_s"),
+            wait_s=wait_s,
             hold_s=math.inf,  # the transfer has its own deadline
             holder=f"{self._channel.peer} pulling",
             process=None,
@@ -365,7 +369,10 @@ class Session:
             publication = slot.publication
             if publication is None:
                 raise RuntimeError("a leased slot has a publication")
-            send_slot(self._channel, self._relay, slot, publication, sealed=publication.sealed, encoder=self._encoder)
+            with self._relay.turns.one(wait_s):
+                send_slot(
+                    self._channel, self._relay, slot, publication, sealed=publication.sealed, encoder=self._encoder
+                )
         finally:
             self._table.release(slot, lease)
 
@@ -375,7 +382,7 @@ class Session:
         source = address_of(message.get("source"))
         timeout_s = relay.slot_timeout_s if message.get("timeout_s") is None else seconds_of(message, "timeout_s")
         try:
-            key = fetch_version(version, source, relay, timeout_s)
+            key = fetch_version(version, source, relay, timeout_s, whole=flag_of(message, "whole"))
         except ParamServerError as error:  # of the source, or on the way to it: this connection is none the worse
             return dict(to_wire(error))
         return {"fetched": list(key)}

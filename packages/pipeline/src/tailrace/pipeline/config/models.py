@@ -308,6 +308,9 @@ class PublishConfig(_Strict):
 class RelayConfig(_Strict):
     """The relays that hold weight versions, and how weights travel between trainer, relays and replicas."""
 
+    mode: Literal["relay", "peer"] = "relay"
+    """where replicas pull from: relay (the relays alone), or peer: from replicas that serve the version too, one from each at a
+    time; each replica then holds two versions in its machine's shared memory"""
     count: Positive = 1
     """relays at the trainer's site; one for each machine of a cluster, more on one machine to try the chain"""
     sites: dict[str, Positive] = {}

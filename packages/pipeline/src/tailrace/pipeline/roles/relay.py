@@ -40,10 +40,12 @@ class RelaySettings:
     Args:
         transfer: the transport and codec, and the address to listen on.
         slots: versions that each holds, at least 2.
+        peers: whether replicas pull from each other too: it then serves one of them at a time.
     """
 
     transfer: WeightTransfer = field(default_factory=WeightTransfer)
     slots: int = 2
+    peers: bool = False
 
 
 class RelayRole:
@@ -59,6 +61,7 @@ class RelayRole:
             token=token,
             replace=True,
             slots=settings.slots,
+            pullers=1 if settings.peers else None,
             transports=sending.transports,
             codecs=sending.codecs,
             always_encode=sending.always_encode,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from tailrace.contracts import (
     Lend,
     PartialDelta,
     Pull,
+    Pulled,
     Resume,
     Return,
     Route,
@@ -24,6 +25,7 @@ from tailrace.contracts import (
 )
 from tailrace.faulttol import FaultKind
 from tailrace.pipeline.roles.calls import DATA_DOOR, DataCalls
+from tailrace.pipeline.roles.peer_weights import OfferedWeights
 from tailrace.pipeline.roles.phase_stops import Stops
 from tailrace.pipeline.roles.prompts import SamplingTable
 from tailrace.pipeline.roles.transfer import WeightTransfer
@@ -71,6 +73,7 @@ class ReplicaSettings:
             it.
         sleep_level: see `ReplicaWorker`.
         comparison: how much of the weights is compared with what the engine has, see `ReplicaWorker`.
+        offers: whether it offers the versions that it serves to other replicas.
     """
 
     engine: str
@@ -86,16 +89,22 @@ class ReplicaSettings:
     merges: bool = True
     sleep_level: int = 0
     comparison: WeightComparison | None = None
+    offers: bool = False
 
 
 class ReplicaRole:
-    """Owns an engine."""
+    """Owns an engine, and a relay if it offers what it serves."""
 
     def __init__(self, settings: ReplicaSettings, start: MemberStart) -> None:
         name, options = f"{start.id}#{start.incarnation}", settings.options
         base = None if settings.adapter is None else Base(settings.model, settings.adapter, settings.merges)
+        self._offered = OfferedWeights(start.name, start.token, settings.transfer) if settings.offers else None
         self._weights = RelayWeights(
-            token=start.token, checkpoints=settings.checkpoints, transfer=settings.transfer, base=base
+            token=start.token,
+            checkpoints=settings.checkpoints,
+            transfer=settings.transfer,
+            base=base,
+            offered=self._offered,
         )
         # a different seed for each incarnation of each replica, so that each draws other samples
         seed = (int(options.get("seed", 0)) + zlib.crc32(name.encode())) % 2**31
@@ -122,8 +131,8 @@ class ReplicaRole:
         return build_engine(engine, str(model), options)
 
     def ready(self) -> Ready:
-        """Returns once the engine is loaded."""
-        return Ready()
+        """Returns once the engine is loaded, with the address at which it offers what it serves."""
+        return Ready() if self._offered is None else Ready(address=self._offered.address)
 
     def submit(self, commands: Sequence[Command]) -> None:
         """Queue commands for the worker."""
@@ -135,8 +144,19 @@ class ReplicaRole:
             self._worker.submit(command)
 
     def events(self, timeout_s: float) -> list[Event]:
-        """Events since the last call; waits up to `timeout_s` seconds for the first."""
-        return list(self._worker.events(timeout_s))
+        """Events since the last call; waits up to `timeout_s` seconds for the first.
+
+        Raises:
+            RoleError: the process is gone with which it offers what it serves.
+        """
+        if self._offered is None:
+            return list(self._worker.events(timeout_s))
+        self._offered.check()
+        found = self._worker.events(timeout_s)
+        return [
+            replace(event, source=self._weights.source_of(event.version)) if isinstance(event, Pulled) else event
+            for event in found
+        ]
 
     def adopt(self) -> None:
         """Prepare for another controller, which numbers its commands anew."""
@@ -161,6 +181,8 @@ class ReplicaRole:
     def close(self) -> None:
         """Stop the worker, which closes its engine, and leave the relays."""
         self.stops.close()
+        if self._offered is not None:
+            self._offered.close()
         try:
             self._worker.close(timeout_s=10.0)
         finally:

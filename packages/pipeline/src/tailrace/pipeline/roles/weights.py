@@ -1,4 +1,7 @@
-"""A replica's weights: from the relays or, for a version that they dropped, from its checkpoint (Laminar, section 4)."""
+"""A replica's weights: from the relays, from other replicas or, for a version that they dropped, from its checkpoint.
+
+Relays: Laminar, section 4. Other replicas: RobustRL, section 5.2.1.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import AdapterWeights
-from tailrace.paramserver import ProtocolError, RelayReader, RelayTimeout, RelayUnreachable
+from tailrace.paramserver import ParamServerError, ProtocolError, RelayReader, RelayTimeout, RelayUnreachable
 from tailrace.paramserver.clients.origin import RelayOrigin
-from tailrace.pipeline.roles.transfer import WeightTransfer
+from tailrace.pipeline.roles.peer_weights import OfferedWeights
+from tailrace.pipeline.roles.transfer import ReadOptions, WeightTransfer
 from tailrace.runtime.errors import RoleError
 from tailrace.trainer import AdapterConfig
 
@@ -59,6 +63,8 @@ class RelayWeights:
         checkpoints: directory with one checkpoint per version.
         transfer: the transport and codec.
         base: what versions are adapters of; None: they are whole.
+        offered: the replica's own relay, through which versions come and which others pull from; None: relays are read where
+            they are.
     """
 
     def __init__(
@@ -68,8 +74,10 @@ class RelayWeights:
         checkpoints: Path,
         transfer: WeightTransfer = WeightTransfer(),  # noqa: B008
         base: Base | None = None,
+        offered: OfferedWeights | None = None,
     ) -> None:
-        self._transfer, self._base = transfer, base
+        self._transfer, self._base, self._offered = transfer, base, offered
+        self._came = (-1, "")  # the version that came last from elsewhere, and its source
         self._token, self._checkpoints = token, checkpoints
         self._sources: tuple[str, ...] = ()
         self._best = ""  # the best of the sources that the reader was created for
@@ -91,24 +99,52 @@ class RelayWeights:
         saved = directory.is_dir()
         if not self._sources and not saved:
             raise RoleError(f"found neither a relay nor a checkpoint of version {version}, expected one of them")
-        if saved and not self._served(version):
+        served = (
+            self._served(version) if self._offered is None else self._fetched(self._offered, version, saved, timeout_s)
+        )
+        if saved and not served:
             from tailrace.trainer import load_weights_file
 
             yield self._for_engine(list(self._transfer.as_published(load_weights_file(directory))))
             return
-        reader, reading = self._open(), self._transfer.reading
-        origin = RelayOrigin(version, self._sources, self._token, reading.same_host, reading.transports)
+        reader, reading = self._open(), self._reading
+        origin = RelayOrigin(version, self._where(), self._token, reading.same_host, reading.transports)
         with reader.lease(version, timeout_s=timeout_s) as weights:
             yield self._for_engine(self._transfer.restored(weights, origin))
 
     def _for_engine(self, published: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]] | AdapterWeights:
         return published if self._base is None else self._base.with_adapter(published)
 
+    def source_of(self, version: int) -> str:
+        """The source of a version that was loaded last, see `Pulled`."""
+        came, source = self._came
+        return source if came == version else ""
+
     def close(self) -> None:
         """Leave the relays."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+
+    def _fetched(self, offered: OfferedWeights, version: int, saved: bool, timeout_s: float) -> bool:
+        """Have a version on the replica's own relay. Returns whether it is there; if not, it has a checkpoint."""
+        try:
+            source = offered.fetch(version, self._sources, timeout_s)
+        except ParamServerError:
+            if not saved:
+                raise
+            return False
+        if source:  # "" where it was here already
+            self._came = (version, source)
+        return True
+
+    @property
+    def _reading(self) -> ReadOptions:
+        """How versions are read: from the replica's own relay out of shared memory, whatever the transport between machines."""
+        return self._transfer.reading if self._offered is None else ReadOptions()
+
+    def _where(self) -> tuple[str, ...]:
+        return self._sources if self._offered is None else (self._offered.address,)
 
     def _served(self, version: int) -> bool:
         """Whether a relay has the version or can still get it; a relay with a newer one cannot."""
@@ -122,12 +158,12 @@ class RelayWeights:
 
     def _open(self) -> RelayReader:
         """A reader of the current sources. It keeps a working source until another one becomes the best."""
-        best = self._sources[0]
+        best = self._where()[0]
         if self._reader is None or best != self._best:
             self.close()
-            reading = self._transfer.reading
+            reading = self._reading
             self._reader = RelayReader(
-                lambda: self._sources,
+                self._where,
                 token=self._token,
                 same_host=reading.same_host,
                 transports=reading.transports,

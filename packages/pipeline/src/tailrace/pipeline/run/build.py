@@ -53,6 +53,7 @@ from tailrace.pipeline.run.pools import (
     cell_devices,
     check_pools,
     check_shared,
+    offers_weights,
     pool_replicas,
     relay_sites,
     relay_slots,
@@ -181,6 +182,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         fits_costs=config.rollout.cost_model is None and not config.rollout.pools,
         ranker=config.ranker is not None and not controls,
         pools=replica_pools(config),
+        peers=offers_weights(config),
         relay_sites=relay_sites(config),
         **environment_members(config),
         machine_checks=bool(config.executor.machine_checks),
@@ -289,6 +291,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         merges=not applies,
         sleep_level=level,
         comparison=_comparison(config, engine),
+        offers=offers_weights(config),
     )
     known = {field.name for field in dataclasses.fields(Deadlines)}
     deadlines = {name: value for name, value in config.deadlines.model_dump().items() if name in known}
@@ -313,7 +316,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         roles={
             DATA: RoleSpec.of(DataRole, data, home=True),
             SCORER: RoleSpec.of(ScorerRole, scorer, gpus=config.executor.scorer_gpus, home=True),
-            RELAY: RoleSpec.of(RelayRole, RelaySettings(transfer, relay_slots(config))),
+            RELAY: RoleSpec.of(RelayRole, RelaySettings(transfer, relay_slots(config), offers_weights(config))),
             TRAINER: RoleSpec.of(TrainerRole, trainer, gpus=config.executor.trainer_gpus, environment=CPU_ENVIRONMENT),
             REPLICA: replica,
             **ranker,

@@ -94,6 +94,11 @@ def relay_count(config: RunConfig) -> int:
     return config.relay.count + sum(config.relay.sites.values())
 
 
+def offers_weights(config: RunConfig) -> bool:
+    """Whether replicas offer the versions that they serve to each other."""
+    return config.relay.mode == "peer"
+
+
 def relay_slots(config: RunConfig) -> int:
     """Versions that each relay holds: with sites one more, so that the base of the next delta outlasts a link that is slow."""
     return config.relay.versions or (3 if config.relay.sites else 2)

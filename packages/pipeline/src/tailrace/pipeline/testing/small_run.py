@@ -206,6 +206,7 @@ def make_deployment(
     lr: float = 1e-2,
     ranks: int = 1,
     cells: int = 1,
+    peers: bool = False,
 ) -> Deployment:
     """A deployment of all roles, with files in a directory.
 
@@ -218,6 +219,7 @@ def make_deployment(
         lr: the trainer's learning rate.
         ranks: number of trainer processes; more than one only on a host whose members are processes.
         cells: cells that they form.
+        peers: whether replicas offer what they serve.
     """
     from tailrace.trainer import TrainerConfig
 
@@ -250,6 +252,7 @@ def make_deployment(
         still_report_s=0.5,
         sleep_level=2,
         comparison=WeightComparison(),
+        offers=peers,
     )
     data = DataSettings(
         store=root / "store.sqlite",
@@ -274,7 +277,7 @@ def make_deployment(
             DATA: RoleSpec.of(DataRole, data),
             SCORER: RoleSpec.of(ScorerRole, ScorerSettings(["exact"])),
             RANKER: RoleSpec.of(RankerRole, ranker),
-            RELAY: RoleSpec.of(RelayRole, RelaySettings(transfer)),
+            RELAY: RoleSpec.of(RelayRole, RelaySettings(transfer, peers=peers)),
             TRAINER: RoleSpec.of(TrainerRole, trainer),
             REPLICA: RoleSpec.of(FakeReplicaRole, replica),
         },

@@ -47,7 +47,7 @@ class Ready:
 
     Args:
         version: for the trainer, the version of the checkpoint that it loaded.
-        address: for a relay, where others reach it.
+        address: for a relay, and a replica that offers what it serves, where others reach it.
         held: for the data role, the finished trajectories in its store.
         partial: for the data role, the unfinished ones, each with its version and its number of response tokens.
         took: seconds of the stages of its start, which its mailbox fills in.

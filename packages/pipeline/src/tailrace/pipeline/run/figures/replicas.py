@@ -1,4 +1,4 @@
-"""Replicas that a run added and removed, what they freed while they slept, and pulls that they compared, from its log."""
+"""Replicas that a run added and removed, what they freed while they slept, and how they pulled, from its log."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ class ReplicaFigures:
     `added` counts replicas that were started beyond those of the run's start; one that takes the place of a dead one is none of
     them. `removed` counts replicas that were stopped; one that failed is none of them. `sleeps` counts how often a replica
     slept, and `freed` has its memory awake, asleep and awake again, of the sleep that freed most. `checked` counts pulls after
-    which digests of what the engine had were compared.
+    which digests of what the engine had were compared, `from_peers` those that were complete with another replica's weights.
     """
 
     def __init__(self) -> None:
+        self._offers: set[str] = set()  # addresses of replicas
+        self.from_peers = 0
         self.added = self.removed = 0
         self._began = False
         self.sleeps = self.checked = 0
@@ -36,6 +38,9 @@ class ReplicaFigures:
                 self._look(event)
             elif isinstance(event, c.Pulled):
                 self.checked += event.compared > 0
+                self.from_peers += event.source in self._offers
+            elif isinstance(event, c.Up) and event.role == REPLICA and event.address:
+                self._offers.add(event.address)
         began = self._began
         for command in commands:
             if isinstance(command, c.Start):
@@ -51,7 +56,10 @@ class ReplicaFigures:
             {} if self.freed is None else {"sleep": {"times": self.sleeps, **dict(zip(names, self.freed, strict=True))}}
         )
         changed = {"replicas_added": self.added, "replicas_removed": self.removed}
-        return {**changed, "served_digests_checked": self.checked, **freed}
+        pulls = {"served_digests_checked": self.checked}
+        if self._offers:
+            pulls["pulled_from_replicas"] = self.from_peers
+        return {**changed, **pulls, **freed}
 
     def _look(self, shown: c.Snapshot) -> None:
         before = self._levels.get(shown.replica, 0)
