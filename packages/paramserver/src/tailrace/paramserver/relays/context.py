@@ -13,7 +13,7 @@ from tailrace.paramserver.wire.capabilities import Means
 from tailrace.paramserver.wire.channel import TrafficCounts
 
 
-class Turns:
+class PullTurns:
     """Lets a number of pulls through at once, in no certain order, so that they share no link (RobustRL, section 5.2.1).
 
     Args:
@@ -73,4 +73,4 @@ class RelayContext:
     slot_timeout_s: float
     stall_s: float
     machine: HostInterface
-    turns: Turns
+    turns: PullTurns

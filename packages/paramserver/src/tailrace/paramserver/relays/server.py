@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from tailrace.paramserver.errors import ParamServerError, PeerClosed, ProtocolError
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.machine.protocol import HostInterface, Thread
-from tailrace.paramserver.relays.context import RelayContext, Turns
+from tailrace.paramserver.relays.context import PullTurns, RelayContext
 from tailrace.paramserver.relays.forward import Hops
 from tailrace.paramserver.relays.session import Session
 from tailrace.paramserver.relays.shelf import PARTIAL_S, TAKEOVER_S
@@ -109,7 +109,7 @@ class RelayServer:
             slot_timeout_s,
             stall_s,
             machine,
-            Turns(pullers, machine),
+            PullTurns(pullers, machine),
         )
         self._hops = Hops(self._context)
         self._connections: dict[Channel, Thread | None] = {}
