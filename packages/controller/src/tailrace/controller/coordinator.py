@@ -360,7 +360,7 @@ class Coordinator:
         if replica.assigned:
             pulling = c.Reason(c.Why.PULLING, numbers={"version": version})
             self._state.interrupt(replica, tuple(replica.assigned), pulling, FOR_PULL)
-        replica.pulling = version
+        replica.pulling, self._seen = version, None  # it may be told of it later, and is out of this cycle all the same
         self._pull_from(replica, version, found, reason)
 
     def _give_sources(self) -> None:

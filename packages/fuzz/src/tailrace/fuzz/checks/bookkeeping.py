@@ -60,7 +60,8 @@ def check_books(controller: Controller, pulling: Mapping[str, int]) -> None:
     _check_fleet(fleet, running, moving, away)
     _check_sessions(controller, away)
     _check_groups(ledger)
-    believed = {name: replica.pulling for name, replica in fleet.replicas.items() if replica.pulling is not None}
+    told = {name: replica for name, replica in fleet.replicas.items() if replica.pull_waits is None}
+    believed = {name: replica.pulling for name, replica in told.items() if replica.pulling is not None}
     _same("versions that replicas pull", believed, dict(pulling))
 
 
