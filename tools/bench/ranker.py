@@ -1,6 +1,6 @@
 """How well the longest responses are known beforehand: every method of `tailrace-ranker`, on responses of a policy of our own.
 
-    uv run python tools/bench/ranker.py DIR [--budget-s S] [--train-s S] [--splits NAME ...] [--no-versions] [--json FILE]
+    uv run python tools/bench/ranker.py DIR [--budget-s S] [--train-s S] [--splits NAME ...] [--init DIR ...] [--no-versions]
 
 The mix (`length_ranking/mix.py`) has 13 families of reasoning-gym in three difficulties, 2,028 prompts; the policy is a Qwen3
 of 0.2 million parameters that learned from worked solutions of all of them, of which 20 % give only the answer. It gives
@@ -12,8 +12,9 @@ of 0.2 million parameters that learned from worked solutions of all of them, of 
 
 Recall is of trajectories: the part of the longest 20, 10 or 5 % that is among as many with the highest scores. Its ceiling
 ranks prompts by the mean of half of their own samples and scores that on the other half. Intervals are the middle 95 % over
-resampled prompts. `siblings` and `last-length` know half of a prompt's samples and are measured on the other half. Beside it
-stands StreamRL's Table 4, of other prompts, another policy and far larger models.
+resampled prompts. With `--init` a language model is fine-tuned to each objective, on `--option steps=N` steps: a budget of
+seconds would depend on what else the machine does. `siblings` and `last-length` know half of a prompt's samples and are
+measured on the other half. Beside it stands StreamRL's Table 4, of other prompts, another policy and far larger models.
 
 Then the policy is trained by RL on the prompts that are not held out, and a ranker of version 0 is measured on what its
 checkpoints generate for those that are, as it was and updated every ten versions. Beside it stands what the mean of a prompt's
@@ -29,6 +30,7 @@ import json
 import math
 import os
 import statistics
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +43,7 @@ from length_ranking.stages import Clock, OutOfTimeError
 from length_ranking.tables import AUTO, PAPER, over_seeds, table, version_table
 
 from tailrace.ranker import Example
+from tailrace.ranker.learned.options import OBJECTIVES
 from tailrace.ranker.methods import method_names
 
 SAMPLES = 16
@@ -119,6 +122,7 @@ class Bench:
             self.options.train_s,
             self.clock,
             self.options.methods,
+            trials.Given(self.options.init, self.options.objectives, _options(self.options.option)),
         )
 
     def over_versions(self) -> None:
@@ -160,6 +164,10 @@ class Bench:
             print(f"\n{version_table(method, rows)}", flush=True)
 
 
+def _options(given: Sequence[str]) -> dict[str, Any]:
+    return {key: tomllib.loads(f"value = {text}")["value"] for key, _, text in (each.partition("=") for each in given)}
+
+
 def described(problems: Sequence[mix.Problem], examples: Mapping[int, Example]) -> dict[str, Any]:
     """How many prompts and responses there are, and how long they are."""
     lengths = sorted(length for example in examples.values() for length in example.lengths)
@@ -183,6 +191,13 @@ def main() -> int:
     parser.add_argument("--train-s", type=float, default=120.0, help="seconds of processor time of one training")
     parser.add_argument("--splits", nargs="+", choices=trials.SPLITS, default=list(trials.SPLITS))
     parser.add_argument("--methods", nargs="+", choices=method_names(), default=method_names(), metavar="NAME")
+    parser.add_argument(
+        "--init", nargs="+", type=Path, default=[], metavar="DIR", help="language models that sft fine-tunes"
+    )
+    parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=["write", "quantiles", "pairwise"])
+    parser.add_argument(
+        "--option", nargs="+", default=[], metavar="KEY=VALUE", help="of sft, such as steps=60 lora_rank=8"
+    )
     parser.add_argument("--no-versions", dest="versions", action="store_false", help="without the RL run")
     parser.add_argument("--prompts", type=int, default=mix.PROMPTS, help="of each family in each difficulty")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="responses to each prompt")

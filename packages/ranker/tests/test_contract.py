@@ -10,6 +10,7 @@ from tailrace.ranker import method_names
 from tailrace.ranker.baselines.lexical import Lexical
 from tailrace.ranker.baselines.prompt_length import PromptLength
 from tailrace.ranker.learned.methods import Encoder, Hidden, Sft
+from tailrace.ranker.learned.options import OBJECTIVES
 from tailrace.ranker.methods import Method, load_method
 from tailrace.ranker.testing import check_method, made_examples
 
@@ -46,12 +47,18 @@ def test_built_ins_keep_it_on_other_examples(name, seed, small_model):
     check_method(QUICK.get(name, load_method(name)), policy=small_model, prompts=90, seed=seed)
 
 
+GIVEN: dict[str, Any] = {"epochs": 2, "batch": 16, "most_tokens": 64, "lora_rank": 2, "init_lr": 1e-3}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_those_that_fine_tune_a_model_keep_it(objective, small_model):
+    check_method(Sft(objective=objective, **GIVEN), init=small_model)
+
+
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    "method", [Encoder(init_lr=1e-3, **(SMALL | {"loss": "listmle"}), width=32), Sft(width=32, **SMALL)]
-)
-def test_those_that_begin_with_a_model_keep_it(method, small_model):
-    check_method(method, init=small_model)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_those_that_fine_tune_all_weights_keep_it(objective, small_model):
+    check_method(Sft(objective=objective, **GIVEN | {"lora_rank": 0}), init=small_model)
 
 
 class Changed:

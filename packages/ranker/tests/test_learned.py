@@ -14,6 +14,7 @@ from tailrace.ranker.learned import encoding, hidden_states
 from tailrace.ranker.learned.fitting import Plan, fit_network
 from tailrace.ranker.learned.methods import Encoder, Hidden, Sft
 from tailrace.ranker.learned.network import OUTPUTS, P50, SHARES
+from tailrace.ranker.learned.options import OBJECTIVES
 from tailrace.ranker.learned.outputs import list_mle, pairwise, pinball, predictions_of, quantile_logs
 from tailrace.ranker.learned.samples import Samples, Scale
 from tailrace.ranker.learned.text import TextCodec
@@ -223,8 +224,9 @@ def test_hidden_on_disk_needs_its_policy(small_model, tmp_path):
         LengthRanker.load(tmp_path / "ranker", policy=tmp_path).predict(prompts)
 
 
-@pytest.mark.parametrize("method", [Encoder(**SMALL), Sft(**SMALL)])
-def test_a_directory_that_is_no_model_is_one_line(method, tmp_path, small_model):
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_directory_that_is_no_model_is_one_line(objective, tmp_path, small_model):
+    method = Sft(objective=objective)
     with pytest.raises(RankerModelError, match=r"found no tokenizer\.json, expected a model directory") as caught:
         LengthRanker.train(made_examples(10), method, init=tmp_path)
     assert "\n" not in str(caught.value)
@@ -269,7 +271,9 @@ def test_training_ends_in_time_with_the_best_weights():
         return ((network.weight - 3.0) ** 2).sum() + (0.0 if learning else 1.0)
 
     network = Line()
-    fit_network(network, 100, loss_of, Plan("line", 1000, 10, 0.1, 0.0), Setting(0, Deadline(60.0, lambda: now[0])))
+    fit_network(
+        network, [1] * 100, loss_of, Plan("line", 1000, 10, 0.1, 0.0), Setting(0, Deadline(60.0, lambda: now[0]))
+    )
     assert now[0] <= 60
     assert 0.5 < float(network.weight.detach()) <= 3.5
 
@@ -285,7 +289,7 @@ def test_the_best_weights_are_those_of_the_lowest_held_back_loss():
         return torch.tensor(next(looks))
 
     network = Line()
-    fit_network(network, 100, loss_of, Plan("line", 20, 10, 0.1, 0.0), Setting(0, Deadline(600.0)))
+    fit_network(network, [1] * 100, loss_of, Plan("line", 20, 10, 0.1, 0.0), Setting(0, Deadline(600.0)))
     assert len(seen) == 20
     assert float(network.weight.detach()) == seen[1] < seen[-1]
 
@@ -294,13 +298,22 @@ def test_the_best_weights_are_those_of_the_lowest_held_back_loss():
     ("kind", "options", "said"),
     [
         (Encoder, {"width": 30, "heads": 4}, "found width = 30 and heads = 4, expected a multiple"),
-        (Encoder, {"loss": "mse"}, "found loss = 'mse', expected pairwise or listmle"),
+        (Encoder, {"loss": "mse"}, "found loss = 'mse', expected one of quantiles, pairwise, listmle"),
         (Encoder, {"vocabulary": 100}, "found vocabulary = 100, expected at least 257"),
         (Encoder, {"dropout": 1.0}, "found dropout = 1.0"),
         (Encoder, {"epochs": 0}, "found epochs = 0, expected more than 0"),
         (Sft, {"heads": 3, "width": 33}, "a multiple of an even number"),
         (Sft, {"most_tokens": 2}, "found most_tokens = 2"),
         (Hidden, {"lr": -1.0}, "found lr = -1.0"),
+        (
+            Sft,
+            {"objective": "guess"},
+            "found objective = 'guess', expected one of auto, write, quantiles, pairwise, listmle",
+        ),
+        (Sft, {"dtype": "float16"}, "found dtype = 'float16', expected one of auto, float32, bfloat16"),
+        (Sft, {"lora_rank": -1}, "found lora_rank = -1, expected 0 or more"),
+        (Sft, {"batch_tokens": 0}, "found batch_tokens = 0, expected more than 0"),
+        (Sft, {"init_lr": 0.0}, "found init_lr = 0.0, expected more than 0"),
     ],
 )
 def test_options_outside_their_range(kind, options, said):

@@ -258,17 +258,19 @@ def test_a_comparison_measures_all_on_prompts_held_out(small_model):
         assert compare(examples, method="random").ranker.method == "random"
         with pytest.raises(Exception, match="'sft' could not be tried: no torch"):
             compare(examples, method="sft")
-    assert found.held_out == 12
-    assert set(found.as_json()) == {"chosen", "ceiling20", "methods"}
+    assert found.held_out == 6
+    assert set(found.as_json()) == {
+        "chosen", "objective", "held_out", "ceiling20", "ceiling10", "ceiling5", "methods",
+    }  # fmt: skip
     assert list(found.methods) == ["random", "prompt-length", "family-mean", "last-length", "siblings", "lexical"]
     for row in found.methods.values():
         assert set(row) == {"recall20", "recall10", "recall5", "tau_b", "train_s"}
     assert found.ranker.method in ("random", "prompt-length", "family-mean", "lexical")
     assert found.left_out == {"sft": "no torch"}
-    _, held = hold_out(examples, 0.2, 0)
+    _, held = hold_out(examples, 0.1, 0)
     report = found.ranker.report(held)
     assert report["recall20"] == pytest.approx(found.methods[found.ranker.method]["recall20"])
-    assert report["ceiling20"] == pytest.approx(found.ceiling20)
+    assert report["ceiling20"] == pytest.approx(found.ceilings["ceiling20"])
 
 
 @pytest.mark.parametrize(
@@ -292,14 +294,55 @@ def test_what_cannot_be_trained_is_one_line(arguments, error, said):
 
 
 def test_what_cannot_be_compared_or_predicted_is_one_line():
-    with pytest.raises(ExampleError, match="found 5 different prompts, expected at least 7"):
+    with pytest.raises(
+        ExampleError, match=r"found 5 different prompts, of which 4 are left .* expected at least 5 left"
+    ):
         compare(made_examples(5))
+    same = [Example(f"{at}", (7, 7)) for at in range(20)]
+    with pytest.raises(ExampleError, match="found 40 responses, all of 7 tokens, expected lengths that differ"):
+        compare(same)
+    cut = [Example(f"{at}", (7, at + 1), (True, True)) for at in range(20)]
+    with pytest.raises(ExampleError, match="found 40 responses, all truncated, expected some that ended"):
+        compare(cut)
+    with pytest.raises(ExampleError, match="found 1 family of prompts, expected at least two"):
+        compare([dataclasses.replace(one, family="") for one in made_examples(20)], by_family=True)
+    with pytest.raises(ExampleError, match="prompts to transfer to, all learned from"):
+        compare(made_examples(40), transfer=_learned_from(made_examples(40)), names=["random"])
+    with pytest.raises(RankerOptionError, match="found the split 7:0:1, expected parts of at least 1"):
+        compare(made_examples(20), split=(7, 0, 1))
+    with pytest.raises(RankerOptionError, match="found the option 'trees', expected a method by name"):
+        compare(made_examples(20), options={"trees": 5})
+    with pytest.raises(
+        RankerOptionError, match=r"found the option 'tree' of the method 'lexical', .*did you mean 'trees'"
+    ):
+        compare(made_examples(20), method="lexical", options={"tree": 5})
+    with pytest.raises(RankerOptionError, match="found trees = 'many' of the method 'lexical', expected int"):
+        compare(made_examples(20), method="lexical", options={"trees": "many"})
     ranker = LengthRanker.train(made_examples(20), "random")
     for prompts in ("a text", [b"bytes"], [None]):
         with pytest.raises(ExampleError, match="expected a list of texts"):
             ranker.predict(prompts)  # type: ignore[arg-type]
     with pytest.raises(ExampleError, match="found no examples"):
         ranker.update([])
+
+
+def _learned_from(examples):
+    return hold_out(examples, 0.1, 0)[0]
+
+
+def test_families_are_held_out_whole_and_other_data_is_measured_beside():
+    examples = made_examples(80)
+    other = [dataclasses.replace(one, lengths=tuple(5 * each for each in one.lengths)) for one in made_examples(90)]
+    found = compare(examples, names=["prompt-length"], method="random", by_family=True, transfer=other)
+    families = {name: sum(one.family == name for one in examples) for name in ("sums", "words")}
+    assert found.held_out in families.values()
+    assert list(found.methods) == ["random", "prompt-length"]
+    # The first 80 prompts of both are the same ones: those that were learned from are no test of anything.
+    (learned_family,) = {name for name, count in families.items() if count == 80 - found.held_out}
+    unseen = [one for at, one in enumerate(other) if at >= 80 or one.family != learned_family]
+    predictions = found.ranker._method.fit(examples, Setting(0, Deadline(9.0))).predict([one.prompt for one in unseen])
+    assert found.methods["random"]["transfer_recall20"] == pytest.approx(measure(predictions, unseen)["recall20"])
+    assert found.ceilings["transfer_ceiling20"] == pytest.approx(ceiling20(unseen))
 
 
 def test_a_plugin_that_is_no_method_is_named(monkeypatch):

@@ -11,7 +11,7 @@ import json
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from length_ranking.stages import Clock, write_whole
 
 from tailrace.contracts import MissingExtraError
 from tailrace.ranker import Example, RankerOptionError
-from tailrace.ranker.methods import Deadline, Method, Setting
+from tailrace.ranker.methods import Deadline, Method, Setting, configured
 from tailrace.ranker.prediction import Prediction
 from tailrace.ranker.splits import hold_out
 from tailrace.ranker.trials import installed_methods, try_methods
@@ -63,6 +63,29 @@ class Outcome:
     ways: Sequence[Predicted]
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Language models that are fine-tuned.
+
+    Args:
+        models: their directories, of different names.
+        objectives: what each learns.
+        options: of ``sft``, such as a number of steps.
+    """
+
+    models: Sequence[Path] = ()
+    objectives: Sequence[str] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def methods(self) -> dict[str, tuple[Method, Path]]:
+        """Each model with each objective, by ``sft:OBJECTIVE NAME``."""
+        return {
+            f"sft:{objective} {model.name}": (configured("sft", {**self.options, "objective": objective}), model)
+            for model in self.models
+            for objective in self.objectives
+        }
+
+
 def held_out(split: str, seed: int, problems: Sequence[Problem]) -> set[int]:
     """The indices of the problems that are held out."""
     if split == "prompts":
@@ -88,8 +111,11 @@ def outcomes(
     train_s: float,
     clock: Clock,
     names: Sequence[str],
+    given: Given = Given(),
 ) -> dict[str, Outcome]:
     """Every method that is named and installed, the simplest first. Those that are on disk are not trained again.
+
+    With language models that are given, there is a row for each of their objectives, ``sft:OBJECTIVE DIR``.
 
     Args:
         directory: of the files.
@@ -100,6 +126,7 @@ def outcomes(
         train_s: seconds of processor time of one training.
         clock: what is left of the time.
         names: of the methods.
+        given: language models that ``sft`` fine-tunes.
 
     Raises:
         OutOfTimeError: not all methods are done.
@@ -111,16 +138,15 @@ def outcomes(
     for name, why in left_out.items():
         clock.say(split, f"{name} is left out: {why}", last=True)
     found = {}
-    for name, method in methods.items():
-        if name not in names:
-            continue
-        file = directory / f"{split}-{seed}-{name}.json"
+    asked_for = {name: (method, None) for name, method in methods.items() if name in names}
+    for name, (method, init) in {**asked_for, **given.methods()}.items():
+        file = directory / f"{split}-{seed}-{name.replace(':', '-').replace(' ', '-')}.json"
         if not file.exists():
             clock.check(1.2 * train_s if not method.quick else 0.0)
             clock.say(split, f"seed {seed}, {name}", last=True)
-            given = {index: examples[index] for index in sorted(asked)}
+            measured = {index: examples[index] for index in sorted(asked)}
             try:
-                write_whole(file, _tried(name, method, learn, back, rest, given, seed, policy, train_s))
+                write_whole(file, _tried(name, method, learn, back, rest, measured, seed, policy, train_s, init))
             except (MissingExtraError, RankerOptionError) as error:
                 clock.say(split, f"{name} is left out: {error}", last=True)
                 continue
@@ -144,9 +170,10 @@ def _tried(
     seed: int,
     policy: Path,
     train_s: float,
+    init: Path | None,
 ) -> dict[str, Any]:
     # Processor time: what else the machine does at the moment changes no figure.
-    setting = Setting(seed, Deadline(train_s, time.process_time), policy)
+    setting = Setting(seed, Deadline(train_s, time.process_time), policy, init)
     trials = try_methods({name: method}, learn, back, setting)
     if name in trials.left_out:
         raise RankerOptionError(trials.left_out[name])

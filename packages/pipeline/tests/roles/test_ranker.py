@@ -8,7 +8,16 @@ import pytest
 from tailrace.contracts import Activity, Predict, Predicted, PredictionFailed
 from tailrace.pipeline.roles.finished_lengths import FinishedLength, FinishedLengths
 from tailrace.pipeline.roles.ranker import RankerRole, RankerSettings
-from tailrace.ranker import Example, LengthRanker, Prediction, PredictionError, UnknownMethodError
+from tailrace.ranker import (
+    Example,
+    LengthRanker,
+    Prediction,
+    PredictionError,
+    Sft,
+    UnknownMethodError,
+    read_note,
+)
+from tailrace.ranker.testing import language_model
 from tailrace.runtime.errors import RoleError
 from tailrace.runtime.executor.seam import MemberDeadError, MemberStart
 
@@ -192,6 +201,44 @@ def test_what_breaks_it_is_raised(make, gather):
     role.submit(["not a command"])
     with pytest.raises((RoleError, AttributeError)):
         gather(role, lambda _: False, "an error")
+
+
+def test_nothing_is_learned_from_responses_that_are_all_alike(make, data, gather, until):
+    role = make()
+    role._settings.saved.mkdir(parents=True, exist_ok=True)
+    data.lengths.note("first", text(0), 9, 0, truncated=False)
+    for prompt in range(PROMPTS):
+        for sample in range(SAMPLES):
+            data.lengths.note(f"{prompt}.{sample}", text(prompt), 9, 0, truncated=False)
+    until(lambda: role._seen == PROMPTS * SAMPLES + 1 and role._known != 0, "what has finished")
+    found, _ = asks(role, gather)
+    assert all(isinstance(event, PredictionFailed) for event in found.values())
+    data.finish(lambda prompt: 10 * (prompt + 1), version=1)
+    learns(role, gather, "trained")
+
+
+@pytest.mark.parametrize("objective", ["write", "pairwise"])
+def test_a_language_model_learns_is_updated_when_lengths_move_and_its_successor_goes_on(
+    objective, make, data, gather, tmp_path
+):
+    pytest.importorskip("peft")
+    given = {
+        "method": Sft(objective=objective, steps=4, batch=16, most_tokens=64, lora_rank=2, init_lr=1e-3),
+        "init": language_model(tmp_path / "model"),
+        "budget_s": 120.0,
+    }
+    role = make(**given)
+    data.finish(lambda prompt: 10 * (prompt + 1))
+    learns(role, gather, "trained")
+    before, _ = asks(role, gather, seq=2)
+    data.finish(lambda prompt: 90 * (prompt + 1), version=1)
+    learns(role, gather, "updated")
+    after, _ = asks(role, gather, seq=3)
+    assert after[PROMPTS - 1].tokens > 2 * before[PROMPTS - 1].tokens
+    role.close()
+    again, _ = asks(make(**given), gather, seq=3)
+    assert again == after
+    assert read_note(tmp_path / "saved" / "2").objective == objective
 
 
 def test_what_breaks_it_while_it_learns_is_raised_too(make, data, gather):

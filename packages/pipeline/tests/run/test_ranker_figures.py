@@ -1,5 +1,6 @@
 """Figures of the ranker in a summary: over all that was trained on, with predictions as they stood before."""
 
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,16 @@ def a_run(outcomes):
     return SimpleNamespace(
         prediction_outcomes=outcomes, ranker_updates=3, counts=SimpleNamespace(unpredicted=2 * len(outcomes) // 5)
     )
+
+
+def ceiling_of(outcomes):
+    """Of two responses of each group one, by lot, ranked by the other; the mean of many lots."""
+    drawn, found = random.Random(1), []
+    for _ in range(20):
+        pairs = [sorted(outcome.lengths, key=lambda _: drawn.random()) for outcome in outcomes]
+        known, asked = zip(*[(max(1, one), max(1, other)) for one, other in pairs], strict=True)
+        found.append(recall(known, asked, 0.2))
+    return sum(found) / len(found)
 
 
 def text_of(prompt):
@@ -40,6 +51,7 @@ def test_recall_is_over_all_that_was_trained_on():
     assert ranker_figures(run, characters) == {
         "ranker_recall20": pytest.approx(recall(scores, lengths, 0.2), abs=1e-4),
         "prompt_length_recall20": pytest.approx(recall(sizes, lengths, 0.2), abs=1e-4),
+        "ranker_ceiling20": pytest.approx(ceiling_of(OUTCOMES), abs=0.02),
         "ranker_updates": 3,
         "unpredicted": 1_000,
     }
@@ -49,5 +61,6 @@ def test_without_texts_or_without_anything_trained_there_is_no_figure():
     assert ranker_figures(a_run(OUTCOMES), None)["prompt_length_recall20"] is None
     empty = ranker_figures(a_run([]), {})
     assert (empty["ranker_recall20"], empty["prompt_length_recall20"]) == (None, None)
+    assert empty["ranker_ceiling20"] is None
     assert set(NO_RANKER) == set(empty)
     assert prompt_characters(a_run([]), lambda _: pytest.fail("nobody is asked")) == {}

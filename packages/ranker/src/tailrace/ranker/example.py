@@ -96,6 +96,23 @@ def check_examples(examples: Sequence[Example]) -> tuple[Example, ...]:
     return found
 
 
+def check_lengths(examples: Sequence[Example]) -> None:
+    """Check that lengths differ, and that not all are those at which responses were cut.
+
+    Raises:
+        ExampleError: there is nothing to rank by.
+    """
+    samples = [sample for example in examples for sample in example.samples]
+    if all(truncated for _, truncated in samples):
+        raise ExampleError(
+            f"found {len(samples)} responses, all truncated, expected some that ended: no length is known"
+        )
+    if len({length for length, _ in samples}) == 1:
+        raise ExampleError(
+            f"found {len(samples)} responses, all of {samples[0][0]} tokens, expected lengths that differ"
+        )
+
+
 def _items(name: str, values: Any) -> tuple[Any, ...]:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ExampleError(f"found {name} of type {type(values).__name__}, expected a list")

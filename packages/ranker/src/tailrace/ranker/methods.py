@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -128,7 +128,7 @@ class Method(Protocol):
         one so far.
 
         Raises:
-            RankerOptionError: `Setting.policy` or `Setting.init` is needed and missing.
+            RankerOptionError: `Setting.policy` or `Setting.init` is needed and missing, or the deadline allows no step.
             MissingExtraError: a library is not installed.
         """
         ...
@@ -142,9 +142,57 @@ class Method(Protocol):
         ...
 
 
+@runtime_checkable
+class Choosing(Method, Protocol):
+    """A method that leaves a choice to what is measured on prompts held back, such as its objective."""
+
+    def alternatives(self, setting: Setting) -> Mapping[str, Method]:
+        """What there is to choose from, by names that say what differs; none where nothing is left to choose.
+
+        Raises:
+            RankerModelError: `Setting.init` cannot be used, which shows before anything is trained.
+        """
+        ...
+
+
+def expanded(methods: Mapping[str, Method], setting: Setting) -> dict[str, Method]:
+    """Methods with each choice as methods of their own, ``NAME:ALTERNATIVE``.
+
+    Raises:
+        RankerModelError: `Setting.init` cannot be used.
+    """
+    found: dict[str, Method] = {}
+    for name, method in methods.items():
+        choice = method.alternatives(setting) if isinstance(method, Choosing) else {}
+        found |= {f"{name}:{which}": one for which, one in choice.items()} or {name: method}
+    return found
+
+
 def method_names() -> list[str]:
     """The names of all installed methods."""
     return names(GROUP)
+
+
+def configured(name: str, options: Mapping[str, Any]) -> Method:
+    """A method by its name, with some options.
+
+    Raises:
+        RankerOptionError: it has no such option, or a value is outside its range.
+        UnknownMethodError, PluginError, MissingExtraError: see `load_method`.
+    """
+    method = load_method(name)
+    known = {each.name: each for each in fields(method)}  # type: ignore[arg-type]  # a method is a dataclass
+    for option, value in options.items():
+        if option not in known:
+            raise RankerOptionError(
+                f"found the option {option!r} of the method {name!r}, {expected_one_of(option, known)}"
+            )
+        default = getattr(method, option)
+        wide = (int, float) if isinstance(default, float) or default is None else type(default)
+        if not isinstance(value, wide) or isinstance(value, bool) != isinstance(default, bool):
+            kind = "a number" if wide == (int, float) else type(default).__name__
+            raise RankerOptionError(f"found {option} = {value!r} of the method {name!r}, expected {kind}")
+    return replace(method, **options)  # type: ignore[type-var]
 
 
 def load_method(name: str) -> Method:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from tailrace.ranker.drift import Band, Correction, correction_of, has_enough, latest, recent
 from tailrace.ranker.errors import ExampleError, RankerOptionError
 from tailrace.ranker.example import Example, check_examples
-from tailrace.ranker.methods import Deadline, Method, Predictor, Progress, Setting, load_method, silent
+from tailrace.ranker.methods import Choosing, Deadline, Method, Predictor, Progress, Setting, load_method, silent
 from tailrace.ranker.prediction import Prediction, ranked
 from tailrace.ranker.recall import ceiling20, measure
 from tailrace.ranker.saved import SavedRanker, read_ranker, registered_name, write_ranker
@@ -110,7 +110,7 @@ class LengthRanker:
             seed: seed of all that is random.
             budget_s: seconds after which training ends with the best so far.
             policy: directory of the model that generates the responses, which ``hidden`` needs.
-            init: directory of a causal language model with which ``sft`` and ``encoder`` begin; None: from scratch.
+            init: directory of a causal language model, which ``sft`` fine-tunes; None: it begins from scratch.
             progress: called with what is being done.
 
         Raises:
@@ -123,19 +123,11 @@ class LengthRanker:
         known = check_examples(examples)
         setting = Setting(seed, Deadline(budget_s), _path(policy), _path(init), progress)
         if method == "auto":
-            if prompts_of(known) < LEAST_PROMPTS:
-                raise ExampleError(
-                    f"found {prompts_of(known)} different prompts, expected at least {LEAST_PROMPTS} for the method 'auto', "
-                    "which holds a fifth back: name a method"
-                )
-            learn, held = hold_out(known, HELD_BACK, seed)
             methods, unloaded = installed_methods(with_samples=False)
-            trials = try_methods(methods, learn, held, setting)
-            if lacking := unloaded | {name: trials.left_out[name] for name in trials.lacking}:
-                why = "; ".join(dict.fromkeys(lacking.values()))
-                warnings.warn(f"auto did not try {', '.join(lacking)}: {why}", stacklevel=2)
-            return cls.of_trial(trials.best(), known, held, setting, budget_s)
+            return cls._chosen(methods, unloaded, known, setting, budget_s)
         name, chosen = (method, load_method(method)) if isinstance(method, str) else (registered_name(method), method)
+        if isinstance(chosen, Choosing) and chosen.alternatives(setting):
+            return cls._chosen({name: chosen}, {}, known, setting, budget_s)
         others, aside = _divided(known, seed)
         predictor = chosen.fit(others, dataclasses.replace(setting, deadline=setting.deadline.part(LEARNING)))
         figures = (
@@ -146,11 +138,34 @@ class LengthRanker:
         return cls._finished(name, chosen, predictor, figures, known, aside, setting, budget_s)
 
     @classmethod
+    def _chosen(
+        cls,
+        methods: Mapping[str, Method],
+        unloaded: Mapping[str, str],
+        known: Sequence[Example],
+        setting: Setting,
+        budget_s: float,
+    ) -> LengthRanker:
+        """The ranker of the method, or of the alternative, that is best on prompts held back."""
+        if prompts_of(known) < LEAST_PROMPTS:
+            raise ExampleError(
+                f"found {prompts_of(known)} different prompts, expected at least {LEAST_PROMPTS} for the choice of 'auto', "
+                "which holds a fifth back: name a method, or its objective"
+            )
+        learn, held = hold_out(known, HELD_BACK, setting.seed)
+        trials = try_methods(methods, learn, held, setting)
+        if lacking := {**unloaded, **{name: trials.left_out[name] for name in trials.lacking}}:
+            why = "; ".join(dict.fromkeys(lacking.values()))
+            warnings.warn(f"auto did not try {', '.join(lacking)}: {why}", stacklevel=3)
+        return cls.of_trial(trials.best(), known, held, setting, budget_s)
+
+    @classmethod
     def of_trial(
         cls, trial: MethodTrial, known: Sequence[Example], held: Sequence[Example], setting: Setting, budget_s: float
     ) -> LengthRanker:
         """The ranker of a method that was tried, with `held` of the `known` examples held back."""
-        return cls._finished(trial.name, trial.method, trial.predictor, trial.held_back, known, held, setting, budget_s)
+        name = registered_name(trial.method) or trial.name
+        return cls._finished(name, trial.method, trial.predictor, trial.held_back, known, held, setting, budget_s)
 
     @classmethod
     def _finished(
@@ -181,6 +196,11 @@ class LengthRanker:
     def method(self) -> str:
         """The method's name; of ``auto`` the one chosen."""
         return self._name
+
+    @property
+    def objective(self) -> str | None:
+        """What a language model learned, of ``auto`` the objective chosen; None for a method that has no choice of one."""
+        return getattr(self._method, "learned", None)
 
     @property
     def version(self) -> int:
@@ -285,6 +305,8 @@ class LengthRanker:
             "seed": self._setting.seed,
             "budget_s": self._budget_s if math.isfinite(self._budget_s) else None,
             "policy": None if self._setting.policy is None else str(self._setting.policy),
+            "init": None if self._setting.init is None else str(self._setting.init),
+            "objective": self.objective,
             "band": dataclasses.asdict(self._band),
             "correction": dataclasses.asdict(self._correction),
         }
@@ -298,28 +320,37 @@ class LengthRanker:
 
     @classmethod
     def load(
-        cls, directory: str | Path, *, policy: str | Path | None = None, progress: Progress = silent
+        cls,
+        directory: str | Path,
+        *,
+        policy: str | Path | None = None,
+        init: str | Path | None = None,
+        progress: Progress = silent,
     ) -> LengthRanker:
         """Read what `save` wrote.
 
         Args:
             directory: the directory.
             policy: where the policy is now, for ``hidden``; None for where it was.
+            init: where the model is now that the adapters of ``sft`` are of; None for where it was.
             progress: called with what updates do.
 
         Raises:
             DamagedRankerError: there is no ranker, or it is incomplete or damaged.
             UnknownMethodError: its method is not installed.
+            RankerModelError: the model that its adapters are of is not there.
             MissingExtraError: the method needs a library that is not installed.
         """
-        return _loaded(cls, read_ranker(Path(directory)), _path(policy), progress)
+        return _loaded(cls, read_ranker(Path(directory)), _path(policy), _path(init), progress)
 
 
-def _loaded(kind: type[LengthRanker], saved: SavedRanker, policy: Path | None, progress: Progress) -> LengthRanker:
+def _loaded(
+    kind: type[LengthRanker], saved: SavedRanker, policy: Path | None, init: Path | None, progress: Progress
+) -> LengthRanker:
     state = saved.state
     budget_s = math.inf if state["budget_s"] is None else float(state["budget_s"])
-    policy = policy or _path(state["policy"])
-    setting = Setting(int(state["seed"]), Deadline(budget_s), policy, None, progress)
+    policy, init = policy or _path(state["policy"]), init or _path(state["init"])
+    setting = Setting(int(state["seed"]), Deadline(budget_s), policy, init, progress)
     method = saved.build_method()
     return kind(
         saved.name,

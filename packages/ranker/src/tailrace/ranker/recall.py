@@ -123,11 +123,21 @@ def measure(predictions: Sequence[Prediction], examples: Sequence[Example]) -> d
 
 
 def ceiling20(examples: Sequence[Example], seed: int = 0) -> float | None:
-    """What recall of the longest 20 % a prompt's own samples give: ranked by the mean of one half, scored on the other.
+    """`ceiling` of the longest 20 %."""
+    return ceiling(examples, 0.2, seed)
+
+
+def ceiling(examples: Sequence[Example], share: float, seed: int = 0) -> float | None:
+    """What recall of the longest a prompt's own samples give: ranked by the mean of one half, scored on the other.
 
     Mean over random halves, both ways. What differs between samples of one prompt is luck, which no prediction from the prompt
     knows; so this, and not 1, is what recall compares with. Half of the samples say less than all that there is to know, so a
     good prediction can exceed it a little.
+
+    Args:
+        examples: prompts with their samples.
+        share: of all samples, the longest, as in `recall`.
+        seed: of the halves.
 
     Returns:
         None if no prompt has two samples.
@@ -142,7 +152,7 @@ def ceiling20(examples: Sequence[Example], seed: int = 0) -> float | None:
                 sums.setdefault(example.prompt, []).extend(example.lengths)
             means = {prompt: fmean(lengths) for prompt, lengths in sums.items()}
             found.append(
-                recall([means[example.prompt] for example in asked], [example.lengths[0] for example in asked], 0.2)
+                recall([means[example.prompt] for example in asked], [example.lengths[0] for example in asked], share)
             )
     return fmean(found)
 

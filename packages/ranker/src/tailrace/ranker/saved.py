@@ -62,7 +62,7 @@ def from_json(files: Mapping[str, bytes], name: str, *keys: str) -> dict[str, An
 
 
 _NOTE, _EXAMPLES, _PREDICTOR = "ranker.json", "examples.json", "predictor"
-_FORMAT = 2  # since scores are tokens
+_FORMAT = 3  # since a saved ranker says which model its adapters are of
 _ENDINGS = (".json", ".safetensors")
 
 
@@ -73,7 +73,7 @@ class SavedRanker:
     Args:
         name: the method's.
         options: the method's fields.
-        state: ``version``, ``seed``, ``budget_s``, ``policy`` and ``band``.
+        state: ``version``, ``seed``, ``budget_s``, ``policy``, ``init``, ``objective``, ``band`` and ``correction``.
         memory: recent examples.
         files: those of the predictor.
     """
@@ -141,7 +141,35 @@ def read_ranker(directory: Path) -> SavedRanker:
         raise DamagedRankerError(f"{directory}: {error}") from error
 
 
-def _read(directory: Path) -> SavedRanker:
+@dataclass(frozen=True, slots=True)
+class SavedNote:
+    """What a saved ranker is, without reading its weights.
+
+    Args:
+        method: its method's name.
+        objective: what a language model learned; None for another method.
+        updates: how many updates there were.
+    """
+
+    method: str
+    objective: str | None
+    updates: int
+
+
+def read_note(directory: Path) -> SavedNote:
+    """What the ranker in a directory is.
+
+    Raises:
+        DamagedRankerError: there is none, or its note is damaged.
+    """
+    try:
+        note = _note(directory)
+    except DamagedRankerError as error:
+        raise DamagedRankerError(f"{directory}: {error}") from error
+    return SavedNote(note["method"], note["state"]["objective"], note["state"]["version"])
+
+
+def _note(directory: Path) -> dict[str, Any]:
     note = from_json(
         {_NOTE: _bytes(directory, _NOTE)}, _NOTE, "format", "method", "options", "state", "sha256", "checksum"
     )
@@ -150,6 +178,11 @@ def _read(directory: Path) -> SavedRanker:
         raise DamagedRankerError(f"{_NOTE}: found another content than was written (its checksum differs)")
     if note["format"] != _FORMAT:
         raise DamagedRankerError(f"{_NOTE}: found format {note['format']!r}, expected {_FORMAT}")
+    return note
+
+
+def _read(directory: Path) -> SavedRanker:
+    note = _note(directory)
     files: dict[str, bytes] = {}
     for name, digest in note["sha256"].items():
         files[name] = _bytes(directory, name)

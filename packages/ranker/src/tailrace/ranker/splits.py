@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
+from tailrace.ranker.errors import ExampleError
 from tailrace.ranker.example import Example
 
 Half = tuple[list[Example], list[Example]]
@@ -25,6 +26,26 @@ def hold_out(examples: Sequence[Example], share: float, seed: int) -> tuple[list
     return (
         [example for example in examples if example.prompt not in held],
         [example for example in examples if example.prompt in held],
+    )
+
+
+def hold_out_families(examples: Sequence[Example], share: float, seed: int) -> tuple[list[Example], list[Example]]:
+    """The rest, and the examples of a random `share` of the families (rounded up, never all).
+
+    Raises:
+        ExampleError: there are fewer than two families.
+    """
+    families = sorted({example.family for example in examples})
+    if len(families) < 2:
+        raise ExampleError(
+            f"found {len(families)} family of prompts, expected at least two in the column family: one is held out"
+        )
+    random.Random(seed).shuffle(families)
+    held = set(families[: min(ceil(share * len(families)), len(families) - 1)])
+    known = {example.prompt for example in examples if example.family not in held}
+    return (
+        [example for example in examples if example.family not in held],
+        [example for example in examples if example.family in held and example.prompt not in known],
     )
 
 

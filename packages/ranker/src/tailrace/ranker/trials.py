@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tailrace.contracts import MissingExtraError
 from tailrace.ranker.errors import RankerError, RankerOptionError
 from tailrace.ranker.example import Example
-from tailrace.ranker.methods import Deadline, Method, Predictor, Setting, load_method, method_names
+from tailrace.ranker.methods import Deadline, Method, Predictor, Setting, expanded, load_method, method_names
 from tailrace.ranker.prediction import Prediction
 from tailrace.ranker.recall import mean_measures, measure
 from tailrace.ranker.splits import halves
@@ -74,6 +74,20 @@ class Trials:
             raise RankerError(f"found no method that can be tried here ({why}), expected at least one")
         return max(able, key=lambda trial: trial.held_back["recall20"])
 
+    def best_of(self, name: str) -> MethodTrial:
+        """A method's trial; of one that left a choice, the alternative with the highest recall20.
+
+        Raises:
+            RankerError: it could not be tried.
+        """
+        able = [trial for trial in self.tried if trial.name.partition(":")[0] == name]
+        if not able:
+            why = next(
+                (why for each, why in self.left_out.items() if each.partition(":")[0] == name), "it is not installed"
+            )
+            raise RankerError(f"the method {name!r} could not be tried: {why}")
+        return max(able, key=lambda trial: trial.held_back["recall20"])
+
 
 def installed_methods(*, with_samples: bool) -> tuple[dict[str, Method], dict[str, str]]:
     """All registered methods, the simplest first, and why others do not load.
@@ -98,11 +112,15 @@ def installed_methods(*, with_samples: bool) -> tuple[dict[str, Method], dict[st
 def try_methods(
     methods: Mapping[str, Method], learn: Sequence[Example], held: Sequence[Example], setting: Setting
 ) -> Trials:
-    """Fit each method and measure it on the prompts held back.
+    """Fit each method, and each alternative of those that leave a choice, and measure it on the prompts held back.
 
     Quick ones first; what is left of the budget is shared evenly by the others. Methods that lack a library or a model are left
     out, and so are those for which no time is left, but for the first one.
+
+    Raises:
+        RankerModelError: a model directory cannot be used.
     """
+    methods = expanded(methods, setting)
     tried: dict[str, MethodTrial] = {}
     left_out: dict[str, str] = {}
     lacking: list[str] = []

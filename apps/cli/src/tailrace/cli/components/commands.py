@@ -68,10 +68,10 @@ def score_command(
 @app.command("rank")
 def rank_command(
     data: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="DATA",
-            help="A run's directory, or JSONL rows with prompt and lengths and, if known, truncated, family, version.",
+            help="A run's directory, or a file of prompts and lengths (JSONL, JSON, CSV, Parquet, Arrow), or hf:NAME:SPLIT.",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="The ranker's directory, to be written.")],
@@ -89,13 +89,62 @@ def rank_command(
     ] = None,
     init: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A causal language model that sft and encoder begin with, not from scratch."),
+        typer.Option(metavar="DIR", help="A causal language model that sft fine-tunes, instead of one from scratch."),
     ] = None,
+    objective: Annotated[
+        str,
+        typer.Option(help="What sft learns of --init: write, quantiles, pairwise, listmle; auto tries three of them."),
+    ] = "auto",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="An option of --method, such as lora_rank=8 or steps=100; may be repeated."
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Try this method beside --method; may be repeated; else all."),
+    ] = None,
+    transfer: Annotated[
+        str | None, typer.Option(metavar="DATA", help="Also measure on these, such as another policy's lengths.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Parts of the prompts: learned from, held back, held out.")] = "7:2:1",
+    by_family: Annotated[bool, typer.Option("--by-family", help="Hold families out, not prompts.")] = False,
+    prompt_column: Annotated[
+        str, typer.Option(metavar="NAME", help="The column of prompts: text, or chat messages for --policy's template.")
+    ] = "",
+    length_column: Annotated[
+        str, typer.Option(metavar="NAME", help="The column of lengths: a number, or a list of them.")
+    ] = "",
+    response_column: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="A column of responses, whose tokens by --policy's tokenizer are the lengths."
+        ),
+    ] = "",
 ) -> None:
     """Learn which prompts have the longest responses, and show how well each method finds them on prompts held out."""
-    from tailrace.cli.components.rank import RankOptions, rank
+    from tailrace.cli.components.rank import Columns, RankOptions, rank
 
-    rank(RankOptions(data, out, json_file, method, seed, budget_s, policy, init))
+    rank(
+        RankOptions(
+            data,
+            out,
+            json_file,
+            method,
+            seed,
+            budget_s,
+            policy,
+            init,
+            objective=objective,
+            options=tuple(option or ()),
+            only=tuple(only or ()),
+            transfer=transfer,
+            split=split,
+            by_family=by_family,
+            columns=Columns(prompt_column, length_column, response_column),
+        )
+    )
 
 
 app.add_typer(sandbox, name="sandbox")

@@ -13,6 +13,7 @@ from tailrace.fleetsim.footprint.standing import Standing, ranks_and_replicas, s
 from tailrace.fleetsim.footprint.transfers import StepTransfer, transfers
 from tailrace.fleetsim.results.result import Result
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.run.pools import ranker_gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def footprint(config: RunConfig, machines: Machines | None = None) -> Footprint:
     """
     model = run_model(config, on_paper=machines is not None)
     asked = sum(member.spans for members in ranks_and_replicas(config) for member in members if member.devices)
-    asked += math.ceil(config.executor.scorer_gpus)
+    asked += math.ceil(config.executor.scorer_gpus) + math.ceil(ranker_gpus(config))
     machines = machines or Machines(devices=asked)
     check_heads(config, model)
     standing = stand(config, machines)

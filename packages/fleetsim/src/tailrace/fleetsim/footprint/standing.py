@@ -8,7 +8,7 @@ from tailrace.fleetsim.errors import DoesNotFitError, FleetError
 from tailrace.fleetsim.footprint.machines import Machines
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.device_shares import trainer_group
-from tailrace.pipeline.run.pools import engine_options, tensor_parallel
+from tailrace.pipeline.run.pools import engine_options, ranker_gpus, tensor_parallel
 from tailrace.runtime.executor.deployment import REPLICA, TRAINER, rank_id
 
 _ROUNDING = 1e-6
@@ -104,7 +104,7 @@ def stand(config: RunConfig, machines: Machines) -> Standing:
     ranks, replicas = ranks_and_replicas(config)
     per = machines.per_node
     seats = [DeviceSeat(number // per, number % per) for number in range(machines.devices)] if per else []
-    asked = sum(member.devices for member in (*ranks, *replicas)) + config.executor.scorer_gpus
+    asked = sum(member.devices for member in (*ranks, *replicas)) + config.executor.scorer_gpus + ranker_gpus(config)
     if asked > machines.devices + _ROUNDING:
         raise DoesNotFitError(
             f"keys 'executor.trainer_gpus' and 'executor.replica_gpus': found {asked:g} devices asked for "

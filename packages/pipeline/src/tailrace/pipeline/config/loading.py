@@ -27,6 +27,7 @@ _OF_RAY = {
     "replica_gpus",
     "trainer_gpus",
     "scorer_gpus",
+    "ranker_gpus",
 }  # mean nothing to another host
 _TASKS = {"name", "mix", "train", "sources"}  # keys that each say what is trained on
 

@@ -341,6 +341,8 @@ class ExecutorConfig(_Strict):
     """memory of each GPU in 10^9 bytes; a run whose trainer or replicas would take more is refused"""
     scorer_gpus: float = Field(default=0.0, ge=0)
     """GPUs of the scorer, for a judge; a share, with replicas that also take a share, places it beside a replica"""
+    ranker_gpus: float = Field(default=0.0, ge=0)
+    """GPUs of the ranker, for a language model; a share, as the scorer's"""
     placement: Literal["pack", "spread", "strict-pack", "strict-spread"] = "pack"
     """how a trainer's ranks stand on a cluster's machines: on as few as it takes, on as many as there are, or, strictly, all on
     one, or each on its own"""
@@ -429,6 +431,13 @@ class RankerConfig(_Strict):
 
     method: str = "auto"
     """what is trained: auto (the best of several), or a plugin of tailrace.predictor"""
+    init: FilePath | None = None
+    """directory of a language model that the method sft fine-tunes, such as one of 0.5B; none: it begins from scratch"""
+    objective: Literal["auto", "write", "quantiles", "pairwise", "listmle"] = "auto"
+    """what sft learns of the model in init: to write the length, to regress its quantiles, or the order of prompts; auto: the
+    best on prompts held back"""
+    options: dict[str, Any] = {}
+    """options of the method, such as lora_rank, dtype, activation_checkpointing, batch_tokens and steps of sft"""
     path: FilePath | None = None
     """a ranker that `tailrace rank` saved, to begin with; none: one is trained on the run's own finished responses"""
     prompts: Annotated[int, Field(ge=5)] = 64
@@ -437,6 +446,8 @@ class RankerConfig(_Strict):
     """seconds between two looks for finished responses"""
     budget_s: Seconds = 60.0
     """seconds that one training or update may take"""
+    threads: Positive = 1
+    """threads with which it computes on the CPU"""
 
 
 class DeadlineConfig(_Strict):

@@ -25,7 +25,16 @@ from typing import TYPE_CHECKING
 from tailrace.contracts import Activity, Command, Event, Predict, Predicted, PredictionFailed
 from tailrace.pipeline.roles.calls import DATA_DOOR
 from tailrace.pipeline.roles.finished_lengths import MOST, FinishedLength
-from tailrace.ranker import DamagedRankerError, Example, LengthRanker, Prediction, PredictionError
+from tailrace.ranker import (
+    DamagedRankerError,
+    Example,
+    ExampleError,
+    LengthRanker,
+    Method,
+    Prediction,
+    PredictionError,
+    check_lengths,
+)
 from tailrace.runtime.errors import RoleError
 from tailrace.runtime.executor.doors import Ready, Role
 from tailrace.runtime.executor.seam import MemberStart
@@ -45,23 +54,25 @@ class RankerSettings:
     Args:
         saved: directory of what it learns in this run, one directory each time; it need not exist.
         path: directory of a ranker to begin with; None: it is trained on responses of this run.
-        method: what is trained, see `tailrace.ranker.method_names`; ``"auto"`` tries several.
+        method: what is trained, with its options or by its name, see `tailrace.ranker.method_names`; ``"auto"`` tries several.
         prompts: different prompts with new finished responses after which it is trained, or asks whether it has drifted.
         budget_s: seconds that one training or update may take.
         samples: finished responses with which a prompt counts.
         look_s: seconds between two looks for finished responses.
         policy: directory of the model that generates the responses, for methods that read it.
+        init: directory of a language model that is fine-tuned; None: it begins from scratch.
         seed: of training.
     """
 
     saved: Path
     path: Path | None
-    method: str
+    method: str | Method
     prompts: int
     budget_s: float
     samples: int = 1
     look_s: float = 2.0
     policy: Path | None = None
+    init: Path | None = None
     seed: int = 0
 
 
@@ -71,9 +82,9 @@ class RankerRole:
     def __init__(self, settings: RankerSettings, start: MemberStart) -> None:
         self._settings = settings
         self._data = DATA_DOOR.open(start.data, start.data_s)
-        self._ranker = _newest(settings.saved, settings.policy)
+        self._ranker = _newest(settings)
         if self._ranker is None and settings.path is not None:
-            self._ranker = LengthRanker.load(settings.path, policy=settings.policy)
+            self._ranker = LengthRanker.load(settings.path, policy=settings.policy, init=settings.init)
         self._seen = 0
         self._new: list[FinishedLength] = []
         self._known = 0  # prompts all of whose samples have finished since it learned last
@@ -148,6 +159,11 @@ class RankerRole:
     def _learn(self, examples: Sequence[Example]) -> None:
         ranker = self._ranker
         if ranker is None:
+            try:
+                check_lengths(examples)
+            except ExampleError as error:  # what finishes later may differ
+                _log.warning("nothing is learned yet: %s", error)
+                return
             newer, did = self._train(examples), TRAINED
         elif ranker.drifted(examples):
             newer, did = copy.copy(ranker), UPDATED  # an update replaces what it knows, it changes none of it
@@ -168,28 +184,29 @@ class RankerRole:
             seed=self._settings.seed,
             budget_s=self._settings.budget_s,
             policy=self._settings.policy,
+            init=self._settings.init,
         )
 
 
 def _save(ranker: LengthRanker, saved: Path) -> None:
     """Save a ranker beside the last one, which stays until the one after: this process may be killed at any time."""
-    numbers = _numbers(saved)
+    numbers = saved_rankers(saved)
     ranker.save(saved / str(numbers[0] + 1 if numbers else 1))
     for old in numbers[1:]:
         shutil.rmtree(saved / str(old))
 
 
-def _newest(saved: Path, policy: Path | None) -> LengthRanker | None:
+def _newest(settings: RankerSettings) -> LengthRanker | None:
     """The newest ranker that was saved completely; None if there is none."""
-    for number in _numbers(saved):
+    for number in saved_rankers(settings.saved):
         try:
-            return LengthRanker.load(saved / str(number), policy=policy)
+            return LengthRanker.load(settings.saved / str(number), policy=settings.policy, init=settings.init)
         except DamagedRankerError as error:
-            _log.warning("%s/%d is not used: %s", saved, number, error)
+            _log.warning("%s/%d is not used: %s", settings.saved, number, error)
     return None
 
 
-def _numbers(saved: Path) -> list[int]:
+def saved_rankers(saved: Path) -> list[int]:
     """Numbers of the rankers in a directory, newest first."""
     return sorted([int(each.name) for each in saved.glob("[0-9]*")], reverse=True) if saved.exists() else []
 

@@ -55,6 +55,7 @@ from tailrace.pipeline.run.pools import (
     check_shared,
     offers_weights,
     pool_replicas,
+    ranker_gpus,
     relay_sites,
     relay_slots,
     replica_pools,
@@ -301,7 +302,9 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     ranker = {}
     if config.ranker is not None:
         settings = ranker_settings(config, prepared.model, directory.root.absolute() / "ranker")
-        ranker[RANKER] = RoleSpec.of(RankerRole, settings, environment=CPU_ENVIRONMENT, home=True)
+        threads = {"OMP_NUM_THREADS": str(config.ranker.threads)}
+        gpus = ranker_gpus(config)
+        ranker[RANKER] = RoleSpec.of(RankerRole, settings, gpus=gpus, environment=threads, home=True)
     scorer = score_settings(config, prepared.verifiers)
     replica = RoleSpec.of(
         ReplicaRole,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.run.pools import replica_pools, tensor_parallel
+from tailrace.pipeline.run.pools import ranker_gpus, replica_pools, tensor_parallel
 from tailrace.runtime.executor.deployment import REPLICA, TRAINER, rank_id
 from tailrace.runtime.executor.seam import Bundle
 
@@ -25,6 +25,7 @@ def check_shares(config: RunConfig) -> None:
         "executor.trainer_gpus": (executor.trainer_gpus, config.trainer.processes),
         "executor.replica_gpus": (executor.replica_gpus, config.rollout.replicas),
         "executor.scorer_gpus": (executor.scorer_gpus, 1),
+        "executor.ranker_gpus": (ranker_gpus(config), 1),
     }
     shares = {key: (each, count) for key, (each, count) in asked.items() if 0 < each < 1}
     alone = sum(each * count for each, count in shares.values()) <= 1 + _ROUNDING

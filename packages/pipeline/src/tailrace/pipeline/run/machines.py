@@ -37,7 +37,7 @@ def check_own_machines(config: RunConfig) -> None:
         gathered.add(f"{found} with executor.name = {executor.name!r}, expected 'ray': they are nodes of a Ray cluster")
     if executor.ray_address is not None:
         gathered.add(f"{found} with a cluster to join, expected 1: a cluster has the machines that it has")
-    if executor.replica_gpus or executor.trainer_gpus or executor.scorer_gpus:
+    if executor.replica_gpus or executor.trainer_gpus or executor.scorer_gpus or executor.ranker_gpus:
         gathered.add(f"{found} with members that need GPUs, expected 1: those of one host are not divided")
     if config.relay.sites:
         gathered.add(f"{found} with 'relay.sites', expected one of the two: all of them are at one site")

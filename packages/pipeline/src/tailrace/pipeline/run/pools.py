@@ -83,6 +83,11 @@ def replica_gpus(config: RunConfig) -> float:
     return sum(pool.count * each * pool.tp / own_tp for pool in pools) if pools else config.rollout.replicas * each
 
 
+def ranker_gpus(config: RunConfig) -> float:
+    """GPUs of the ranker; none without one."""
+    return 0.0 if config.ranker is None else config.executor.ranker_gpus
+
+
 def relay_sites(config: RunConfig) -> tuple[str, ...]:
     """The site of each relay, the trainer's first; empty if all are there."""
     others = [site for site, count in config.relay.sites.items() for _ in range(count)]

@@ -1,23 +1,30 @@
-"""Trains the transformer of ``encoder``, and predicts with it."""
+"""Trains the transformer of ``encoder``, or a head of ``sft`` on a given model's states, and predicts with it."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from tailrace.ranker.errors import DamagedRankerError
+from tailrace.ranker.errors import DamagedRankerError, RankerError
 from tailrace.ranker.example import Example
 from tailrace.ranker.features import COUNT, features_of
-from tailrace.ranker.learned.fitting import Plan, fit_network
+from tailrace.ranker.learned.fitting import Plan, fit_network, parts
 from tailrace.ranker.learned.network import Bidirectional, Causal, Reader, padded
-from tailrace.ranker.learned.options import EncoderOptions
-from tailrace.ranker.learned.outputs import load_weights, predictions_of, ranking_loss, saved_weights
-from tailrace.ranker.learned.pretrained import backbone_of, build_backbone, configuration
+from tailrace.ranker.learned.options import EncoderOptions, SftOptions
+from tailrace.ranker.learned.outputs import Loss, load_weights, predictions_of, ranking_loss, saved_weights
+from tailrace.ranker.learned.pretrained import (
+    Tuning,
+    build_backbone,
+    check_time,
+    copied,
+    described,
+    is_base,
+    plan_of,
+)
 from tailrace.ranker.learned.samples import Samples, Scale
 from tailrace.ranker.learned.text import TextCodec
 from tailrace.ranker.methods import Setting
@@ -25,26 +32,31 @@ from tailrace.ranker.prediction import Prediction
 from tailrace.ranker.saved import file_of, from_json, to_json
 
 _ABOUT, _TOKENIZER, _WEIGHTS = "encoder.json", "tokenizer.json", "weights.safetensors"
-_ROWS_AT_ONCE = 64
 _UPDATE_EPOCHS, _UPDATE_RATE = 0.25, 0.3  # of those of training
+_HEAD_DROPOUT = 0.1  # of a head on a given model
 
 
 class EncoderPredictor:
     """Predicts by a trained transformer.
 
     Args:
-        method: its options.
+        method: its options; those of ``sft`` for a given model with a head.
         network: the transformer with its head, in evaluation mode.
         codec: encodes prompts.
         scale: of the outputs.
-        pretrained: the configuration of the model that training began with; None for one of the method's shape.
+        tuning: how a given model learns; None for one of the method's shape.
     """
 
     def __init__(
-        self, method: EncoderOptions, network: Reader, codec: TextCodec, scale: Scale, pretrained: dict[str, Any] | None
+        self,
+        method: EncoderOptions | SftOptions,
+        network: Reader,
+        codec: TextCodec,
+        scale: Scale,
+        tuning: Tuning | None,
     ) -> None:
         self._method, self._network, self._codec = method, network, codec
-        self._scale, self._pretrained = scale, pretrained
+        self._scale, self._tuning = scale, tuning
 
     def predict(self, prompts: Sequence[str]) -> list[Prediction]:
         """One prediction for each prompt."""
@@ -52,8 +64,8 @@ class EncoderPredictor:
         order = sorted(range(len(rows)), key=lambda at: len(rows[at]))  # batches without much padding
         found: dict[int, Prediction] = {}
         with torch.inference_mode():
-            for first in range(0, len(order), _ROWS_AT_ONCE):
-                part = order[first : first + _ROWS_AT_ONCE]
+            for rows_at_once in parts(torch.tensor(order), [len(row) for row in rows], self._method.batch_tokens):
+                part = rows_at_once.tolist()
                 ids, there = padded([rows[at] for at in part])
                 outputs = self._network(ids, there, _features([prompts[at] for at in part]))
                 found.update(zip(part, predictions_of(outputs, self._scale), strict=True))
@@ -62,7 +74,7 @@ class EncoderPredictor:
     def update(self, examples: Sequence[Example], setting: Setting) -> EncoderPredictor:
         """A copy that was trained further, for a quarter of the epochs at 0.3 of the rate."""
         newer = EncoderPredictor(
-            self._method, copy.deepcopy(self._network), self._codec, self._scale.grown(examples), self._pretrained
+            self._method, copied(self._network), self._codec, self._scale.grown(examples), self._tuning
         )
         newer.learn(examples, setting, epochs=_UPDATE_EPOCHS, rate=_UPDATE_RATE)
         return newer
@@ -74,6 +86,9 @@ class EncoderPredictor:
             examples: to learn from.
             setting: seed and deadline.
             epochs, rate: parts of the method's.
+
+        Raises:
+            RankerOptionError: a given model is to be trained for the first time, and there is no time for one step.
         """
         method = self._method
         rows = self._codec.encode([example.prompt for example in examples])
@@ -86,66 +101,99 @@ class EncoderPredictor:
             outputs = self._network(ids, there, features[chosen])
             # Looks at the held-back loss draw the same samples each time.
             draws = drawn if learning else torch.Generator().manual_seed(setting.seed)
-            return ranking_loss(outputs, samples[chosen], self._scale, method.loss, draws)
+            return ranking_loss(outputs, samples[chosen], self._scale, loss, draws)
 
-        lr = (method.lr if self._pretrained is None else method.init_lr) * rate
-        plan = Plan("encoder", max(1, round(method.epochs * epochs)), method.batch, lr)
-        fit_network(self._network, len(examples), loss_of, plan, setting)
+        if isinstance(method, SftOptions):
+            loss = cast("Loss", method.objective)
+            plan = plan_of(method, self._tuning is not None, epochs, rate)
+        else:
+            loss = method.loss
+            passes = max(1, round(method.epochs * epochs))
+            plan = Plan("encoder", passes, method.batch, method.lr * rate, batch_tokens=method.batch_tokens)
+        sizes = [len(row) for row in rows]
+        if self._tuning is not None and epochs == 1.0:
+            check_time(self._network, sizes, loss_of, plan, setting)
+        fit_network(self._network, sizes, loss_of, plan, setting)
 
     def files(self) -> dict[str, bytes]:
-        """The weights, the tokenizer, and what they are."""
-        about = {"scale": asdict(self._scale), "pretrained": self._pretrained, "vocabulary": self._codec.size}
+        """The weights, the tokenizer, and what they are; of adapters those alone."""
+        about = {
+            "scale": asdict(self._scale),
+            "vocabulary": self._codec.size,
+            **described(self._tuning, self._backbone),
+        }
         return {
             _ABOUT: to_json(about),
             _TOKENIZER: self._codec.content(),
             _WEIGHTS: saved_weights(self._network),
         }
 
+    @property
+    def _backbone(self) -> Any:
+        return self._network.backbone.model if self._tuning is not None else None
+
 
 def fit_encoder(method: EncoderOptions, examples: Sequence[Example], setting: Setting) -> EncoderPredictor:
-    """Build a network and train it.
-
-    Raises:
-        RankerModelError: `Setting.init` is no model directory.
-    """
+    """Build a network and train it."""
     prompts = [example.prompt for example in examples]
-    features = _features(prompts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(setting.seed)
-        if setting.init is None:
-            codec = TextCodec.trained(prompts, vocabulary=method.vocabulary, most_tokens=method.most_tokens)
-            backbone: Bidirectional | Causal = _own(method, codec.size)
-            pretrained = None
-        else:
-            codec = TextCodec.of_model(setting.init, method.most_tokens)
-            model = backbone_of(setting.init)
-            backbone, pretrained = Causal(model), configuration(model)
-        network = Reader(backbone, features, method.dropout)
-    network.to(next(backbone.parameters()).device)
-    predictor = EncoderPredictor(method, network, codec, Scale.of(examples), pretrained)
+        codec = TextCodec.trained(prompts, vocabulary=method.vocabulary, most_tokens=method.most_tokens)
+        network = Reader(_own(method, codec.size), _features(prompts), method.dropout)
+    predictor = EncoderPredictor(method, network, codec, Scale.of(examples), None)
     predictor.learn(examples, setting)
     return predictor
 
 
-def restored(method: EncoderOptions, files: Mapping[str, bytes]) -> EncoderPredictor:
+def fit_reader(method: SftOptions, examples: Sequence[Example], setting: Setting) -> EncoderPredictor:
+    """Load a model, put a head on its states, and train both.
+
+    Raises:
+        RankerOptionError: there is no time for one step, or no model is given.
+        RankerModelError: `Setting.init` is no model directory.
+        MissingExtraError: PEFT is not installed, and there are to be adapters.
+    """
+    tuning = Tuning(method, setting.init, setting.seed)
+    codec = TextCodec.of_model(tuning.known_directory, method.most_tokens)
+    network = _reader(tuning, tuning.backbone(), _features([example.prompt for example in examples]), setting.seed)
+    predictor = EncoderPredictor(method, network, codec, Scale.of(examples), tuning)
+    predictor.learn(examples, setting)
+    return predictor
+
+
+def restored(method: EncoderOptions | SftOptions, files: Mapping[str, bytes], setting: Setting) -> EncoderPredictor:
     """What `EncoderPredictor.files` wrote.
 
     Raises:
         DamagedRankerError: something else is there.
+        RankerModelError: the model that its adapters are of is not at `Setting.init`.
     """
-    about = from_json(files, _ABOUT, "scale", "pretrained", "vocabulary")
+    about = from_json(files, _ABOUT, "scale", "pretrained", "base", "vocabulary")
+    features = torch.zeros(1, COUNT)
+    tuning = None
     try:
         scale = Scale(**about["scale"])
-        if about["pretrained"] is None:
-            backbone: Bidirectional | Causal = _own(method, int(about["vocabulary"]))
+        if isinstance(method, SftOptions):
+            tuning = Tuning(method, setting.init, setting.seed)
+            model = tuning.backbone() if is_base(tuning, about["base"]) else build_backbone(about["pretrained"])
+            network = _reader(tuning, model, features, setting.seed)
         else:
-            backbone = Causal(build_backbone(about["pretrained"]))
+            network = Reader(_own(method, int(about["vocabulary"])), features, method.dropout)
     except (TypeError, ValueError) as error:
+        if isinstance(error, RankerError):
+            raise
         raise DamagedRankerError(f"{_ABOUT}: found no encoder ({error}), expected what was saved") from error
-    network = Reader(backbone, torch.zeros(1, COUNT), method.dropout).to(next(backbone.parameters()).device)
     load_weights(network, files, _WEIGHTS)
     codec = TextCodec.restored(file_of(files, _TOKENIZER), method.most_tokens)
-    return EncoderPredictor(method, network, codec, scale, about["pretrained"])
+    return EncoderPredictor(method, network, codec, scale, tuning)
+
+
+def _reader(tuning: Tuning, model: Any, features: Tensor, seed: int) -> Reader:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = Reader(Causal(model, tuning.computing), features, _HEAD_DROPOUT)
+    network.to(model.device)
+    return network
 
 
 def _own(method: EncoderOptions, vocabulary: int) -> Bidirectional:

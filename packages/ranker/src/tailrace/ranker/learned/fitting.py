@@ -5,11 +5,9 @@ plan: all epochs ─► a few steps, timed ─► as many steps as there is time
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 from tailrace.ranker.methods import Setting
 
 LossOf = Callable[[Tensor, bool], Tensor]
-"""Rows of the examples, and whether the network learns from them (or is measured on them), to a scalar."""
+"""Rows of the examples, and whether the network learns from them (or is measured on them), to a scalar, their mean."""
 
 _TIMED_STEPS = 3
 _LOOKS = 20  # at the held-back loss
@@ -37,6 +35,11 @@ class Plan:
         batch: rows of a step.
         lr: highest learning rate; rises over the first tenth of the steps, then falls as a cosine to 0.
         weight_decay: AdamW's.
+        batch_tokens: most tokens, padding included, that are computed at once; 0: no limit. A step of more adds up the
+            gradients of its parts, and pairs or lists of prompts are those within a part.
+        steps: most of them; 0: as many as the epochs have.
+        faster: what is trained at another rate than `lr`, by the beginning of its name.
+        faster_by: times the rate.
     """
 
     name: str
@@ -44,24 +47,55 @@ class Plan:
     batch: int
     lr: float
     weight_decay: float = 0.05
+    batch_tokens: int = 0
+    steps: int = 0
+    faster: str = ""
+    faster_by: float = 1.0
 
 
-def fit_network(network: nn.Module, count: int, loss_of: LossOf, plan: Plan, setting: Setting) -> None:
-    """Train a network in place, on `count` rows. It ends in evaluation mode with the weights of the lowest held-back loss.
+def parts(rows: Tensor, sizes: Sequence[int], batch_tokens: int) -> list[Tensor]:
+    """The rows in parts whose padded tokens do not exceed `batch_tokens`; a row of more is a part by itself.
+
+    Args:
+        rows: [n], of the examples.
+        sizes: tokens of each example.
+        batch_tokens: tokens; 0: one part.
+    """
+    if not batch_tokens:
+        return [rows] if len(rows) else []
+    found: list[list[int]] = []
+    widest = 0
+    for row in rows.tolist():
+        widest = max(widest, sizes[row])
+        if not found or widest * (len(found[-1]) + 1) > batch_tokens:
+            found.append([])
+            widest = sizes[row]
+        found[-1].append(row)
+    return [torch.tensor(part) for part in found]
+
+
+def fit_network(network: nn.Module, sizes: Sequence[int], loss_of: LossOf, plan: Plan, setting: Setting) -> None:
+    """Train a network in place. It ends in evaluation mode with the weights of the lowest held-back loss.
 
     With fewer than 80 rows none are held back, and the last weights are taken. The same seed gives the same weights as long as
     the deadline does not end the training: only then does the number of steps depend on the time that they take.
+
+    Args:
+        network: what of it requires gradients is trained.
+        sizes: tokens of each row.
+        loss_of: of some rows.
+        plan: how to train.
+        setting: seed, deadline and progress.
     """
+    count = len(sizes)
     drawn = torch.Generator().manual_seed(setting.seed)
     order = torch.randperm(count, generator=drawn)
     held = order[: int(_HELD * count)] if int(_HELD * count) >= _LEAST_HELD else order[:0]
     learn = order[len(held) :]
     batches = math.ceil(len(learn) / plan.batch)
-    steps = plan.epochs * batches
-    optimizer = torch.optim.AdamW(
-        [weight for weight in network.parameters() if weight.requires_grad], lr=plan.lr, weight_decay=plan.weight_decay
-    )
-    best: tuple[float, dict[str, Any] | None] = math.inf, None
+    steps = min(plan.epochs * batches, plan.steps) if plan.steps else plan.epochs * batches
+    optimizer = _optimizer(network, plan)
+    best: tuple[float, dict[str, Tensor] | None] = math.inf, None
     slowest, began, step = 0.0, setting.deadline.now(), 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(setting.seed)
@@ -70,7 +104,7 @@ def fit_network(network: nn.Module, count: int, loss_of: LossOf, plan: Plan, set
                 learn = learn[torch.randperm(len(learn), generator=drawn)]
             rows = learn[step % batches * plan.batch : (step % batches + 1) * plan.batch]
             network.train()
-            loss = _step(network, optimizer, loss_of(rows, True), plan.lr * _rate(step, steps))
+            loss = _step(network, optimizer, loss_of, parts(rows, sizes, plan.batch_tokens), _rate(step, steps))
             step += 1
             now = setting.deadline.now()
             took, began = now - began, now
@@ -78,34 +112,68 @@ def fit_network(network: nn.Module, count: int, loss_of: LossOf, plan: Plan, set
             if step == _TIMED_STEPS:  # the first ones load libraries
                 steps = min(steps, step + int(_MARGIN * setting.deadline.left_s / max(took, 1e-9)))
             if step >= steps or step % max(1, steps // _LOOKS) == 0:
-                best = _looked(network, loss_of, held, best)
+                best = _looked(network, loss_of, parts(held, sizes, plan.batch_tokens), best)
                 setting.progress({"method": plan.name, "phase": "step", "step": step, "steps": steps, "loss": loss})
                 began = setting.deadline.now()
     if best[1] is not None:
-        network.load_state_dict(best[1])
+        with torch.no_grad():
+            for name, weight in _trained(network):
+                weight.copy_(best[1][name])
     network.eval()
 
 
-def _step(network: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, lr: float) -> float:
+def first_step_s(network: nn.Module, sizes: Sequence[int], loss_of: LossOf, plan: Plan, setting: Setting) -> float:
+    """About the seconds of one step: three times those of the losses of the first rows, of which nothing is learned.
+
+    Args:
+        network, sizes, loss_of, plan, setting: as `fit_network` gets them.
+    """
+    began = setting.deadline.now()
+    network.eval()
+    with torch.no_grad():
+        for part in parts(torch.arange(min(plan.batch, len(sizes))), sizes, plan.batch_tokens):
+            loss_of(part, False)
+    return 3 * (setting.deadline.now() - began)
+
+
+def _optimizer(network: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+    slow = [weight for name, weight in _trained(network) if not (plan.faster and name.startswith(plan.faster))]
+    fast = [weight for name, weight in _trained(network) if plan.faster and name.startswith(plan.faster)]
+    groups = [{"params": slow, "times": 1.0}, {"params": fast, "times": plan.faster_by}]
+    return torch.optim.AdamW([each for each in groups if each["params"]], lr=plan.lr, weight_decay=plan.weight_decay)
+
+
+def _trained(network: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, weight) for name, weight in network.named_parameters() if weight.requires_grad]
+
+
+def _step(
+    network: nn.Module, optimizer: torch.optim.Optimizer, loss_of: LossOf, rows: list[Tensor], rate: float
+) -> float:
+    """One step on the mean of the losses of all rows; returns it. Only one part's graph exists at a time."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = optimizer.defaults["lr"] * group["times"] * rate
     optimizer.zero_grad()
-    if loss.requires_grad:  # a batch may hold nothing to compare
-        loss.backward()
-        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-    return float(loss.detach())
+    count, total = sum(map(len, rows)), 0.0
+    for part in rows:
+        loss = loss_of(part, True) * (len(part) / count)
+        total += float(loss.detach())
+        if loss.requires_grad:  # a part may hold nothing to compare
+            loss.backward()
+    nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+    optimizer.step()
+    return total
 
 
 def _looked(
-    network: nn.Module, loss_of: LossOf, held: Tensor, best: tuple[float, dict[str, Any] | None]
-) -> tuple[float, dict[str, Any] | None]:
-    if not len(held):
+    network: nn.Module, loss_of: LossOf, held: list[Tensor], best: tuple[float, dict[str, Tensor] | None]
+) -> tuple[float, dict[str, Tensor] | None]:
+    if not held:
         return best
     network.eval()
     with torch.no_grad():
-        loss = float(loss_of(held, False))
-    return (loss, copy.deepcopy(network.state_dict())) if loss < best[0] else best
+        loss = sum(float(loss_of(part, False)) * len(part) for part in held) / sum(map(len, held))
+    return (loss, {name: weight.detach().clone() for name, weight in _trained(network)}) if loss < best[0] else best
 
 
 def _rate(step: int, steps: int) -> float:

@@ -131,7 +131,7 @@ class HiddenPredictor:
             return ranking_loss(self._head(states[chosen]), samples[chosen], self._scale, method.loss, draws)
 
         plan = Plan("hidden", max(1, round(method.epochs * epochs)), method.batch, method.lr * rate)
-        fit_network(self._head, len(known), loss_of, plan, setting)
+        fit_network(self._head, [1] * len(known), loss_of, plan, setting)
 
     def files(self) -> dict[str, bytes]:
         """The head's weights, and what they are."""

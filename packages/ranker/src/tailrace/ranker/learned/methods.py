@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from tailrace.contracts import extra
-from tailrace.ranker.errors import RankerOptionError
+from tailrace.contracts import extra, need_extra
+from tailrace.ranker.errors import RankerModelError, RankerOptionError
 from tailrace.ranker.example import Example
-from tailrace.ranker.learned.options import EncoderOptions, HiddenOptions, SftOptions
+from tailrace.ranker.learned.options import EncoderOptions, HiddenOptions, Objective, SftOptions
 from tailrace.ranker.methods import Setting
 
 if TYPE_CHECKING:
@@ -24,9 +25,8 @@ class Encoder(EncoderOptions):
 
     Their order is learned from pairs or lists of samples, too. Truncated samples are censored in both.
 
-    With `Setting.init` the transformer is that causal language model, whose shape is its own; otherwise a bidirectional one
-    of this shape. The defaults give 1.0 to 1.2 million parameters, by the tokens
-    of the encoding, which is trained on the prompts.
+    It is bidirectional, and trained from scratch: the defaults give 1.0 to 1.2 million parameters, by the tokens of the
+    encoding, which is trained on the prompts. Of a given language model, ``sft`` learns the same objectives.
 
     Its options are those of `EncoderOptions`.
     """
@@ -35,21 +35,16 @@ class Encoder(EncoderOptions):
     quick: ClassVar[bool] = False
 
     def fit(self, examples: Sequence[Example], setting: Setting) -> EncoderPredictor:
-        """Learn.
-
-        Raises:
-            RankerModelError: `Setting.init` is no model directory.
-        """
+        """Learn."""
         with extra("tailrace-ranker", "torch"):
             from tailrace.ranker.learned.encoding import fit_encoder
         return fit_encoder(self, examples, setting)
 
     def restore(self, files: Mapping[str, bytes], setting: Setting) -> EncoderPredictor:
         """Read what `fit` learned."""
-        del setting
         with extra("tailrace-ranker", "torch"):
             from tailrace.ranker.learned.encoding import restored
-        return restored(self, files)
+        return restored(self, files, setting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +89,9 @@ class Sft(SftOptions):
     apart of which most responses are truncated. A truncated sample is learned as "at least so many", whose probability the
     same digits give.
 
-    With `Setting.init` the model is that one, fine-tuned; otherwise a small Qwen3 of this shape, from scratch: the defaults
-    give 0.9 to 1.1 million parameters, by the tokens of the encoding, which is trained on the prompts.
+    With `Setting.init` the model is that one, fine-tuned with LoRA; `objective` says what it learns. Otherwise a small Qwen3
+    of this shape learns to write, from scratch: the defaults give 0.9 to 1.1 million parameters, by the tokens of the encoding,
+    which is trained on the prompts.
 
     Its options are those of `SftOptions`.
     """
@@ -103,19 +99,60 @@ class Sft(SftOptions):
     needs_samples: ClassVar[bool] = False
     quick: ClassVar[bool] = False
 
-    def fit(self, examples: Sequence[Example], setting: Setting) -> SftPredictor:
+    def alternatives(self, setting: Setting) -> Mapping[str, Sft]:
+        """The objectives among which ``auto`` chooses, by name; none where there is nothing to choose.
+
+        Raises: as `check`.
+        """
+        if setting.init is None or self.objective != "auto":
+            return {}
+        self.check(setting.init)
+        return {objective: replace(self, objective=objective) for objective in _TRIED}
+
+    def fit(self, examples: Sequence[Example], setting: Setting) -> SftPredictor | EncoderPredictor:
         """Learn.
 
         Raises:
             RankerModelError: `Setting.init` is no model directory, or its vocabulary lacks a digit.
+            RankerOptionError: there is no time for a step of a given model, or no model for a head.
+            MissingExtraError: PEFT is not installed, and a given model is to get adapters.
         """
         with extra("tailrace-ranker", "torch"):
+            from tailrace.ranker.learned.encoding import fit_reader
             from tailrace.ranker.learned.writing import fit_sft
-        return fit_sft(self, examples, setting)
+        return fit_sft(self, examples, setting) if self._writes else fit_reader(self, examples, setting)
 
-    def restore(self, files: Mapping[str, bytes], setting: Setting) -> SftPredictor:
+    def restore(self, files: Mapping[str, bytes], setting: Setting) -> SftPredictor | EncoderPredictor:
         """Read what `fit` learned."""
-        del setting
         with extra("tailrace-ranker", "torch"):
-            from tailrace.ranker.learned.writing import restored
-        return restored(self, files)
+            from tailrace.ranker.learned import encoding, writing
+        return writing.restored(self, files, setting) if self._writes else encoding.restored(self, files, setting)
+
+    def check(self, init: Path) -> None:
+        """Check before anything is trained that a model can be fine-tuned.
+
+        Raises:
+            RankerModelError: the directory is no model's, or its vocabulary lacks a digit, and lengths are to be written.
+            MissingExtraError: a library is not installed.
+        """
+        with extra("tailrace-ranker", "torch"):
+            from tailrace.ranker.learned.text import TextCodec
+        codec = TextCodec.of_model(init, self.most_tokens)
+        if not (init / "config.json").is_file():
+            raise RankerModelError(f"{init}: found no config.json, expected a model directory")
+        if self._writes:
+            codec.digits()
+        if self.lora_rank:
+            need_extra("tailrace-ranker", "adapters", "peft")
+
+    @property
+    def learned(self) -> Objective:
+        """The objective that `fit` learns."""
+        return "write" if self.objective == "auto" else self.objective
+
+    @property
+    def _writes(self) -> bool:
+        return self.learned == "write"
+
+
+_TRIED: tuple[Objective, ...] = ("write", "quantiles", "pairwise")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -46,22 +48,24 @@ class Bidirectional(nn.Module):
 
 
 class Causal(nn.Module):
-    """A pretrained causal language model without its head, pooled alike.
+    """A given causal language model without its output layer, pooled alike.
 
     Args:
         model: a transformers model that gives ``last_hidden_state``.
+        computing: begins the context in which it computes.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, computing: Callable[[], AbstractContextManager[Any]]) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._computing = model, computing
         self.width = 2 * int(model.config.hidden_size)
         self.norm = nn.LayerNorm(self.width)  # states of pretrained models have a few enormous elements
 
     def forward(self, ids: Tensor, there: Tensor) -> Tensor:
         """Vectors [n, width] of prompts [n, T], `there` where a token is."""
-        found = self.model(input_ids=ids, attention_mask=there.long(), use_cache=False)
-        normed: Tensor = self.norm(_pooled(found.last_hidden_state, there))
+        with self._computing():
+            found = self.model(input_ids=ids, attention_mask=there.long(), use_cache=False)
+        normed: Tensor = self.norm(_pooled(found.last_hidden_state.float(), there))
         return normed
 
 

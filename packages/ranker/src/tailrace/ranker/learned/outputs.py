@@ -87,7 +87,7 @@ def pinball(logs: Tensor, samples: Samples, share: float) -> Tensor:
     return ((loss * counts).sum(1) / samples.there.sum(1)).mean()
 
 
-Loss = Literal["pairwise", "listmle"]
+Loss = Literal["quantiles", "pairwise", "listmle"]
 
 
 def quantile_logs(outputs: Tensor, scale: Scale) -> Tensor:
@@ -99,12 +99,15 @@ def quantile_logs(outputs: Tensor, scale: Scale) -> Tensor:
 def ranking_loss(outputs: Tensor, samples: Samples, scale: Scale, loss: Loss, drawn: torch.Generator) -> Tensor:
     """The loss of the order, and those of all quantiles in units of the spread.
 
-    The first shapes what the layers before look for. The order itself is read from the quantiles: they are in tokens, and found
-    more of the longest prompts.
+    The first, which ``"quantiles"`` does without, shapes what the layers before look for. The order itself is read from the
+    quantiles: they are in tokens, and found more of the longest prompts.
     """
-    order = pairwise(outputs[:, 0], samples) if loss == "pairwise" else list_mle(outputs[:, 0], samples, drawn)
     logs = quantile_logs(outputs, scale)
-    total = order
+    total = outputs.sum() * 0.0
+    if loss == "pairwise":
+        total = pairwise(outputs[:, 0], samples)
+    elif loss == "listmle":
+        total = list_mle(outputs[:, 0], samples, drawn)
     for at, share in enumerate(SHARES):
         total = total + pinball(logs[:, at], samples, share) / scale.spread
     return total
@@ -127,8 +130,13 @@ def predictions_by(lengths: Tensor, most: float) -> list[Prediction]:
 
 
 def saved_weights(network: nn.Module) -> bytes:
-    """A network's weights as safetensors."""
-    weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
+    """A network's weights as safetensors, without those that are frozen."""
+    frozen = _frozen(network)
+    weights = {
+        name: tensor.detach().cpu().clone().contiguous()
+        for name, tensor in network.state_dict().items()
+        if name not in frozen
+    }
     content: bytes = save_tensors(weights)
     return content
 
@@ -141,8 +149,15 @@ def load_weights(network: nn.Module, files: Mapping[str, bytes], name: str) -> N
     """
     try:
         weights: dict[str, Any] = load_tensors(file_of(files, name))
-        network.load_state_dict(weights)
+        missing, _ = network.load_state_dict(weights, strict=not (frozen := _frozen(network)))
+        if set(missing) != frozen or not set(weights) <= set(network.state_dict()):
+            raise RuntimeError(f"{len(set(missing) ^ frozen)} tensors are missing or too many")
     except (SafetensorError, RuntimeError) as error:
         said = str(error).splitlines()[0]
         raise DamagedRankerError(f"{name}: found other weights than these ({said}), expected what was saved") from error
     network.eval()
+
+
+def _frozen(network: nn.Module) -> set[str]:
+    """Names of what does not learn, in all places where it stands."""
+    return {name for name, weight in network.named_parameters(remove_duplicate=False) if not weight.requires_grad}

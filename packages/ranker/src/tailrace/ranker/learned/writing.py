@@ -6,8 +6,8 @@ is greater, and a quantile is found by walking down: at each place the digit at 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,13 +15,23 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from tailrace.ranker.censoring import all_samples
-from tailrace.ranker.errors import DamagedRankerError, RankerModelError
+from tailrace.ranker.errors import DamagedRankerError, RankerError
 from tailrace.ranker.example import Example
-from tailrace.ranker.learned.fitting import Plan, fit_network
+from tailrace.ranker.learned.fitting import fit_network, parts
 from tailrace.ranker.learned.network import SHARES, padded
 from tailrace.ranker.learned.options import SftOptions
 from tailrace.ranker.learned.outputs import load_weights, predictions_by, saved_weights
-from tailrace.ranker.learned.pretrained import build_causal_lm, causal_lm, configuration, device_of_pretrained
+from tailrace.ranker.learned.pretrained import (
+    Tuning,
+    build_causal_lm,
+    check_time,
+    configuration,
+    copied,
+    described,
+    device_of_pretrained,
+    is_base,
+    plan_of,
+)
 from tailrace.ranker.learned.text import TextCodec
 from tailrace.ranker.methods import Setting
 from tailrace.ranker.prediction import Prediction
@@ -81,7 +91,6 @@ def quantile(next_digit: NextDigit, shares: Tensor, places: int) -> Tensor:
 
 _ABOUT, _TOKENIZER, _WEIGHTS = "sft.json", "tokenizer.json", "weights.safetensors"
 _ASKS = "\nTokens of the response: "
-_ROWS_AT_ONCE = 32
 _UPDATE_EPOCHS, _UPDATE_RATE = 0.25, 0.3  # of those of training
 _ROOM = 32  # positions behind the longest prompt: the question and the digits
 
@@ -95,14 +104,14 @@ class SftPredictor:
         codec: encodes prompts.
         places: digits of a length.
         most: tokens of the longest sample that was seen; no prediction exceeds it.
-        pretrained: whether training began with a given model.
+        tuning: how a given model learns; None for one of the method's shape.
     """
 
     def __init__(
-        self, method: SftOptions, model: Any, codec: TextCodec, places: int, most: int, pretrained: bool
+        self, method: SftOptions, model: Any, codec: TextCodec, places: int, most: int, tuning: Tuning | None
     ) -> None:
         self._method, self._model, self._codec = method, model, codec
-        self._places, self._most, self._pretrained = places, most, pretrained
+        self._places, self._most, self._tuning = places, most, tuning
         self._asks, self._digits = codec.ids(_ASKS), torch.tensor(codec.digits())
 
     def predict(self, prompts: Sequence[str]) -> list[Prediction]:
@@ -111,8 +120,8 @@ class SftPredictor:
         order = sorted(range(len(rows)), key=lambda at: len(rows[at]))  # batches without much padding
         found: dict[int, Prediction] = {}
         with torch.inference_mode():
-            for first in range(0, len(order), _ROWS_AT_ONCE):
-                part = order[first : first + _ROWS_AT_ONCE]
+            for rows_at_once in parts(torch.tensor(order), [len(row) for row in rows], self._method.batch_tokens):
+                part = rows_at_once.tolist()
                 lengths = self._quantiles([rows[at] for at in part])
                 found.update(zip(part, predictions_by(lengths, float(self._most)), strict=True))
         return [found[at] for at in range(len(rows))]
@@ -144,9 +153,7 @@ class SftPredictor:
         """A copy that was trained further, for a quarter of the epochs at 0.3 of the rate."""
         longest = max(length for length, _ in all_samples(examples))
         most = min(max(self._most, longest), 10**self._places - 1)
-        newer = SftPredictor(
-            self._method, copy.deepcopy(self._model), self._codec, self._places, most, self._pretrained
-        )
+        newer = SftPredictor(self._method, copied(self._model), self._codec, self._places, most, self._tuning)
         newer.learn(examples, setting, epochs=_UPDATE_EPOCHS, rate=_UPDATE_RATE)
         return newer
 
@@ -157,8 +164,10 @@ class SftPredictor:
             examples: to learn from.
             setting: seed and deadline.
             epochs, rate: parts of the method's.
+
+        Raises:
+            RankerOptionError: a given model is to be trained for the first time, and there is no time for one step.
         """
-        method = self._method
         rows = [row + self._asks for row in self._codec.encode([example.prompt for example in examples])]
         drawn = torch.Generator().manual_seed(setting.seed + 1)
 
@@ -175,9 +184,11 @@ class SftPredictor:
             )
             return -likelihood.mean()
 
-        lr = (method.init_lr if self._pretrained else method.lr) * rate
-        plan = Plan("sft", max(1, round(method.epochs * epochs)), method.batch, lr, weight_decay=0.01)
-        fit_network(self._model, len(examples), loss_of, plan, setting)
+        plan = plan_of(self._method, self._tuning is not None, epochs, rate)
+        sizes = [len(row) + self._places - 1 for row in rows]
+        if self._tuning is not None and epochs == 1.0:
+            check_time(self._model, sizes, loss_of, plan, setting)
+        fit_network(self._model, sizes, loss_of, plan, setting)
 
     def _logprobs(self, rows: list[list[int]], digits: Tensor) -> Tensor:
         """Log-probabilities [n, places, 10] of each digit, given the prompt and the digits before."""
@@ -192,66 +203,78 @@ class SftPredictor:
         """States of the last layer [n, T, hidden], and the cache."""
         device = self._model.device
         inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device), "use_cache": True, **more}
-        read = self._model.base_model(**inputs)
+        with nullcontext() if self._tuning is None else self._tuning.computing():
+            read = self._model.base_model(**inputs)
         return read.last_hidden_state, read.past_key_values
 
     def _digit_logprobs(self, states: Tensor) -> Tensor:
         """Log-probabilities [..., 10] of the digits among each other, on the CPU; no other token is computed."""
         head = self._model.get_output_embeddings()
         bias = getattr(head, "bias", None)
-        logits = F.linear(states, head.weight[self._digits], None if bias is None else bias[self._digits])
+        weight = head.weight[self._digits].float()
+        logits = F.linear(states.float(), weight, None if bias is None else bias[self._digits].float())
         return logits.cpu().log_softmax(-1)
 
     def files(self) -> dict[str, bytes]:
-        """The weights, the tokenizer, and what they are."""
-        about = {
-            "places": self._places,
-            "most": self._most,
-            "pretrained": self._pretrained,
-            "model": configuration(self._model),
-        }
+        """The weights, the tokenizer, and what they are; of adapters those alone."""
+        own = {"model": configuration(self._model)} if self._tuning is None else {}
+        about = {"places": self._places, "most": self._most, **described(self._tuning, self._model), **own}
         return {_ABOUT: to_json(about), _TOKENIZER: self._codec.content(), _WEIGHTS: saved_weights(self._model)}
 
 
 def fit_sft(method: SftOptions, examples: Sequence[Example], setting: Setting) -> SftPredictor:
-    """Build or load a model and fine-tune it.
+    """Build or load a model and fine-tune it to write lengths.
 
     Raises:
         RankerModelError: `Setting.init` is no model directory, or its vocabulary lacks a digit.
+        RankerOptionError: there is no time for one step of a given model.
+        MissingExtraError: PEFT is not installed, and there are to be adapters.
     """
-    if setting.init is None:
+    tuning = None if setting.init is None else Tuning(method, setting.init, setting.seed)
+    if tuning is None:
         prompts = [example.prompt for example in examples]
         codec = TextCodec.trained(prompts, vocabulary=method.vocabulary, most_tokens=method.most_tokens)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(setting.seed)
             model = build_causal_lm(_own(method, codec.size))
     else:
-        codec, model = TextCodec.of_model(setting.init, method.most_tokens), causal_lm(setting.init)
+        codec = TextCodec.of_model(tuning.known_directory, method.most_tokens)
+        codec.digits()  # before minutes of loading
+        model = tuning.causal_lm()
     longest = max(length for length, _ in all_samples(examples))
     places = len(str(longest)) + (str(longest)[0] == "9")  # some room for longer ones of later versions
-    predictor = SftPredictor(method, model, codec, places, longest, setting.init is not None)
+    predictor = SftPredictor(method, model, codec, places, longest, tuning)
     predictor.learn(examples, setting)
     return predictor
 
 
-def restored(method: SftOptions, files: Mapping[str, bytes]) -> SftPredictor:
+def restored(method: SftOptions, files: Mapping[str, bytes], setting: Setting) -> SftPredictor:
     """What `SftPredictor.files` wrote.
 
     Raises:
         DamagedRankerError: something else is there.
+        RankerModelError: the model that its adapters are of is not at `Setting.init`.
     """
-    about = from_json(files, _ABOUT, "places", "most", "pretrained", "model")
+    about = from_json(files, _ABOUT, "places", "most", "pretrained", "base")
     codec = TextCodec.restored(file_of(files, _TOKENIZER), method.most_tokens)
+    given = Tuning(method, setting.init, setting.seed)
+    tuning: Tuning | None = given
     try:
-        model = build_causal_lm(about["model"])
-        if about["pretrained"]:
-            model.to(device_of_pretrained())
-        load_weights(model, files, _WEIGHTS)
-        return SftPredictor(method, model, codec, int(about["places"]), int(about["most"]), bool(about["pretrained"]))
-    except (KeyError, TypeError, ValueError, RankerModelError) as error:
-        if isinstance(error, DamagedRankerError):
+        if is_base(given, about["base"]):
+            model = given.causal_lm()
+        elif about["pretrained"] is not None:
+            model = build_causal_lm(about["pretrained"]).to(device_of_pretrained())
+        else:
+            model, tuning = build_causal_lm(about["model"]), None
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, RankerError):
             raise
         raise DamagedRankerError(f"{_ABOUT}: found no model ({error}), expected what was saved") from error
+    load_weights(model, files, _WEIGHTS)
+    try:
+        return SftPredictor(method, model, codec, int(about["places"]), int(about["most"]), tuning)
+    except (TypeError, ValueError) as error:
+        raise DamagedRankerError(f"{_ABOUT}: found no lengths ({error}), expected what was saved") from error
 
 
 def _one(example: Example, draws: torch.Generator) -> tuple[int, bool]:

@@ -14,6 +14,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.figures.figures import mean_counted, percentile
 from tailrace.pipeline.run.figures.incidents import starved
 from tailrace.pipeline.run.figures.results import MeasuredAnswers, Quantity, Results, baseline, results_of
+from tailrace.ranker import Example, ceiling20
 
 _AT_ONCE = 1_000  # texts in one message
 
@@ -162,7 +163,8 @@ def ranker_figures(run: RunView, characters: Mapping[int, int] | None) -> dict[s
     """The figures as fields of a summary.
 
     Both recalls are of the longest 20 % of all trajectories that were trained on. A prediction counts as it stood when its
-    group started; without one, a trajectory stands below those that have one.
+    group started; without one, a trajectory stands below those that have one. The ceiling is what half of a group's own
+    responses tell of the other half; None if groups have one response.
 
     Args:
         characters: what `prompt_characters` found; None if there are no texts.
@@ -176,12 +178,23 @@ def ranker_figures(run: RunView, characters: Mapping[int, int] | None) -> dict[s
     return {
         "ranker_recall20": of(lambda outcome: outcome.predicted),
         "prompt_length_recall20": None if characters is None else of(lambda outcome: characters[outcome.prompt]),
+        "ranker_ceiling20": _ceiling(outcomes),
         "ranker_updates": run.ranker_updates,
         "unpredicted": run.counts.unpredicted,
     }
 
 
-NO_RANKER = dict.fromkeys(("ranker_recall20", "prompt_length_recall20", "ranker_updates", "unpredicted"))
+def _ceiling(outcomes: Sequence[Outcome]) -> float | None:
+    examples = [
+        Example(f"{place}", tuple([max(1, length) for length in outcome.lengths]))
+        for place, outcome in enumerate(outcomes)
+        if outcome.lengths
+    ]
+    found = ceiling20(examples) if examples else None
+    return None if found is None else round(found, 4)
 
 
+NO_RANKER = dict.fromkeys(
+    ("ranker_recall20", "prompt_length_recall20", "ranker_ceiling20", "ranker_updates", "unpredicted")
+)
 """The figures of a run without one."""

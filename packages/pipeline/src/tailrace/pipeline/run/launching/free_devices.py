@@ -6,7 +6,7 @@ from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.build import build_spec
-from tailrace.pipeline.run.pools import replica_gpus, replica_pools, tensor_parallel
+from tailrace.pipeline.run.pools import ranker_gpus, replica_gpus, replica_pools, tensor_parallel
 
 
 def check_devices_there(config: RunConfig, gpus: float, most: float) -> None:
@@ -26,6 +26,7 @@ def check_devices_there(config: RunConfig, gpus: float, most: float) -> None:
         "replica_gpus": largest,
         "trainer_gpus": executor.trainer_gpus,
         "scorer_gpus": executor.scorer_gpus,
+        "ranker_gpus": ranker_gpus(config),
     }.items():
         if each > most:
             gathered.add(
@@ -38,7 +39,7 @@ def check_devices_there(config: RunConfig, gpus: float, most: float) -> None:
             f"key 'executor.placement': found 'strict-pack' for ranks with {ranks:g} GPUs on a cluster whose machines have "
             f"{most:g} at most, expected 'pack'"
         )
-    total = ranks + replica_gpus(config) + executor.scorer_gpus
+    total = ranks + replica_gpus(config) + executor.scorer_gpus + ranker_gpus(config)
     if total > gpus:
         gathered.add(
             f"keys 'executor.trainer_gpus', 'executor.replica_gpus' and 'executor.scorer_gpus': found {total:g} GPUs for all "
@@ -63,7 +64,7 @@ def check_free_devices(config: RunConfig, gpus: float) -> None:
         return
     if growth.spans is not None:
         each *= growth.spans / (spec.pools[0].tp if spec.pools else spec.tp)
-    others = config.trainer.processes * executor.trainer_gpus + executor.scorer_gpus
+    others = config.trainer.processes * executor.trainer_gpus + executor.scorer_gpus + ranker_gpus(config)
     needed = growth.most * each + others
     if needed > gpus:
         fit = int((gpus - others) // each)

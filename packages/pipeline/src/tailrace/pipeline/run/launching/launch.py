@@ -41,6 +41,7 @@ from tailrace.pipeline.run.machines import check_interfaces, check_machines
 from tailrace.pipeline.run.pools import check_labels, relay_count
 from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare
 from tailrace.pipeline.run.prompts.stop_tokens import stops_in_words
+from tailrace.pipeline.run.ranking import ranker_chosen
 from tailrace.pipeline.run.replay import controller_of, replay, replayed
 from tailrace.pipeline.run.scripted_faults import build_faults, further_faults
 from tailrace.runtime.errors import SupersededError
@@ -394,6 +395,7 @@ class _Launch:
                 ),
                 "task_restarts": controller.view.task_restarts,
                 "lent_machines": controller.view.lent_machines,
+                **ranker_chosen(self.directory.root / "ranker"),
                 **self._adapter(),
             },
         )
