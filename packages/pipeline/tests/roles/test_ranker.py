@@ -210,7 +210,7 @@ def test_nothing_is_learned_from_responses_that_are_all_alike(make, data, gather
     for prompt in range(PROMPTS):
         for sample in range(SAMPLES):
             data.lengths.note(f"{prompt}.{sample}", text(prompt), 9, 0, truncated=False)
-    until(lambda: role._seen == PROMPTS * SAMPLES + 1 and role._known != 0, "what has finished")
+    until(lambda: role._seen == PROMPTS * SAMPLES + 1 and not role._new, "what has finished")
     found, _ = asks(role, gather)
     assert all(isinstance(event, PredictionFailed) for event in found.values())
     data.finish(lambda prompt: 10 * (prompt + 1), version=1)
