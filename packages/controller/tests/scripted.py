@@ -137,6 +137,12 @@ class Scripted:
             case c.Pull(replica=replica, version=version, sources=sources):
                 self._serves[replica] = version
                 return [c.Pulled(replica, version, seq, source=sources[0] if self.controller.spec.peers else "")]
+            case c.Lend(replica=replica):
+                return [c.Lent(replica, seq)]
+            case c.Return(replica=replica):
+                return [c.Returned(replica, seq)]
+            case c.Offload(cell=cell):
+                return [c.Offloaded(cell, seq)]
             case c.Route(replica=replica, trajectories=refs):
                 idle = c.Snapshot(replica, 0.0, 0, 0, 0, self._serves.get(replica), seq)
                 return [*(c.Finished(replica, ref.trajectory, self.tokens(ref), answers=seq) for ref in refs), idle]

@@ -97,7 +97,10 @@ def test_devices_return_once_the_cell_has_ended_and_then_work_is_routed_again():
     left = [name for name in dict.fromkeys(on(run, "r0")) if run.controller.ledger.get(name).phase == "running"]
     given = run.go(c.Finished("r0", left[0], 10), leave=(c.Route, c.Score, c.Accumulate))
     assert not of(c.Return, given)  # the cell still computes on its devices
-    given = run.catch_up(c.Accumulate, leave=(c.Route,))
+    given = run.catch_up(c.Accumulate, leave=(c.Route, c.Offload))
+    assert [command.cell for command in of(c.Offload, given)] == [1]
+    assert not of(c.Return, given)  # the cell has its gradients there
+    given = run.catch_up(c.Offload, leave=(c.Route,))
     assert [command.replica for command in of(c.Return, given)] == ["r1"]
     assert not run.controller.lending.lent
     run.go(*(c.Finished("r0", name, 10) for name in left[1:]), leave=())
@@ -105,6 +108,61 @@ def test_devices_return_once_the_cell_has_ended_and_then_work_is_routed_again():
     assert run.view.finished
     assert run.view.counts.trained == 6
     assert "r1" in {route.replica for route in of(c.Route, run.given[-60:])}
+
+
+def test_nothing_is_moved_for_a_trainer_that_is_gone():
+    told = Told()
+    run = colocated(told)
+    lend_r1(run, told)
+    told.actions.append(c.ReturnReplica("r1"))
+    run.controller.failures.troubles.first_iteration = False
+    given = run.go(c.Down("trainer", "0", "killed"), leave=(c.Route, "trainer"))
+    assert not of(c.Offload, given)
+    assert [command.replica for command in of(c.Return, given)] == ["r1"]
+
+
+def test_a_step_keeps_devices_and_every_cell_leaves_them_after_it():
+    told = Told()
+    run = colocated(told)
+    lend_r1(run, told)
+    run.catch_up(c.Accumulate, leave=(c.Route, c.Accumulate, c.Step))
+    left = [name for name in dict.fromkeys(on(run, "r0")) if run.controller.ledger.get(name).phase == "running"]
+    run.go(*(c.Finished("r0", name, 10) for name in left), leave=(c.Route, c.Accumulate, c.Step))
+    run.catch_up(c.Accumulate, leave=(c.Route, c.Accumulate, c.Step))
+    (step,) = of(c.Step, run.given)
+    told.actions.append(c.ReturnReplica("r1"))
+    run.go(c.Up("relay", "0"), leave=(c.Route, c.Step))
+    assert not of(c.Return, run.given)
+    run.left.clear()
+    run.later(2)
+    given = run.go(c.Stepped(step.version, {"wall_s": 3.0}, step.seq), leave=(c.Route, c.Step, c.Accumulate))
+    assert {command.cell for command in of(c.Offload, given)} == {0, 1}
+    assert [command.replica for command in of(c.Return, given)] == ["r1"]
+    seqs = [command.seq for kind in (c.Publish, c.Offload, c.Return) for command in of(kind, given)]
+    assert seqs == sorted(seqs)  # weights are published before they are moved away
+
+
+def test_policies_are_told_what_loans_took():
+    told = Told()
+    run = colocated(told)
+    lend_r1(run, told)
+    run.left.clear()
+    run.later(4)
+    told.actions.append(c.ReturnReplica("r1"))
+    run.go(c.Up("relay", "0"), leave=(c.Route, c.Accumulate, c.Offload))
+    busy = of(c.Accumulate, run.given)[-1]
+    run.go(
+        c.Accumulated(busy.version, busy.trajectories, {"wall_s": 6.0}, busy.seq, cell=1),
+        leave=(c.Route, c.Offload, c.Accumulate),
+    )
+    run.later(1.5)
+    run.go(c.Offloaded(1, of(c.Offload, run.given)[-1].seq), leave=(c.Route, c.Return, c.Accumulate))
+    run.later(0.5)
+    run.go(c.Returned("r1", of(c.Return, run.given)[-1].seq), leave=(c.Route, c.Accumulate))
+    (loan,) = told.seen[-1].loans
+    assert (loan.version, loan.return_s) == (0, 2.0)
+    assert loan.lend_s >= 0
+    assert run.controller.trainer.added_s == 3.0  # six seconds on one of two cells
 
 
 def test_a_lent_replica_that_goes_down_is_no_longer_lent():

@@ -159,7 +159,70 @@ def test_the_projection_agrees_with_a_plain_sum_over_trajectories(seeds):
         assert projected_tokens(loads, lengths, 60) == pytest.approx(expected), f"seed {seed}"
 
 
-@pytest.mark.parametrize("options", [{"count": 0}, {"max_tokens": 0}, {"first": 0.0}, {"last": 0.1}, {"every": 0.0}])
+@pytest.mark.parametrize(
+    "options", [{"count": 0}, {"max_tokens": 0}, {"first": 0.0}, {"last": 0.1}, {"every": 0.0}, {"remembers": -1}]
+)
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(LoadError, match="expected"):
         ScaleDown(**options)
+
+
+def ends_s(left_s, share, gradients_s, lend_s, return_s, *, lends, tick_s=0.01):
+    """When the next round can begin, played in ticks: gradients, and the replicas' return."""
+    now, done = 0.0, 0.0
+    while now < left_s:
+        if lends and now >= lend_s:
+            done = min(gradients_s, done + share * tick_s)
+        now += tick_s
+    while done < gradients_s:
+        done, now = done + tick_s, now + tick_s
+    return now + (return_s if lends else 0.0)
+
+
+def test_a_loan_that_costs_more_than_it_brings_is_not_made(seeds):
+    """Beside both futures played in ticks; those that end within a few ticks of each other are not compared."""
+    made = set()
+    for seed in seeds(150):
+        draw = random.Random(seed)
+        cells = draw.choice([2, 4])
+        loads = [load(f"r{n}", n) for n in range(cells)]
+        lasts_s, passed_s, gradients_s = draw.uniform(0.5, 9), draw.uniform(0, 4), draw.choice([0.3, 2.0, 9.0])
+        lend_s, return_s = draw.choice([0.0, 0.2, 2.0]), draw.choice([0.0, 0.3, 3.0])
+        left_s = lasts_s - passed_s
+        if left_s <= 0:
+            continue
+        without_s, with_s = (ends_s(left_s, 0.5, gradients_s, lend_s, return_s, lends=lends) for lends in (False, True))
+        if abs(with_s - without_s) < 0.05:
+            continue
+        seen = replace(
+            view(loads),
+            rounds=(c.RoundRecord(0, "short", 4, 1, 0, 99.0), c.RoundRecord(1, "long", 4, 1, 0, lasts_s)),
+            round_s=passed_s,
+            gradients_s=gradients_s,
+            loans=(c.LoanRecord(0, 50.0, 50.0), c.LoanRecord(2, lend_s, return_s)),
+        )
+        actions = ScaleDown(cells, remembers=2).plan(seen)  # the first loan is too long ago
+        assert bool(actions) == (with_s < without_s), f"seed {seed}: {with_s} with and {without_s} without"
+        made.add(bool(actions))
+        for action in actions:
+            numbers = action.reason.numbers
+            assert numbers["brings_s"] - numbers["costs_s"] == pytest.approx(without_s - with_s, abs=0.05), (
+                f"seed {seed}"
+            )
+        assert ScaleDown(cells, remembers=0).plan(seen), f"seed {seed}: it was to charge nothing"
+    assert made == {False, True}
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [{"rounds": ()}, {"gradients_s": 0.0}, {"loans": ()}, {"round_s": 5.0}, {"loans": (c.LoanRecord(-9, 9.0, 9.0),)}],
+)
+def test_a_loan_is_made_while_it_is_not_known_what_it_brings(unknown):
+    """So the first one, and one after `remembers` steps without any, shows what it takes."""
+    dear = {
+        "rounds": (c.RoundRecord(1, "long", 4, 1, 0, 4.0),), "round_s": 1.0, "gradients_s": 2.0,
+        "loans": (c.LoanRecord(3, 1.0, 9.0),),
+    }  # fmt: skip
+    seen = view([load("r0", 0), load("r1", 1)])
+    assert not ScaleDown().plan(replace(seen, **dear))
+    assert names(ScaleDown().plan(replace(seen, **dear | unknown)), c.LendReplica) == ["r0"]

@@ -4,7 +4,18 @@ from contextlib import contextmanager
 
 import pytest
 
-from tailrace.contracts import AdapterWeights, Finished, Interrupted, Lend, PullFailed, Return, Snapshot
+from tailrace.contracts import (
+    AdapterWeights,
+    Finished,
+    Interrupted,
+    Lend,
+    Lent,
+    Pulled,
+    PullFailed,
+    Return,
+    Returned,
+    Snapshot,
+)
 from tailrace.rollout import EngineAsleepError, ReplicaCrashedError
 from tailrace.rollout.testing import FakeEngine, MemorySource, MemoryWeights, fake_token
 
@@ -58,10 +69,16 @@ def test_a_lent_replica_keeps_its_tokens_sleeps_and_goes_on_at_its_version(level
         shown(h, 3)
         ended = {event.trajectory for event in h.of(Interrupted) + h.of(Finished)}
         assert (ended, h.engine.asleep) == ({"0", "1"}, level)
+        (lent,) = h.of(Lent)
+        assert (lent.replica, lent.answers, lent.level) == ("r0", 3, level)
+        assert (lent.awake_bytes > 0) == (lent.asleep_bytes > 0) == (level > 0)
+        assert h.seen.index(lent) > max(h.seen.index(event) for event in h.of(Interrupted))  # the source has its tokens
         assert h.of(Snapshot)[-1].version == 1
         h.worker.submit(Return(4, "r0"))
         shown(h, 4)
         assert h.engine.asleep == 0
+        (back,) = h.of(Returned)
+        assert (back.answers, back.awake_bytes > 0) == (4, level > 0)
         left = [event.trajectory for event in h.of(Interrupted)]
         assert left, "nothing was in flight"
         h.worker.submit(route(5, *left))
@@ -69,6 +86,23 @@ def test_a_lent_replica_keeps_its_tokens_sleeps_and_goes_on_at_its_version(level
         assert served(h, 101, "0")
         assert served(h, 101, "1")
         assert weights.loads == ([1, 1] if level == 2 else [1])
+
+
+@pytest.mark.parametrize("phase", ["sleep", "wake"])
+def test_an_engine_that_stands_still_as_it_sleeps_or_wakes_answers_nothing_and_can_be_closed(phase):
+    def reaches(reached):
+        if reached == phase:
+            h.worker.stall()
+
+    with Harness(MemorySource(prompts(1)), sleep_level=1, on_phase=reaches) as h:
+        h.pull(1)
+        h.worker.submit(Lend(2, "r0", (0,)))
+        h.worker.submit(Return(3, "r0"))
+        h.watch(0.2)
+        assert [type(event) for event in h.seen if isinstance(event, Pulled | Lent | Returned)] == (
+            [Pulled] if phase == "sleep" else [Pulled, Lent]
+        )
+        assert h.worker.alive()
 
 
 @pytest.mark.parametrize("level", [1, 2])

@@ -1,7 +1,5 @@
 """Replicas added and removed, on logs worked out by hand."""
 
-import dataclasses
-
 from tailrace import contracts as c
 from tailrace.pipeline.run.eventlog import Instant
 from tailrace.pipeline.run.figures.folding import follow
@@ -51,29 +49,44 @@ def test_pulls_from_replicas_are_counted_where_they_offer_what_they_serve():
     assert "pulled_from_replicas" not in figures([start("r0")])
 
 
-def test_what_sleep_freed_is_that_of_the_sleep_that_freed_most():
-    def shown(name, asleep, awake_bytes, memory_bytes):
-        snapshot = c.Snapshot(name, 0.0, 0, 0, 0, 1, 1)
-        return dataclasses.replace(snapshot, asleep=asleep, awake_bytes=awake_bytes, memory_bytes=memory_bytes)
-
+def test_what_loans_took_and_freed():
+    """Of two loans, one of a replica that died asleep; times are those of the instants, in seconds."""
     found = ReplicaFigures()
-    looks = [
-        shown("r0", 0, 0, 0),
-        shown("r0", 1, 900, 500),
-        shown("r0", 1, 900, 500),  # still asleep
-        shown("r1", 1, 900, 200),
-        shown("r0", 0, 900, 890),
-        shown("r1", 0, 0, 0),  # another process took its place, which never slept
-        shown("r1", 1, 900, 100),
-        shown("r0", 1, 900, 600),
-        shown("r1", 0, 900, 880),
-        shown("r1", 0, 900, 880),
+    log = [
+        (0.0, [], [c.Lend(1, "r0", (0,)), c.Lend(2, "r1", (1,))]),
+        (1.0, [c.Lent("r0", 1, 1, 0.5, 900, 500)], []),
+        (3.0, [c.Lent("r1", 2, 1, 0.5, 900, 200), c.Accumulated(1, ("0.0",), {"wall_s": 9.0}, 3, cell=0)], []),
+        (4.0, [c.Stepped(1, {"onload_s": 0.25, "onload_bytes": 70.0}, 4)], [c.Offload(5, 0), c.Offload(6, 1)]),
+        (6.0, [c.Offloaded(0, 5, 1.5, 80), c.Offloaded(1, 6, 0.5, 60), c.Down("replica", "r1", "killed")], []),
+        (6.5, [], [c.Return(7, "r0")]),
+        (7.0, [c.Returned("r0", 7, 0.4, 890), c.Returned("r0", 7, 0.4, 890)], []),
+        (8.0, [], [c.Lend(8, "r0", (0,))]),
+        (8.5, [c.Lent("r0", 8, 0)], []),
     ]
-    follow((Instant(float(now), [event], []) for now, event in enumerate(looks)), found)
+    follow((Instant(now, events, commands) for now, events, commands in log), found)
+    assert (found.lend_s, found.return_s) == ([1.0, 3.0, 0.5], [2.5])
+    plain = found.plain()
+    assert plain["sleep"] == {"times": 2, "awake_bytes": 900, "asleep_bytes": 200, "awake_again_bytes": None}
+    assert (plain["loans"], plain["lend_s"], plain["return_s"]) == (3, 1.5, 2.5)
+    assert plain["offload"] == {"times": 2, "seconds": 1.0, "bytes": 80}
+    assert plain["onload"] == {"times": 1, "seconds": 0.25, "bytes": 70}
+    assert figures([start("r0")]).keys() == {"replicas_added", "replicas_removed", "served_digests_checked"}
+
+
+def test_what_sleep_freed_is_that_of_the_sleep_that_freed_most():
+    found = ReplicaFigures()
+    sleeps = [("r0", 900, 500, 890), ("r1", 900, 100, 880), ("r0", 900, 600, 870)]
+    for number, (name, awake, asleep, again) in enumerate(sleeps):
+        seq, now = 10 * number, float(number)
+        instants = [
+            Instant(now, [], [c.Lend(seq, name, (0,))]),
+            Instant(now, [c.Lent(name, seq, 2, 0.1, awake, asleep)], [c.Return(seq + 1, name)]),
+            Instant(now, [c.Returned(name, seq + 1, 0.1, again)], []),
+        ]
+        follow(iter(instants), found)
     assert found.plain()["sleep"] == {
-        "times": 4,
+        "times": 3,
         "awake_bytes": 900,
         "asleep_bytes": 100,
         "awake_again_bytes": 880,
     }
-    assert "sleep" not in figures([start("r0")])

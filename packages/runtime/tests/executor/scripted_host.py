@@ -18,6 +18,7 @@ LIMITS = Deadlines(
     publish_s=40.0,
     save_s=85.0,
     pull_s=50.0,
+    hand_over_s=55.0,
     score_s=60.0,
     suspect_s=5.0,
     close_s=3.0,

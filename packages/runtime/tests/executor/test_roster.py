@@ -48,6 +48,19 @@ def test_what_one_rank_answers_alone_does_not_stand_for_the_others(roster):
     assert waits(roster, "trainer") == []
 
 
+def test_devices_that_change_hands_are_waited_for_and_a_cell_that_leaves_stands_for_no_other_rank(roster):
+    roster.note([], [c.Lend(10, "r0", (0,)), c.Offload(11, 1), c.Return(12, "r0", 10)], {})
+    assert (waits(roster, "replica", "r0"), waits(roster, "trainer")) == ([10, 12], [11])
+    roster.note([c.Lent("r0", 10), c.Offloaded(1, 11)], [], {})
+    assert (waits(roster, "replica", "r0"), waits(roster, "trainer")) == ([12], [])
+    assert (lacks(roster, "replica", "r0"), lacks(roster, "trainer")) == (
+        [10, 12],
+        [11],
+    )  # snapshots say what it has taken
+    roster.note([c.Returned("r0", 12), c.Snapshot("r0", 0.0, 0, 0, 0, 0, last_seq=12)], [], {})
+    assert (waits(roster, "replica", "r0"), lacks(roster, "replica", "r0")) == ([], [])
+
+
 def test_a_version_that_was_to_be_revealed_is_revealed_again_and_not_waited_for(roster):
     roster.note([], [c.Publish(10, 1, {"0": "here"}, sealed=True), c.Checkpoint(11, 1)], {})
     roster.note([c.Durable(1, answers=11)], [c.Reveal(12, 1)], {})

@@ -88,7 +88,7 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Lend:
-    """Leave the devices to the trainer's cells there until `Return`. The replica holds nothing. A snapshot shows the command.
+    """Leave the devices to the trainer's cells there until `Return`. The replica holds nothing. Answered by `Lent`.
 
     Args:
         cells: the cells of the trainer that stand on the same devices, wholly or in part.
@@ -103,7 +103,10 @@ class Lend:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """Take the devices back that were lent; trajectories may be routed again."""
+    """Take the devices back that were lent; trajectories may be routed again. Answered by `Returned`.
+
+    The trainer's cells there have moved away what they had on them (`Offload`).
+    """
 
     seq: int
     replica: str
@@ -239,6 +242,20 @@ class Accumulate:
 
 
 @dataclass(frozen=True, slots=True)
+class Offload:
+    """Move what a cell of the trainer has on its devices into host memory, since replicas use them. Answered by `Offloaded`.
+
+    The trainer brings back what it needs by itself, with the next `Accumulate` of this cell or the next `Step`.
+
+    Args:
+        cell: the cell.
+    """
+
+    seq: int
+    cell: int
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """Train on a batch and make `version`. Each mini-batch is one optimizer step. Answered by `Stepped`.
 
@@ -368,6 +385,7 @@ Command = (
     | Predict
     | Measure
     | Accumulate
+    | Offload
     | Step
     | Start
     | Stop

@@ -104,9 +104,6 @@ class Snapshot:
         steps: engine steps since the replica started.
         preemptions: times since the replica started that the engine took a trajectory's KV cache away to make room.
         max_running: most trajectories that its engine runs at once; 0 if the engine does not say.
-        asleep: the level at which its engine sleeps, 0 if it is awake.
-        awake_bytes: memory that it had before it last slept; 0 if it never did.
-        memory_bytes: memory that it had once it slept or, after that, once it was awake again; 0 if it never slept.
     """
 
     replica: str
@@ -121,9 +118,6 @@ class Snapshot:
     steps: int = 0
     preemptions: int = 0
     max_running: int = 0
-    asleep: int = 0
-    awake_bytes: int = 0
-    memory_bytes: int = 0
 
 
 @record
@@ -196,6 +190,40 @@ class PullFailed:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", shown(self.reason))
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A replica has left its devices: what it had generated is in the store, and its engine sleeps.
+
+    Args:
+        level: the level at which the engine sleeps; 0: it keeps its memory.
+        seconds: that going to sleep took.
+        awake_bytes: memory that the replica had before; 0 if its engine does not sleep.
+        asleep_bytes: memory that it has now.
+    """
+
+    replica: str
+    answers: int | None = None
+    level: int = 0
+    seconds: float = 0.0
+    awake_bytes: int = 0
+    asleep_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A replica has its devices again, and its engine is awake. Weights that it dropped come with the next pull.
+
+    Args:
+        seconds: that waking up took.
+        awake_bytes: memory that the replica has now; 0 if its engine did not sleep.
+    """
+
+    replica: str
+    answers: int | None = None
+    seconds: float = 0.0
+    awake_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +313,21 @@ class Accumulated:
     metrics: dict[str, float] = field(default_factory=dict)
     answers: int | None = None
     cell: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Offloaded:
+    """A cell of the trainer has left its devices: what it had there is in host memory.
+
+    Args:
+        seconds: that moving it took.
+        nbytes: bytes that all ranks of the cell moved; 0 on a CPU, whose memory is the host's.
+    """
+
+    cell: int
+    answers: int | None = None
+    seconds: float = 0.0
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,6 +563,8 @@ Event = (
     | Interrupted
     | Pulled
     | PullFailed
+    | Lent
+    | Returned
     | Published
     | Durable
     | Saving
@@ -527,6 +572,7 @@ Event = (
     | ScoringFailed
     | Rechecked
     | Accumulated
+    | Offloaded
     | Stepped
     | Discarded
     | Measured

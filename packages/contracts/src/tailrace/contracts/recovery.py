@@ -107,6 +107,22 @@ class BatchView:
 
 
 @record
+class LoanRecord:
+    """A loan of a replica's devices that is over.
+
+    Args:
+        version: the trainer's when it was decided.
+        lend_s: seconds from the decision until the replica had left its devices: its work went elsewhere, and its engine slept.
+        return_s: seconds from when the trainer's cells there were done until the replica's engine was awake: they moved away
+            what they had there first.
+    """
+
+    version: int
+    lend_s: float
+    return_s: float
+
+
+@record
 class FleetView:
     """Which member runs where, and how far the run is.
 
@@ -126,6 +142,10 @@ class FleetView:
         iterations: the last iterations, oldest first, for a policy that asks for them (`watched_iterations`). The first of a
             run, and the first after the driver died, are not among them.
         batch: the batch that is next, for a policy whose hybrids yield to the trainer; None after the last one, and for others.
+        round_s: seconds since the open round began.
+        gradients_s: mean seconds that the gradients of one of the last batches, and their step, took all of the trainer's
+            devices, also where cells added some of them alone; 0 before the first.
+        loans: the last loans that are over, oldest first (16 at most).
     """
 
     machines: Mapping[str, MachineView]
@@ -141,6 +161,9 @@ class FleetView:
     lent: Sequence[str] = ()
     iterations: Sequence[IterationRecord] = ()
     batch: BatchView | None = None
+    round_s: float = 0.0
+    gradients_s: float = 0.0
+    loans: Sequence[LoanRecord] = ()
 
     def of(self, role: str) -> list[MemberView]:
         """The members of a role."""

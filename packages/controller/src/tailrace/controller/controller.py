@@ -97,6 +97,9 @@ class Controller:
             c.Interrupted: self.responses.interrupted,
             c.Pulled: self.weights.pulled,
             c.PullFailed: lambda event: (self.failures if event.differs else self.weights).pull_failed(event),
+            c.Lent: self.lending.left,
+            c.Returned: self.lending.came_back,
+            c.Offloaded: self.trainer.has_left,
             c.Published: self.weights.was_published,
             c.Durable: self._on_durable,
             c.ScoringFailed: self.failed_groups.scoring_failed,
@@ -279,7 +282,8 @@ class Controller:
     def _on_accumulated(self, event: c.Accumulated) -> None:
         if not self.trainer.up:
             return  # it is lost since, and that with it
-        self.trainer.part_ended(event.version, event.cell)
+        cells = 1 if event.cell is None else self.spec.cells
+        self.trainer.part_ended(event.version, event.cell, event.metrics.get("wall_s", 0.0) / cells)
         self.detection.trained()
         self._check_measured(event)
 
@@ -296,10 +300,11 @@ class Controller:
         trainer = self.trainer
         if not trainer.up:
             return  # it is lost since, and the step with it
+        added_s = trainer.added_s
         trainer.stepped(event.version)
         self._check_measured(event)
         self.failures.stepped(trainer.step - 1)
-        self.provisioning.stepped(event.metrics.get("wall_s", 0.0))
+        self.provisioning.stepped(event.metrics.get("wall_s", 0.0), added_s)
         self.ledger.trained(event.version)
         self.weights.publish()
         every, last = self.spec.checkpoint_every, trainer.step >= self.trainer.steps
@@ -327,7 +332,7 @@ class Controller:
                 self.provisioning.plan()
         self.lending.go_on()
         self._train()
-        if self.round_history.look() or not kinds.isdisjoint((c.Stepped, c.Up, c.Down)):
+        if self.round_history.look() or not kinds.isdisjoint((c.Stepped, c.Up, c.Down, c.Returned)):
             self.provisioning.plan()
         self.provisioning.go_on()
         self.environments.go_on()

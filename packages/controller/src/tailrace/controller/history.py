@@ -35,6 +35,11 @@ class RoundHistory:
         """Whether the policy asks for it."""
         return self._milestones is not None
 
+    @property
+    def open_s(self) -> float:
+        """Seconds since the open round began; 0 without one."""
+        return 0.0 if self.open is None else self._state.now - self._began_s
+
     def finished(self, tokens: int) -> None:
         """Note the length of a response."""
         if self._milestones is not None:

@@ -1,9 +1,11 @@
 """Lends replicas' devices to the trainer's cells that stand on them (RollPacker, section 4.4; RobustRL, section 2.1).
 
     LendReplica ──► its work goes elsewhere ──► Lend ──► a snapshot shows it ──► cells there may add gradients
-    ReturnReplica ──► cells there end what they compute ──► Return ──► work is routed to it again
+    ReturnReplica ──► cells there end what they compute ──► Offload ──► Offloaded ──► Return ──► work is routed to it again
 
 Where hybrids yield (`yields_from`), the trainer steps only while all that are up are lent, and they return between its steps.
+A cell that has not its devices for itself, and computes nothing, is told to move away what it has on them: before a replica
+returns, after a step, and after the trainer came up.
 
 A replica that goes down is no longer lent: a new process has its devices. While any is lent, none is resized, so that a cell's
 devices are always those of whole replicas.
@@ -19,6 +21,7 @@ no names: that a number is a certain device is a convention, which holds where a
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence, Set
 from itertools import count
 
@@ -29,6 +32,7 @@ from tailrace.controller.plugin_faults import answered
 from tailrace.controller.state import State
 
 _GONE = (c.Health.DOWN, c.Health.STOPPING)
+_LOANS = 16  # that policies are shown
 
 
 class Lending:
@@ -39,6 +43,10 @@ class Lending:
         self._fleet, self._trainer, self._outbox = state.fleet, state.trainer, state.outbox
         self._leaving: dict[str, c.Reason] = {}  # replicas that are emptied
         self._returning: dict[str, c.Reason] = {}
+        self.loans: deque[c.LoanRecord] = deque(maxlen=_LOANS)
+        self._decided: dict[str, tuple[int, float]] = {}  # the version, and when it was decided to lend
+        self._left: dict[str, tuple[int, float]] = {}  # the version, and the seconds until a replica had left
+        self._done_s: dict[str, float] = {}  # when the cells on the devices of a replica that returns had ended
         self._at = _share(state.spec.provisioning)
         self._seen: tuple[object, ...] | None = None
         if state.spec.colocated:
@@ -67,11 +75,26 @@ class Lending:
             self._state.empty(replica, c.Why.LENT)
             replica.lent = True
             self._leaving[replica.id] = action.reason
+            self._decided[replica.id] = self._trainer.version, self._state.now
+            self._left.pop(replica.id, None)
+            self._done_s.pop(replica.id, None)
 
     def give_back(self, action: c.ReturnReplica) -> None:
         """Begin to take a replica's devices back."""
         if self._fleet.replicas[action.replica].lent:
             self._returning.setdefault(action.replica, action.reason)
+
+    def left(self, event: c.Lent) -> None:
+        """Note that a replica has left its devices."""
+        decided = self._decided.pop(event.replica, None)
+        if decided is not None:
+            self._left[event.replica] = decided[0], self._state.now - decided[1]
+
+    def came_back(self, event: c.Returned) -> None:
+        """Note that a replica has its devices again, and what the loan took."""
+        left, done_s = self._left.pop(event.replica, None), self._done_s.pop(event.replica, None)
+        if left is not None and done_s is not None:
+            self.loans.append(c.LoanRecord(*left, self._state.now - done_s))
 
     def go_on(self) -> None:
         """Lend what is empty, take back what no cell uses, and say which cells may compute. Call it before training."""
@@ -84,10 +107,14 @@ class Lending:
         for name in [name for name in self._leaving if not replicas[name].assigned.states]:
             self._outbox.send_to(replicas[name], c.Lend, cells=replicas[name].cells, reason=self._leaving.pop(name))
         for name in [name for name in self._returning if not self._computes_on(replicas[name].cells)]:
+            self._done_s.setdefault(name, self._state.now)
+            if self._trainer.up and not self._trainer.away.issuperset(replicas[name].cells):
+                continue
             self._outbox.send_to(replicas[name], c.Return, reason=self._returning.pop(name))
             replicas[name].lent = False
             self._leaving.pop(name, None)
         self._batches.free_cells = frozenset(cell for cell in range(self._state.spec.cells) if self._free(cell))
+        self._move_away()
         if self.yields:
             hybrids = [replica for replica in replicas.values() if replica.member.hybrid]
             self._batches.may_step = all(
@@ -134,7 +161,15 @@ class Lending:
         """Whether the trainer uses devices of these cells: all of it does in a step, and it has them where hybrids yield."""
         if self.yields and self._trainer.making is not None:
             return True
-        return not self._trainer.adding.keys().isdisjoint(cells)
+        return any(self._trainer.computes(cell) for cell in cells)
+
+    def _move_away(self) -> None:
+        """Have cells that have not their devices for themselves leave them."""
+        trainer, free = self._trainer, self._batches.free_cells or ()
+        for cell in range(self._state.spec.cells) if trainer.up else ():
+            stays = cell in free or cell in trainer.away or cell in trainer.leaving
+            if not stays and not trainer.computes(cell):
+                trainer.leaves(cell, self._outbox.send(c.Offload, cell=cell))
 
     def _has_left(self, replica: ReplicaState) -> bool:
         """Whether a replica's devices are lent, and a snapshot shows that it holds nothing and knows it."""

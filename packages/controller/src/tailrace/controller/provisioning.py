@@ -41,13 +41,15 @@ class Provisioning:
         self.wanted: int | None = None
         """Number of replicas that a resumed run was changed to; None if it was not."""
         self._stepped: deque[tuple[float, float]] = deque(maxlen=_WINDOW + 1)
+        self._gradients_s: deque[float] = deque(maxlen=_WINDOW)
         self._stopping: dict[str, c.Reason] = {}
         self._resizing: dict[str, tuple[bool, c.Reason]] = {}  # whether it grows
         self._starting: dict[str, c.Reason] = {}
 
-    def stepped(self, training_s: float) -> None:
-        """Note that a batch was trained on, and the seconds that the trainer took for it."""
+    def stepped(self, training_s: float, added_s: float) -> None:
+        """Note that a batch was trained on, the seconds that the trainer took for it, and those of what cells had added."""
         self._stepped.append((self._state.now, training_s))
+        self._gradients_s.append(training_s + added_s)
         self.iterations.stepped()
 
     def finished(self, tokens: int) -> None:
@@ -76,6 +78,9 @@ class Provisioning:
             lent=self._lending.lent,
             iterations=tuple(self.iterations.records),
             batch=self._lending.batch(),
+            round_s=self._rounds.open_s,
+            gradients_s=sum(self._gradients_s) / max(1, len(self._gradients_s)),
+            loans=tuple(self._lending.loans),
         )
 
     def plan(self) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tailrace import contracts as c
 from tailrace.controller.errors import ControllerError
 
 LEAST_KEPT = 2
@@ -38,7 +39,10 @@ class TrainerState:
     newest two with full state in any case.
     Of a batch that is trained on before it is complete, `accumulated` lists the groups given so far and `parts` counts their
     parts; `accumulating` is the batch's version while the trainer works on a part. Where gradients are only added, `adding` has
-    that version for each cell of the trainer that works on some.
+    that version for each cell of the trainer that works on some, and `added_s` is the seconds that those of this batch took so
+    far, in seconds of all cells.
+    Where replicas stand on the cells' devices, `leaving` has the number of the command for each cell that is to move away what
+    it has there, and `away` those that have.
     """
 
     first: int = 0
@@ -65,6 +69,9 @@ class TrainerState:
     accumulated: list[int] = field(default_factory=list)
     parts: int = 0
     adding: dict[int, int] = field(default_factory=dict)
+    added_s: float = 0.0
+    leaving: dict[int, int] = field(default_factory=dict)
+    away: set[int] = field(default_factory=set)
     batches: dict[int, int] = field(default_factory=dict)
     consumed_staleness: dict[int, dict[int, int]] = field(default_factory=dict)
     staleness_at_completion: dict[int, int] = field(default_factory=dict)
@@ -97,6 +104,10 @@ class TrainerState:
 
     # ---- work -----------------------------------------------------------------------------------------------------
 
+    def computes(self, cell: int) -> bool:
+        """Whether a cell computes: alone, or with all others."""
+        return self.stepping is not None or self.accumulating is not None or cell in self.adding
+
     def steps_on(self, version: int) -> None:
         """Give it the batch that makes a version, or what is left of one.
 
@@ -105,6 +116,7 @@ class TrainerState:
         """
         self._expect_idle(self.making)
         self.stepping = version
+        self._all_are_back()
 
     def accumulates(self, version: int, groups: Sequence[int]) -> None:
         """Give it a part of the batch that makes a version: it changes its weights with it.
@@ -115,6 +127,7 @@ class TrainerState:
         self._expect_idle(self.making)
         self.accumulating, self.parts = version, self.parts + 1
         self.accumulated += groups
+        self._all_are_back()
 
     def adds(self, version: int, groups: Sequence[int], cell: int) -> None:
         """Have a cell of it add gradients of groups of the batch that makes a version.
@@ -125,9 +138,14 @@ class TrainerState:
         self._expect_idle(self.adding.get(cell, self.stepping))
         self.adding[cell] = version
         self.accumulated += groups
+        self.leaving.pop(cell, None)
+        self.away.discard(cell)
 
-    def part_ended(self, version: int, cell: int | None) -> None:
+    def part_ended(self, version: int, cell: int | None, seconds: float) -> None:
         """Note that it, or a cell of it, has trained on a part of a batch.
+
+        Args:
+            seconds: that this took, in seconds of all cells.
 
         Raises:
             ControllerError: it was given none of this version.
@@ -140,6 +158,21 @@ class TrainerState:
             self.accumulating = None
         else:
             del self.adding[cell]
+        self.added_s += seconds
+
+    def leaves(self, cell: int, seq: int) -> None:
+        """Note that a cell was told to move away what it has on its devices, with the command of this number."""
+        self.leaving[cell] = seq
+
+    def has_left(self, event: c.Offloaded) -> None:
+        """Note that a cell has moved that away. It may have been given work since, and then has it back."""
+        if event.answers is not None and self.leaving.get(event.cell) == event.answers:
+            del self.leaving[event.cell]
+            self.away.add(event.cell)
+
+    def _all_are_back(self) -> None:
+        self.leaving.clear()
+        self.away.clear()
 
     def _expect_idle(self, making: int | None) -> None:
         if not self.up or making is not None:
@@ -168,7 +201,8 @@ class TrainerState:
     def went_down(self) -> None:
         """Note that the trainer is gone. Its batch stays consumed until it falls back."""
         self.up, self.staged, self.stepping, self.accumulating = False, False, None, None
-        self.adding = {}
+        self.adding, self.added_s = {}, 0.0
+        self._all_are_back()
 
     def stepped(self, version: int) -> None:
         """Note that the step that made a version is done.
@@ -179,7 +213,7 @@ class TrainerState:
         if self.stepping != version:
             raise ControllerError(f"found Stepped({version}) while the trainer makes {self.stepping}")
         self.version, self.stepping, self.newest = version, None, max(self.newest, version)
-        self.accumulated, self.parts = [], 0
+        self.accumulated, self.parts, self.added_s = [], 0, 0.0
         self.step += 1
         self.batches[version] = self.step
 
@@ -340,7 +374,7 @@ class TrainerState:
         """Set the trainer back to the weights of a checkpoint."""
         self.saving, self.returns_to = [], None
         self.stepping, self.accumulating, self.accumulated, self.parts = None, None, [], 0
-        self.adding = {}
+        self.adding, self.added_s = {}, 0.0
         self.consumed_staleness = {v: counts for v, counts in self.consumed_staleness.items() if v <= version}
         self.step = self.batches[version]
         self.version = version if self.shown <= version else self.shown + 1

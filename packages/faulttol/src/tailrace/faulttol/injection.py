@@ -24,14 +24,26 @@ STRUCK_ROLES = (*ROLES, CONTROLLER, MACHINE)
 """Roles that a fault may name: those of members, the process that decides, and a machine with all that runs there."""
 PHASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "trainer": ("fetch", "forward", "backward", "optimizer", "checkpoint", "publish", "load"),
-        "replica": ("prefill", "decode", "pull"),
+        "trainer": (
+            "fetch",
+            "forward",
+            "backward",
+            "optimizer",
+            "checkpoint",
+            "publish",
+            "load",
+            "offload",
+            "onload",
+        ),
+        "replica": ("prefill", "decode", "pull", "sleep", "wake"),
         "environment": ("tool",),
     }
 )
 """Phases in which a member of a role can be struck."""
 LOAD = "load"
 """The phase of a trainer that only one passes which is restarted from a checkpoint."""
+LENDING = frozenset({"offload", "onload", "sleep", "wake"})
+"""Phases that only members pass whose devices change hands between replicas and trainer."""
 WORKER = "worker"
 """Instead of an environment's id, or behind it and a dot: one of the worker processes in which its sessions live."""
 _FORM = re.compile(

@@ -7,14 +7,14 @@ from dataclasses import replace
 from random import Random
 
 from tailrace.faulttol.errors import FaultError
-from tailrace.faulttol.injection import CONTROLLER, LOAD, PHASES, Fault, FaultKind
+from tailrace.faulttol.injection import CONTROLLER, LENDING, LOAD, PHASES, Fault, FaultKind
 
 _HANGS = 1 / 3
 _IN_A_PHASE = 2 / 3
 _WHILE_LOADING = 0.2
 
 
-def at_steps(faults: Iterable[Fault], steps: int, random: Random) -> list[Fault]:
+def at_steps(faults: Iterable[Fault], steps: int, random: Random, *, lends: bool = False) -> list[Fault]:
     """Faults with the steps, and phases, that were drawn for those that strike once in N steps.
 
     Of each N steps in a row one is drawn, and a phase that a step passes, if the role has some. The last N steps may lie partly
@@ -24,6 +24,7 @@ def at_steps(faults: Iterable[Fault], steps: int, random: Random) -> list[Fault]
         faults: the faults. Each draws from a stream of its own, so that one more at the end changes none before it.
         steps: of the run.
         random: where the streams begin.
+        lends: whether devices change hands between replicas and trainer, so that members may be struck in those phases.
     """
     found = []
     for fault in faults:
@@ -32,7 +33,7 @@ def at_steps(faults: Iterable[Fault], steps: int, random: Random) -> list[Fault]
             found.append(fault)
             continue
         for first in range(0, steps, fault.every):
-            step, phase = first + stream.randrange(fault.every), stream.choice(_passed(fault.role))
+            step, phase = first + stream.randrange(fault.every), stream.choice(_passed(fault.role, lends))
             if step < steps:
                 found.append(replace(fault, every=None, at_step=step, phase="" if fault.worker is not None else phase))
     return found
@@ -45,6 +46,7 @@ def random_faults(
     *,
     begin_s: float = 0.0,
     together: float = 0.0,
+    lends: bool = False,
 ) -> Iterator[Fault]:
     """Kills and hangs without end, in the order of their times, which are a Poisson process.
 
@@ -59,6 +61,7 @@ def random_faults(
         begin_s: seconds of the run at which the first may strike.
         together: share of faults that strike two members at once, 0 to 1. Of these, a fifth of a trainer's strike its
             successor while that loads the checkpoint.
+        lends: see `at_steps`.
 
     Raises:
         FaultError: a number is out of its range, or there is nobody to strike.
@@ -70,7 +73,7 @@ def random_faults(
     roles = [role for role, names in members.items() if names]
     if not roles:
         raise FaultError("found no member that could be struck, expected one")
-    return _faults(members, roles, mtbf_s, random, begin_s, together)
+    return _faults(members, roles, mtbf_s, random, begin_s, together, lends)
 
 
 def _faults(
@@ -80,10 +83,11 @@ def _faults(
     random: Random,
     now_s: float,
     share: float,
+    lends: bool,
 ) -> Iterator[Fault]:
     while True:
         now_s += random.expovariate(1 / mtbf_s)
-        first = _drawn(random, random.choice(roles), members, now_s)
+        first = _drawn(random, random.choice(roles), members, now_s, lends)
         yield first
         if random.random() >= share:
             continue
@@ -91,17 +95,18 @@ def _faults(
         if first.role == "trainer" and random.random() < _WHILE_LOADING:
             yield replace(first, kind=FaultKind.KILL, phase=LOAD)
         elif others:
-            yield _drawn(random, random.choice(others), members, now_s)
+            yield _drawn(random, random.choice(others), members, now_s, lends)
 
 
-def _drawn(random: Random, role: str, members: Mapping[str, Sequence[str]], at_s: float) -> Fault:
+def _drawn(random: Random, role: str, members: Mapping[str, Sequence[str]], at_s: float, lends: bool) -> Fault:
     kind = FaultKind.HANG if random.random() < _HANGS and role != CONTROLLER else FaultKind.KILL
     if kind is FaultKind.HANG and role == "replica" and random.random() < 0.5:
         kind = FaultKind.STALL
-    phase = random.choice(_passed(role)) if random.random() < _IN_A_PHASE else ""
+    phase = random.choice(_passed(role, lends)) if random.random() < _IN_A_PHASE else ""
     return Fault(kind, role, random.choice(members[role]), at_s=round(at_s, 3), phase=phase)
 
 
-def _passed(role: str) -> Sequence[str]:
+def _passed(role: str, lends: bool) -> Sequence[str]:
     """The phases that a member passes while it works; one without a name for a role that has none."""
-    return [phase for phase in PHASES.get(role, ()) if phase != LOAD] or [""]
+    left_out = {LOAD} if lends else {LOAD, *LENDING}
+    return [phase for phase in PHASES.get(role, ()) if phase not in left_out] or [""]

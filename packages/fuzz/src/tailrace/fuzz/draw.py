@@ -11,6 +11,7 @@ from tailrace.fuzz.case import Case
 from tailrace.fuzz.errors import CaseError
 from tailrace.fuzz.faults import (
     SILENT,
+    at_a_loan,
     attaches,
     fault_of_a_case,
     how_many,
@@ -179,6 +180,9 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
         content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2, "far": 0}
     if yields:
         content |= _hybrids(hybrids, content["replicas"])
+    if lends or yields:
+        loans = Random(f"tailrace fuzz {seed}, loans")
+        content["faults"] += at_a_loan(loans, content["replicas"], pipeline["steps"])
     content |= machines(Random(f"tailrace fuzz {seed}, machines"), content, step_s)
     pipeline |= draw_newer(Random(f"tailrace fuzz {seed}, recovery"), "recovery", policies)
     standbys(Random(f"tailrace fuzz {seed}, standbys"), content, policies)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tailrace.faulttol import Fault
 from tailrace.faulttol import FaultKind as Injury
-from tailrace.faulttol.injection import LOAD, PHASES
+from tailrace.faulttol.injection import LENDING, LOAD, PHASES
 from tailrace.fuzz.policies import SHARE_OF_NEWER, Policies, takes
 
 STANDBYS = 0.8
@@ -22,7 +22,7 @@ IN_A_STEP = 0.5
 """Share of the cases with batches in order in which the trainer is struck in a phase of its steps."""
 SILENT = 0.06
 """Share of cases with a checkpoint that never ends. As many have forgetful verifiers, and as many a store that drops slowly."""
-_TRAINER_PHASES = tuple(phase for phase in PHASES["trainer"] if phase != LOAD)
+_TRAINER_PHASES = tuple(phase for phase in PHASES["trainer"] if phase not in {LOAD, *LENDING})
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -149,6 +149,21 @@ def in_a_step(random: Random, pipeline: dict[str, Any]) -> tuple[dict[str, Any],
         kind, phase = random.choice([BreakKind.KILL, BreakKind.KILL, BreakKind.HANG]), random.choice(_TRAINER_PHASES)
         at_step = random.randint(0, pipeline["steps"] - 1)
         faults.append({"kind": kind, "role": "trainer", "member": "0", "at_step": at_step, "phase": phase})
+    return tuple(faults)
+
+
+def at_a_loan(random: Random, replicas: int, steps: int) -> tuple[dict[str, Any], ...]:
+    """Faults as devices change hands, in half of the cases in which they do: of a replica that sleeps or wakes, or of a trainer
+    that leaves devices or comes back."""
+    if random.random() < 0.5:
+        return ()
+    faults = []
+    for _ in range(random.choice([1, 1, 2, 3])):
+        role = random.choice(["replica", "trainer"])
+        phase = random.choice([phase for phase in PHASES[role] if phase in LENDING])
+        member = "0" if role == "trainer" else f"r{random.randrange(replicas)}"
+        kind, at_step = random.choice([BreakKind.KILL, BreakKind.KILL, BreakKind.HANG]), random.randrange(steps)
+        faults.append({"kind": kind, "role": role, "member": member, "at_step": at_step, "phase": phase})
     return tuple(faults)
 
 

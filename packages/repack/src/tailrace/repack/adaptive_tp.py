@@ -205,6 +205,7 @@ class AdaptiveTPScaleDown(AdaptiveTP):
     Args:
         max_tokens: most tokens of a response.
         first, last, every: milestones as shares of the samples that the round keeps: `first`, `first` + `every`, ... `last`.
+        remembers: see `ScaleDown`.
 
     Raises:
         LoadError: an option is out of its range; see `AdaptiveTP` for its own.
@@ -214,6 +215,7 @@ class AdaptiveTPScaleDown(AdaptiveTP):
     first: float = 0.2
     last: float = 0.5
     every: float = 0.05
+    remembers: int = 8
 
     def __post_init__(self) -> None:
         AdaptiveTP.__post_init__(self)
@@ -238,4 +240,4 @@ class AdaptiveTPScaleDown(AdaptiveTP):
         return sized or self._scale_down().plan(view)
 
     def _scale_down(self) -> ScaleDown:
-        return ScaleDown(self.count, self.max_tokens, self.first, self.last, self.every)
+        return ScaleDown(self.count, self.max_tokens, self.first, self.last, self.every, self.remembers)

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from tailrace.contracts import (
     Facts,
@@ -21,6 +22,8 @@ from tailrace.contracts import (
 )
 from tailrace.repack.errors import LoadError
 
+_ROUNDS = 8  # of a kind, by which the length of one is expected
+
 
 @dataclass(frozen=True, slots=True)
 class ScaleDown(ProvisioningPolicy):
@@ -30,14 +33,16 @@ class ScaleDown(ProvisioningPolicy):
     those with the fewest trajectories, each with all replicas on its devices. Cells on the devices of one replica are lent
     together or not at all, so it may lend fewer than half, or none. The trajectories move to the other replicas, which compute
     the keys and values of their tokens anew.
-    It lends only if all replicas are up, if all trajectories at their expected lengths fit into the KV caches that remain, and
-    if each has a place in a decode batch there. All devices return when the round ends, or when a replica that was kept goes
-    down.
+    It lends only if all replicas are up, if all trajectories at their expected lengths fit into the KV caches that remain, if
+    each has a place in a decode batch there, and if the loan brings more than it costs (`seconds_of_loan`), as far as the last
+    `remembers` steps tell. All devices return when the round ends, or when a replica that was kept goes down.
 
     Args:
         count: number of replicas.
         max_tokens: most tokens of a response.
         first, last, every: milestones as shares of the samples that the round keeps: `first`, `first` + `every`, ... `last`.
+        remembers: steps for which what a loan took counts. After so many without a loan one is made again, which shows whether
+            it still costs as much. 0: all loans are made, as in the paper, which charges none.
 
     Raises:
         LoadError: an option is out of its range.
@@ -48,6 +53,7 @@ class ScaleDown(ProvisioningPolicy):
     first: float = 0.2
     last: float = 0.5
     every: float = 0.05
+    remembers: int = 8
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.max_tokens < 1:
@@ -57,6 +63,8 @@ class ScaleDown(ProvisioningPolicy):
                 f"found first={self.first}, last={self.last} and every={self.every}, expected 0 < first <= last <= 1 and "
                 "0 < every <= 1"
             )
+        if self.remembers < 0:
+            raise LoadError(f"found remembers={self.remembers}, expected at least 0 steps")
 
     @classmethod
     def options_from(cls, facts: Facts) -> dict[str, object]:
@@ -105,7 +113,44 @@ class ScaleDown(ProvisioningPolicy):
         if peak > room or sum(load.in_flight for load in freed) > places:
             return ()
         numbers = {"share": share, "peak_tokens": peak, "room_tokens": float(room)}
+        known = self._seconds(view, len(chosen) / len({cell for load in view.loads for cell in load.cells}))
+        if known is not None:
+            brings_s, costs_s = known
+            if brings_s <= costs_s:
+                return ()
+            numbers |= {"brings_s": brings_s, "costs_s": costs_s}
         return [LendReplica(load.replica, Reason(Why.POLICY, numbers=numbers)) for load in freed]
+
+    def _seconds(self, view: FleetView, share: float) -> tuple[float, float] | None:
+        """What a loan of a share of the cells would bring and cost; None while nobody knows, as in the longest round so far."""
+        if view.round is None or not view.gradients_s:
+            return None
+        recent = [loan for loan in view.loans if view.progress.version - loan.version <= self.remembers > 0]
+        alike = [past.generation_s for past in view.rounds if past.kind == view.round.kind][-_ROUNDS:]
+        longer = [lasted_s for lasted_s in alike if lasted_s > view.round_s]
+        if not recent or not longer:
+            return None
+        left_s = fmean(longer) - view.round_s
+        lend_s, return_s = fmean(loan.lend_s for loan in recent), fmean(loan.return_s for loan in recent)
+        return seconds_of_loan(left_s, share, view.gradients_s, lend_s, return_s)
+
+
+def seconds_of_loan(
+    left_s: float, share: float, gradients_s: float, lend_s: float, return_s: float
+) -> tuple[float, float]:
+    """Seconds by which a loan ends the training of a round earlier, and by which it delays the next round.
+
+    From when the replicas have left, cells compute a share of the gradients beside generation; at most all of them. The devices
+    return after the round, when the next one waits for them. That the others generate more slowly meanwhile is not counted.
+
+    Args:
+        left_s: until the round ends.
+        share: of the trainer's cells that are lent devices.
+        gradients_s: that the gradients of a batch take all cells.
+        lend_s: until replicas have left their devices.
+        return_s: until they have them again.
+    """
+    return min(gradients_s, share * max(0.0, left_s - lend_s)), return_s
 
 
 def _may_leave(load: ReplicaView) -> bool:

@@ -7,27 +7,8 @@ import gc
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-
-@dataclass(frozen=True, slots=True)
-class Slept:
-    """What the last sleep of an engine freed.
-
-    Args:
-        level: the level at which it sleeps; 0: it is awake.
-        awake_bytes: memory before it slept; 0: it never did.
-        memory_bytes: memory after the last sleep began, or after it ended.
-    """
-
-    level: int = 0
-    awake_bytes: int = 0
-    memory_bytes: int = 0
-
-
-AWAKE = Slept()
 
 
 def memory_bytes() -> int:

@@ -59,7 +59,7 @@ class ReplicaWorker:
             more when it continues.
         clock: the clock for all of these.
         on_phase: called in the worker's thread as it begins "prefill" (the first step of what was routed), "decode" (any other
-            step), and in the middle of a "pull". What it raises crashes the replica.
+            step), "sleep" and "wake", and in the middle of a "pull". What it raises crashes the replica.
         comparison: how much of the weights is compared, after each pull, with what the engine has, which is a `DigestingEngine`
             then. If they differ, the replica serves nothing, and `PullFailed` names the parameter. None: nothing is compared.
     """
@@ -113,9 +113,10 @@ class ReplicaWorker:
             standstill=self._standstill,
             pull_timeout_s=pull_timeout_s,
             sleep_level=sleep_level,
-            on_phase=on_phase,
+            on_phase=self._at_phase,
             comparison=comparison,
         )
+        self._on_phase = on_phase
         self._thread = threading.Thread(target=self._run, name=f"replica-{replica}", daemon=True)
         self._flusher.start()
         self._thread.start()
@@ -171,7 +172,7 @@ class ReplicaWorker:
         return self._work.dropped
 
     def stall(self) -> None:
-        """Inject a fault: the engine stands still from now on until `close`, whatever is in flight."""
+        """Inject a fault: the engine stands still until `close`, whatever is in flight, or told to sleep or to wake."""
         self._stalled = True
 
     def close(self, timeout_s: float) -> None:
@@ -238,8 +239,16 @@ class ReplicaWorker:
         self._flusher.check()
         return True
 
+    def _at_phase(self, phase: str) -> None:
+        self._on_phase(phase)
+        if self._stalled and phase in ("sleep", "wake"):
+            self._wait_for_close()
+
     def _stand_still(self) -> None:
         self._standstill.at(GENERATING)
+        self._wait_for_close()
+
+    def _wait_for_close(self) -> None:
         with self._wake:
             self._wake.wait_for(lambda: self._closing)
 

@@ -18,7 +18,6 @@ from tailrace.contracts import (
     TurnEnded,
 )
 from tailrace.rollout.flusher import FlushedBatch, Flusher
-from tailrace.rollout.memory import AWAKE, Slept
 from tailrace.rollout.standstill import Standstill
 
 
@@ -107,9 +106,7 @@ class Reports:
         self._unsent = {id_: unsent for id_, unsent in self._unsent.items() if id_ not in trajectories}
         self._events = [event for event in self._events if getattr(event, "trajectory", None) not in trajectories]
 
-    def snapshot(
-        self, stats: EngineStats, in_flight: int, version: int | None, last_seq: int, slept: Slept = AWAKE
-    ) -> None:
+    def snapshot(self, stats: EngineStats, in_flight: int, version: int | None, last_seq: int) -> None:
         """Add a `Snapshot` after everything collected so far."""
         now = self._clock.now()
         elapsed_s = now - self._snapshot_at
@@ -127,9 +124,6 @@ class Reports:
                 steps=self._standstill.steps,
                 preemptions=stats.preemptions,
                 max_running=stats.max_running,
-                asleep=slept.level,
-                awake_bytes=slept.awake_bytes,
-                memory_bytes=slept.memory_bytes,
             )
         )
         self._snapshot_at, self._tokens_since_snapshot = now, 0

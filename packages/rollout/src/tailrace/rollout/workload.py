@@ -15,6 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ from tailrace.contracts import (
     Interrupt,
     Interrupted,
     Lend,
+    Lent,
     Pull,
     Pulled,
     PullFailed,
@@ -38,6 +40,7 @@ from tailrace.contracts import (
     Request,
     Resume,
     Return,
+    Returned,
     Route,
     SleepingEngine,
     SlicedWeights,
@@ -55,7 +58,7 @@ from tailrace.rollout.errors import (
     WeightsDifferError,
     WeightsError,
 )
-from tailrace.rollout.memory import AWAKE, Slept, memory_bytes
+from tailrace.rollout.memory import memory_bytes
 from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.reports import Reports
@@ -111,7 +114,7 @@ class ReplicaWork:
         self._sampling, self._reports, self._standstill = sampling, reports, standstill
         self._pull_timeout_s, self._sleep_level, self._on_phase = pull_timeout_s, sleep_level, on_phase
         self._sleeping = _sleeping(engine) if sleep_level else None
-        self._slept = AWAKE
+        self._asleep = 0  # the level at which the engine sleeps; 0: it is awake
         self._base_there = True  # whether the engine's own weights are the base's
         self._empty = False  # whether the engine dropped its weights as it slept, and has no others yet
         self._comparison, self._digesting = (
@@ -150,9 +153,9 @@ class ReplicaWork:
             case Pull():
                 self._pull(command)
             case Lend():
-                self._sleep()
+                self._lend(command)
             case Return():
-                self._wake()
+                self._take_back(command)
         self._note_phase()
 
     def step(self) -> None:
@@ -182,7 +185,7 @@ class ReplicaWork:
         """
         if now or (self._unshown and not (self._in_flight and self._engine.stats().waiting)):
             self._unshown = False
-            self._reports.snapshot(self._engine.stats(), len(self._in_flight), self.version, self.last_seq, self._slept)
+            self._reports.snapshot(self._engine.stats(), len(self._in_flight), self.version, self.last_seq)
         else:
             self._reports.flush_if_due()
 
@@ -199,21 +202,32 @@ class ReplicaWork:
         stats = self._engine.stats()
         return stats.running + stats.waiting > 0
 
-    def _sleep(self) -> None:
+    def _lend(self, lend: Lend) -> None:
         """Leave the devices. The controller has emptied the replica. Tokens of what is in flight even so go to the source."""
         self._interrupt(list(self._in_flight), None)
-        if self._sleeping is not None:
-            awake = memory_bytes()
+        self._on_phase("sleep")
+        if self._sleeping is None:
+            self._reports.event(Lent(self._replica, lend.seq))
+        else:
+            awake_bytes, began = memory_bytes(), time.perf_counter()
             self._sleeping.sleep(self._sleep_level)
-            self._slept = Slept(self._sleep_level, awake, memory_bytes())
+            took_s, self._asleep = time.perf_counter() - began, self._sleep_level
             if self._sleep_level > 1:
                 self._empty, self._base_there = True, False
+            self._reports.event(Lent(self._replica, lend.seq, self._sleep_level, took_s, awake_bytes, memory_bytes()))
+        self._reports.flush()
 
-    def _wake(self) -> None:
+    def _take_back(self, back: Return) -> None:
         """Take the devices again. Weights that were dropped come with the next pull, or before the next work."""
-        if self._sleeping is not None and self._slept.level:
+        self._on_phase("wake")
+        if self._sleeping is None or not self._asleep:
+            self._reports.event(Returned(self._replica, back.seq))
+        else:
+            began = time.perf_counter()
             self._sleeping.wake()
-            self._slept = Slept(0, self._slept.awake_bytes, memory_bytes())
+            took_s, self._asleep = time.perf_counter() - began, 0
+            self._reports.event(Returned(self._replica, back.seq, took_s, memory_bytes()))
+        self._reports.flush()
 
     def _restore(self, version: int) -> None:
         """Load the version again whose weights were dropped.
@@ -335,7 +349,7 @@ class ReplicaWork:
 
         self._standstill.at(PULLING)
         try:
-            if self._slept.level:
+            if self._asleep:
                 raise EngineAsleepError(f"version {pull.version} was to be pulled while the engine sleeps")
             sample = self._sample(pull.version)
             with self._weights.load(pull.version, self._pull_timeout_s) as weights:

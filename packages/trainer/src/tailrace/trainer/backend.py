@@ -84,8 +84,18 @@ class TrainingBackend(Protocol):
         """This rank's part of every parameter, as `layout` describes it. One at a time. Collective."""
         ...
 
+    @property
+    def offloads(self) -> frozenset[str]:
+        """The parts that `offload` moves: some of ``"parameters"``, ``"gradients"``, ``"optimizer"``, or none."""
+        ...
+
     def offload(self, what: Collection[str]) -> int:
-        """Move parameters, gradients or optimizer into host memory, where nothing may use them. Returns bytes moved.
+        """Move parameters, gradients or optimizer into host memory, where nothing may use them. Collective in the cell.
+
+        Device memory that is free then is given back to the system.
+
+        Returns:
+            Bytes that the cell's ranks moved.
 
         Raises:
             TrainerConfigError: the backend moves none of that.
@@ -93,7 +103,7 @@ class TrainingBackend(Protocol):
         ...
 
     def onload(self, what: Collection[str]) -> int:
-        """Move parts back, bit for bit. Returns bytes moved."""
+        """Move parts back, bit for bit. Collective in the cell. Returns the bytes that its ranks moved."""
         ...
 
     def save(self, directory: str | Path, version: int, *, full: bool = True) -> Future[Path]:

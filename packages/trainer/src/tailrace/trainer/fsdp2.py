@@ -49,6 +49,7 @@ class Fsdp2Model(ShardedModel):
         config, device, rank, world_size: see `ShardedModel`.
     """
 
+    offloads = frozenset({"parameters", "gradients", "optimizer"})
     _fresh: tuple[str, ...] = ()
     """heads that no file has"""
 

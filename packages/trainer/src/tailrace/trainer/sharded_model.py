@@ -101,8 +101,10 @@ class ShardedModel(ABC):
         vocabulary: token ids that the model knows.
         shares_prompts: whether responses may share their prompt's row.
         packs: whether micro-batches are packed rows without padding.
+        offloads: the parts that `offload` moves.
     """
 
+    offloads: frozenset[str] = frozenset()
     shares_prompts = False
     packs = False
     vocabulary: int
@@ -239,6 +241,8 @@ class ShardedModel(ABC):
         Raises:
             TrainerConfigError: this backend moves none, or there is no such part.
         """
+        if not what:
+            return 0
         raise TrainerConfigError(
             f"found offload of {', '.join(what)} with {type(self).__name__}, which moves nothing; expected backend fsdp2"
         )

@@ -468,16 +468,33 @@ class TrainerWorker:
         """
         self._model.use_muon(lr_scale)
 
+    @property
+    def offloads(self) -> frozenset[str]:
+        """The parts that `offload` moves."""
+        return self._model.offloads
+
     def offload(self, what: Collection[str]) -> int:
         """Move parts of the state, the critic's too, into pinned host memory; see `ShardedModel.offload`.
 
-        Who needs them then gets `OffloadedError`.
+        Who needs them then gets `OffloadedError`. What torch keeps of the device's memory for reuse is given back, so that
+        another process can have it. A reference model stays. Collective in the cell: when it returns, all its ranks are done.
+
+        Returns:
+            Bytes that the cell's ranks moved.
         """
-        return sum(model.offload(what) for model in self._models)
+        moved = sum(model.offload(what) for model in self._models)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return self._over_cell(moved)
 
     def onload(self, what: Collection[str]) -> int:
-        """Move parts back, bit for bit. Returns how many bytes were moved."""
-        return sum(model.onload(what) for model in self._models)
+        """Move parts back, bit for bit. Collective in the cell. Returns the bytes that its ranks moved."""
+        return self._over_cell(sum(model.onload(what) for model in self._models))
+
+    def _over_cell(self, nbytes: int) -> int:
+        total = torch.tensor(nbytes, dtype=torch.int64)
+        dist.all_reduce(total, group=self._model.cell_group)
+        return int(total.item())
 
     def close(self) -> None:
         """Wait for the checkpoint under way and leave the process group."""

@@ -16,6 +16,7 @@ from tailrace.contracts.recovery import (
     Health,
     IterationRecord,
     LendReplica,
+    LoanRecord,
     MachineView,
     MemberView,
     ReturnReplica,
@@ -23,7 +24,7 @@ from tailrace.contracts.recovery import (
     StopReplica,
 )
 from tailrace.contracts.testing.reasons import check_reason
-from tailrace.contracts.views import Progress, ReplicaView, RoundView
+from tailrace.contracts.views import Progress, ReplicaView, RoundRecord, RoundView
 
 
 class BatchDrive:
@@ -172,6 +173,9 @@ class ProvisioningDrive:
         self.growth, self.watched = policy.growth(), policy.watched_iterations()
         self.in_rounds = policy.round_milestones() is not None
         self.loads: list[ReplicaView] = []
+        self.loans: list[LoanRecord] = []
+        self.taken = random.Random(f"loans, {seed}")
+        self.seconds = (0.0, 60.0, 30.0)  # of the open round, of one like it, of a batch's gradients
         self.fails = self.random.choice([0.5, 0.5, 0.02])  # how often a member that is up and is struck fails
 
     def member(self, role: str, name: str, health: Health) -> MemberView:
@@ -197,8 +201,17 @@ class ProvisioningDrive:
         if not self.in_rounds:
             return view
         loads = self.unlent()
+        passed_s, lasted_s, gradients_s = self.seconds
         return dataclasses.replace(
-            view, round=self.round, rounds=(), loads=tuple(loads), lengths=(5, 50, 500), lent=tuple(sorted(self.lent))
+            view,
+            round=self.round,
+            rounds=(RoundRecord(0, "long", 10, 1, 0, lasted_s),),
+            loads=tuple(loads),
+            lengths=(5, 50, 500),
+            lent=tuple(sorted(self.lent)),
+            round_s=0.0 if self.round is None else passed_s,
+            gradients_s=gradients_s,
+            loans=tuple(self.loans[-16:]),
         )
 
     def unlent(self) -> list[ReplicaView]:
@@ -336,6 +349,9 @@ class ProvisioningDrive:
         if isinstance(action, ReturnReplica):
             assert action.replica in self.lent, f"{self.where}: {action!r}, and its devices are not lent"
             self.lent.discard(action.replica)
+            self.loans.append(
+                LoanRecord(self.version, self.taken.choice([0.0, 9.0]), self.taken.choice([0.0, 3.0, 99.0]))
+            )
             return
         assert action.replica in up, f"{self.where}: {action!r}, and it is not up"
         assert action.replica not in self.lent, f"{self.where}: {action!r}, and its devices are lent already"
@@ -357,6 +373,7 @@ class ProvisioningDrive:
             generated = min(100, self.round.generated + self.random.randint(0, 20))
             self.round = dataclasses.replace(self.round, generated=generated)
         self.kv = self.random.choice([0.01, 0.5])
+        self.seconds = self.taken.choice([0.0, 20.0, 80.0]), 60.0, self.taken.choice([0.0, 5.0, 30.0])
 
     def replicas(self) -> list[MemberView]:
         """Replicas that are members now."""

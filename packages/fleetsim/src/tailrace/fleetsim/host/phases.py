@@ -16,9 +16,15 @@ from tailrace.fleetsim.host.clock import VirtualTime
 
 SHARES = {"fetch": 0.0, "forward": 0.1, "backward": 0.4, "optimizer": 0.9}
 """Where in a step of the trainer each phase begins."""
-PUBLISH, CHECKPOINT = "publish", "checkpoint"
+PUBLISH, CHECKPOINT, OFFLOAD, ONLOAD = "publish", "checkpoint", "offload", "onload"
 HALFWAY = 0.5
-_BEGINS: dict[type, str] = {c.Route: "prefill", c.Pull: "pull", c.Call: "tool"}
+_BEGINS: dict[type, str] = {
+    c.Route: "prefill",
+    c.Pull: "pull",
+    c.Lend: "sleep",
+    c.Return: "wake",
+    c.Call: "tool",
+}
 _DECODE = "decode"
 
 
@@ -26,6 +32,8 @@ def shares(command: c.Command) -> dict[str, float]:
     """The phases of a trainer's command, each with the share of its time that has passed when it begins."""
     if isinstance(command, c.Step | c.Accumulate):
         return SHARES
+    if isinstance(command, c.Offload):
+        return {OFFLOAD: 0.0}
     return {PUBLISH: HALFWAY} if isinstance(command, c.Publish) else {}
 
 

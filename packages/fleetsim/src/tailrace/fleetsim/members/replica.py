@@ -221,7 +221,8 @@ class ModelledReplica(RoleModel):
                 self._interrupt(ready)  # type: ignore[arg-type]
             elif kind is c.Pull:
                 self._pull(ready)  # type: ignore[arg-type]
-            else:  # Lend or Return: it holds nothing in between
+            else:  # it holds nothing in between
+                self._say([(c.Lent if kind is c.Lend else c.Returned)(self.id, ready.seq)])
                 self.reported = False
                 self.idle_now()
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tailrace import contracts as c
 from tailrace.fleetsim.host.host import RoleModel, VirtualMember
-from tailrace.fleetsim.host.phases import CHECKPOINT, shares
+from tailrace.fleetsim.host.phases import CHECKPOINT, ONLOAD, shares
 from tailrace.fleetsim.host.recorder import Totals
 from tailrace.fleetsim.host.world import World
 from tailrace.fleetsim.members.relays import Relays
@@ -49,6 +49,7 @@ class Trainer(RoleModel):
         self.busy_s = self.publishing_s = self.preparing_s = 0.0
         self.parts: list[tuple[str, ...]] = []
         self.added: list[tuple[str, ...]] = []  # whose gradients were added since the last step
+        self.away: set[int] = set()  # cells that have left their devices
         self._queue: deque[c.Command] = deque()
         self._at_work: dict[int | None, _Work] = {}  # by cell; None: the whole trainer
         self._began_s = 0.0
@@ -103,6 +104,7 @@ class Trainer(RoleModel):
         self.incarnation += 1
         self._queue.clear()
         self.parts, self.added = [], []
+        self.away.clear()
         self._at_work, self._speed = {}, 1.0
         self._offered, self._taken = None, -1
         self.relays.retire(self._sealed)
@@ -140,10 +142,12 @@ class Trainer(RoleModel):
     def _next(self) -> None:
         """Begin what can begin: in order, and nothing beside what the whole trainer does."""
         while self._queue:
-            cell = self._queue[0].cell if isinstance(self._queue[0], c.Accumulate) else None
+            cell = self._queue[0].cell if isinstance(self._queue[0], c.Accumulate | c.Offload) else None
             if cell in self._at_work or None in self._at_work or (cell is None and self._at_work):
                 break
             command, now = self._queue.popleft(), self.time.now()
+            if self.member is not None and isinstance(command, c.Step | c.Accumulate) and self._brings(cell):
+                self.member.phases.at(ONLOAD)
             work = self._at_work[cell] = _Work(command, self._duration(command), now)
             if not self.parts:
                 self._began_s = now  # start of the current command, or of the first part of its batch
@@ -151,6 +155,12 @@ class Trainer(RoleModel):
             if work.left_s > PULSE_S and isinstance(command, c.Step | c.Accumulate):
                 self.time.at(now + PULSE_S, self._pulse, (cell, work))
         self.world.cores.changed()
+
+    def _brings(self, cell: int | None) -> bool:
+        """Have a cell, or all, on its devices again. Returns whether it was away."""
+        back = {*self.away} if cell is None else self.away & {cell}
+        self.away -= back
+        return bool(back)
 
     def _pulse(self, computing: tuple[int | None, _Work]) -> None:
         """Say that micro-batches go on ending, as a real trainer does."""
@@ -241,8 +251,12 @@ class Trainer(RoleModel):
         if cell == -1 or self.member is None:
             return
         self._account()
-        command = self._at_work.pop(cell).command
-        if isinstance(command, c.Publish):
+        work = self._at_work.pop(cell)
+        command = work.command
+        if isinstance(command, c.Offload):
+            self.away.add(command.cell)
+            self.member.say([c.Offloaded(command.cell, command.seq)])
+        elif isinstance(command, c.Publish):
             self._publish(command)
         elif isinstance(command, c.Checkpoint):
             self.saves(command.version)
@@ -251,8 +265,9 @@ class Trainer(RoleModel):
             self.time.at(durable_s, self._durable, (command, self.incarnation))
         elif isinstance(command, c.Accumulate):
             (self.parts if command.update else self.added).append(command.trajectories)
+            metrics = {"wall_s": work.whole_s}
             self.member.say(
-                [c.Accumulated(command.version, command.trajectories, answers=command.seq, cell=command.cell)]
+                [c.Accumulated(command.version, command.trajectories, metrics, command.seq, cell=command.cell)]
             )
         elif isinstance(command, c.Step):
             batch = [name for part in (*self.added, *self.parts, *command.mini_batches) for name in part]

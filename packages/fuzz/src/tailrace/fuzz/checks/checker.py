@@ -61,7 +61,8 @@ class Checker:
             c.Interrupted: (devices.left,),
             c.Accumulated: (training.accumulated,),
             c.Stepped: (training.stepped,),
-            c.Up: (training.up, versions.up, turns.up),
+            c.Up: (training.up, versions.up, turns.up, devices.up),
+            c.Offloaded: (devices.offloaded,),
             c.Down: (versions.down, devices.down, turns.down),
             c.Resumed: (training.resumed, versions.resumed, devices.resumed, turns.resumed),
             c.Pulled: (versions.pulled,),
@@ -179,6 +180,8 @@ class Checker:
             self.devices.lend(command, controller)
         elif isinstance(command, c.Return):
             self.devices.give_back(command, controller)
+        elif isinstance(command, c.Offload):
+            self.devices.offload(command, controller)
         elif isinstance(command, c.Pull):
             self.versions.pull(command)
         elif isinstance(command, c.Restart):

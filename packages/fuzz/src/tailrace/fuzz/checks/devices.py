@@ -6,30 +6,61 @@ from tailrace import contracts as c
 from tailrace.controller.controller import Controller
 from tailrace.controller.trajectories import GroupPhase
 from tailrace.fuzz.errors import InvariantError
-from tailrace.runtime.executor.deployment import REPLICA
+from tailrace.runtime.executor.deployment import REPLICA, TRAINER
 
 SHARED = "devices that are shared have one user at a time"
 
 
 class DeviceCheck:
-    """Who has which devices, from commands alone."""
+    """Who has which devices, and on which of them the trainer has its state, from commands and events alone."""
 
     def __init__(self) -> None:
         self.lent: set[str] = set()
         self.loans = 0
         self._holds: dict[str, set[str]] = {}  # trajectories that were routed to each replica and have not come back
+        self._moved: dict[
+            int, int
+        ] = {}  # number of the last command to each cell to leave, if it was given no work since
+        self._left: set[int] = set()  # cells of the trainer that have left their devices
+        self._trainer_up = False
+
+    def up(self, event: c.Up) -> None:
+        """A trainer has its state on all of its devices."""
+        if event.role == TRAINER:
+            self._trainer_up = True
+            self._all_are_there()
 
     def down(self, event: c.Down) -> None:
-        """A replica is gone; the next process has its devices."""
+        """A replica is gone; the next process has its devices. A trainer has nothing on them any more."""
         if event.role == REPLICA:
             self.lent.discard(event.id)
             self._holds.pop(event.id, None)
+        elif event.role == TRAINER:
+            self._trainer_up = False
+
+    def offload(self, command: c.Offload, controller: Controller) -> None:
+        """A cell is to leave its devices, on which it computes nothing."""
+        trainer = controller.trainer
+        if command.cell in trainer.adding or trainer.stepping is not None or trainer.accumulating is not None:
+            raise InvariantError(SHARED, f"cell {command.cell} is to leave its devices while it computes there")
+        self._moved[command.cell] = command.seq
+
+    def offloaded(self, event: c.Offloaded) -> None:
+        """A cell has left them, if it was given nothing since."""
+        if self._moved.get(event.cell) == event.answers:
+            self._left.add(event.cell)
+
+    def _all_are_there(self) -> None:
+        self._moved.clear()
+        self._left.clear()
 
     def restart(self, command: c.Restart) -> None:
         """A replica that stood still is replaced, which no `Down` says."""
         if command.role == REPLICA:
             self.lent.discard(command.id)
             self._holds.pop(command.id, None)
+        elif command.role == TRAINER:
+            self._trainer_up = False
 
     def left(self, event: c.Finished | c.TurnEnded | c.Interrupted | c.Refused) -> None:
         """A trajectory has left a replica."""
@@ -40,6 +71,7 @@ class DeviceCheck:
         del event
         self.lent.clear()
         self._holds.clear()
+        self._trainer_up = False
 
     def route(self, command: c.Route) -> None:
         """Nothing runs on devices that are lent."""
@@ -93,6 +125,7 @@ class DeviceCheck:
 
     def step(self, controller: Controller) -> None:
         """The trainer steps on its devices alone."""
+        self._all_are_there()
         if controller.spec.provisioning.yields_from() is not None:
             hybrids = [one for one in controller.members.of(REPLICA) if one.hybrid and one.health is c.Health.UP]
             busy = [one.id for one in hybrids if one.id not in self.lent]
@@ -109,16 +142,28 @@ class DeviceCheck:
         """A replica has its devices again."""
         trainer, cells = controller.trainer, set(controller.fleet.replicas[command.replica].cells)
         computing = trainer.adding.keys() & cells
+        if trainer.stepping is not None or trainer.accumulating is not None:
+            computing = cells
         if controller.spec.provisioning.yields_from() is not None and trainer.making is not None:
             computing = cells
         if computing:
             raise InvariantError(
                 SHARED, f"{command.replica} takes its devices back while cell {min(computing)} computes there"
             )
+        there = sorted(cells - self._left)
+        if there and self._trainer_up:
+            raise InvariantError(
+                SHARED, f"{command.replica} takes its devices back while cells {there} have their state there"
+            )
         self.lent.discard(command.replica)
 
     def accumulate(self, command: c.Accumulate, controller: Controller) -> None:
         """A cell computes on its devices alone."""
+        if command.cell is None:
+            self._all_are_there()
+        else:
+            self._moved.pop(command.cell, None)
+            self._left.discard(command.cell)
         if not controller.spec.colocated or command.cell is None:
             return
         here = [

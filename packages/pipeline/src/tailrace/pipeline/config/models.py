@@ -257,6 +257,9 @@ class TrainerConfigModel(_Strict):
     colocated: bool = False
     """whether the cells stand on the replicas' devices, or those of `hybrid` pools; a cell then computes alone only on devices
     that are lent to it"""
+    offloads: bool = True
+    """whether cells move parameters, gradients and optimizer into host memory while replicas use their devices, with
+    `colocated` and backend fsdp2; otherwise they only give back what they do not use"""
     adapter: AdapterTable = AdapterTable()
     critic: CriticTable = CriticTable()
     loss: Annotated[Choice, BeforeValidator(_as_loss)] = Choice(name=DEFAULT_LOSS)
@@ -463,6 +466,8 @@ class DeadlineConfig(_Strict):
     """deadline until more bytes of a checkpoint are written, or it is durable"""
     pull_s: Seconds = 600.0
     """deadline for a replica to pull a version"""
+    hand_over_s: Seconds = 300.0
+    """deadline for a replica to sleep or to wake, and for a cell of the trainer to leave devices that they share"""
     score_s: Seconds = 300.0
     """deadline from one outcome of the scorer to the next"""
     predict_s: Seconds = 120.0

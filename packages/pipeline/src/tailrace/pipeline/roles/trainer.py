@@ -2,6 +2,7 @@
 
 Step, Accumulate   wait only for the batch's tokens from the data role
 Accumulate(cell)   only the ranks of a cell carry it out: it adds gradients without the others, and changes no weights
+Offload(cell)      its ranks move parameters, gradients and optimizer into host memory; what a later command needs comes back
 Publish            copies this rank's weights once; relays get them in the background (see `Publishing`)
 Reveal             is carried out at once, beside the others
 Checkpoint         copies the state to host memory, once the batch is marked as consumed; a background thread makes it durable
@@ -16,9 +17,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ from tailrace.contracts import (
     Command,
     Event,
     Experience,
+    Offload,
+    Offloaded,
     PackedTokens,
     Publish,
     Published,
@@ -76,6 +79,7 @@ class TrainerSettings:
             never rolled back.
         save_timeout_s: deadline until more bytes of a checkpoint are written, or it is durable.
         interface: the network interface on which ranks speak, see `meeting_url`.
+        offloads: whether `Offload` moves what the backend can move; otherwise only what torch keeps for reuse is freed.
     """
 
     model: Path
@@ -86,6 +90,7 @@ class TrainerSettings:
     held: Path | None = None
     save_timeout_s: float = 600.0
     interface: str = ""
+    offloads: bool = True
 
 
 class TrainerRole:
@@ -120,6 +125,9 @@ class TrainerRole:
         self._marking = ThreadPoolExecutor(1, thread_name_prefix="consumption")
         self._marked: Future[None] | None = None
         self._marks_s = start.data_s + _CLOSE_S
+        # The optimizer's part stays where `TrainerConfig.offload` has it between steps.
+        self._moves = self._backend.offloads - {*settings.config.offload} if settings.offloads else frozenset[str]()
+        self._away: set[str] = set()  # parts in host memory, since replicas have the devices
         self._handed: dict[str, float] = {}  # seconds that the weights before a step held its thread up
         self._added: list[str] = []  # since the last step, by all cells; their gradients changed no weights yet
         self._cell, self._place = divmod(rank, world_size // start.cells)
@@ -243,6 +251,8 @@ class TrainerRole:
                 self._tell(Stepped(version, metrics, answers=seq))
             case Accumulate(update=False):
                 self._add(command)
+            case Offload():
+                self._offload(command)
             case Accumulate(seq, version, trajectories):
                 metrics = self._step_on(version, [trajectories])
                 self._parts.append((trajectories, metrics))
@@ -278,7 +288,9 @@ class TrainerRole:
         self._added += command.trajectories
         if command.cell != self._cell:
             return
+        brought = self._bring({"parameters", "gradients"})
         metrics = self._train(command.version, [command.trajectories], lambda batch: self._backend.accumulate(batch[0]))
+        metrics |= brought
         if self._place == 0:
             found = Accumulated(command.version, command.trajectories, metrics, answers=command.seq, cell=self._cell)
             self._worker.put(found)
@@ -286,8 +298,8 @@ class TrainerRole:
     def _step(self, version: int, mini_batches: Sequence[Sequence[str]]) -> dict[str, float]:
         """Train on a batch or its last part, and mark the whole batch as consumed. Returns the whole batch's metrics."""
         added, self._added = self._added, []
-        train = self._apply if added else self._step_on
-        metrics = train(version, mini_batches)
+        train, brought = self._apply if added else self._step_on, self._bring(self._away)
+        metrics = train(version, mini_batches) | brought
         parts, self._parts = self._parts, []
         if self._publishing is not None and not self._worker.closing:
             batch = [added, *(names for names, _ in parts), *mini_batches]
@@ -299,6 +311,42 @@ class TrainerRole:
         if self._publishing is not None and self._publishing.newest_s is not None:
             handed["publish_s"] = self._publishing.newest_s
         return merge_metrics([*(part for _, part in parts), metrics]) | handed
+
+    def _offload(self, command: Offload) -> None:
+        """Leave the devices, if this rank is of the cell."""
+        if not 0 <= command.cell < self._cells:
+            raise RoleError(f"found cell {command.cell} in command {command.seq}, expected one of {self._cells}")
+        if command.cell != self._cell:
+            return
+        self.stops.at("offload")
+        started = time.monotonic()
+        moved = self._backend.offload(self._moves)
+        self._away = {*self._moves}
+        if self._place == 0:
+            self._worker.put(Offloaded(command.cell, command.seq, time.monotonic() - started, moved))
+
+    def _bring(self, wanted: Collection[str]) -> dict[str, float]:
+        """Bring parts back that are away. Returns metrics of it; none if they are all here."""
+        parts = self._away.intersection(wanted)
+        if not parts:
+            return {}
+        self.stops.at("onload")
+        started = time.monotonic()
+        moved = self._backend.onload(parts)
+        self._away -= parts
+        return {"onload_s": time.monotonic() - started, "onload_bytes": float(moved)}
+
+    @contextmanager
+    def _brought(self, *wanted: str) -> Iterator[None]:
+        """Parts of the state are here in this context, and away again after it if they were: nobody has left the devices."""
+        parts = self._away.intersection(wanted)
+        self._bring(parts)
+        try:
+            yield
+        finally:
+            if parts:
+                self._backend.offload(parts)
+                self._away |= parts
 
     def _wait_for_marks(self) -> None:
         """Return once all batches so far are marked as consumed.
@@ -369,12 +417,13 @@ class TrainerRole:
         fresh = command.version != self._staged
         if fresh and self._held is None:
             self._require(command.version, "publish")
-        if self._publishing is not None:
-            self._publishing.publish(command, self._weights if fresh else None)
-        elif self._follower is not None and fresh:
-            self._follower.publish(command.version, self._weights(), sealed=command.sealed)
-        elif self._follower is not None:
-            self._follower.offer_again()
+        with self._brought(*(("parameters",) if fresh and self._held is None else ())):
+            if self._publishing is not None:
+                self._publishing.publish(command, self._weights if fresh else None)
+            elif self._follower is not None and fresh:
+                self._follower.publish(command.version, self._weights(), sealed=command.sealed)
+            elif self._follower is not None:
+                self._follower.offer_again()
         self._staged = command.version
         self._held_up("publish_blocking_s", started)
 
@@ -385,7 +434,8 @@ class TrainerRole:
         started = time.monotonic()
         self._require(command.version, "save")
         self._wait_for_marks()
-        saved = self._backend.save(str(self._saving.directory(command.version)), command.version, full=command.full)
+        with self._brought("parameters", "optimizer"):
+            saved = self._backend.save(str(self._saving.directory(command.version)), command.version, full=command.full)
         self.stops.at("checkpoint")
         if self._publishing is not None:
             self._saving.follow(command, saved)

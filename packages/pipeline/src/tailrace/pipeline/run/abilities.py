@@ -57,7 +57,7 @@ def needs_of(config: RunConfig) -> list[Need]:
         why = f"rollout.digest_bytes = {rollout.digest_bytes}"
         found.append(Need("digests of its weights", why, lambda able: able.digests))
     if (level := rollout.sleep_level) is not None:
-        if not _lends(config):
+        if not lends_devices(config):
             raise ConfigError(
                 f"keys 'rollout.sleep_level' and 'pipeline.provisioning': found {level} and {pipeline.provisioning.name!r}, "
                 "which lends no devices, expected no level, or one that does: replicas sleep while theirs are lent"
@@ -111,7 +111,7 @@ def sleep_level(config: RunConfig, engine: str) -> int:
     """
     if config.rollout.sleep_level is not None:
         return config.rollout.sleep_level
-    return 1 if _lends(config) and 1 in abilities_of(engine).sleeps else 0
+    return 1 if lends_devices(config) and 1 in abilities_of(engine).sleeps else 0
 
 
 def abilities_of(engine: str) -> EngineAbilities:
@@ -133,7 +133,12 @@ def _provisioning(config: RunConfig) -> ProvisioningPolicy:
     return policy
 
 
-def _lends(config: RunConfig) -> bool:
+def lends_devices(config: RunConfig) -> bool:
+    """Whether replicas of a run lend their devices to the trainer.
+
+    Raises:
+        ConfigError: the provisioning policy is unknown or one of its options is wrong.
+    """
     policy = _provisioning(config)
     return policy.lends_devices() or policy.yields_from() is not None
 

@@ -279,6 +279,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         transfer=transfer,
         save_timeout_s=config.deadlines.save_s,
         interface=config.trainer.interface,
+        offloads=config.trainer.offloads,
     )
     replicas = ReplicaSettings(
         engine=engine,

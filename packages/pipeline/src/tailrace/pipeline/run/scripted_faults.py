@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 from tailrace.faulttol import CONTROLLER, Fault, FaulttolError, at_steps, parse_fault, random_faults
-from tailrace.faulttol.injection import LOAD, MACHINE, WORKER, FaultKind
+from tailrace.faulttol.injection import LENDING, LOAD, MACHINE, WORKER, FaultKind
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.run.abilities import lends_devices
 from tailrace.pipeline.run.environments import environment_of
 from tailrace.pipeline.run.machines import PEER, machine_names
 from tailrace.pipeline.run.pools import relay_count
@@ -37,7 +38,8 @@ def build_faults(config: RunConfig) -> list[Fault]:
     Raises:
         ConfigError: a fault is not valid.
     """
-    return at_steps(_written(config), config.pipeline.steps, Random(f"faults {config.fault_seed}"))
+    random = Random(f"faults {config.fault_seed}")
+    return at_steps(_written(config), config.pipeline.steps, random, lends=lends_devices(config))
 
 
 def further_faults(config: RunConfig, begin_s: float = 0.0) -> Iterator[Fault]:
@@ -50,7 +52,7 @@ def further_faults(config: RunConfig, begin_s: float = 0.0) -> Iterator[Fault]:
     if config.mtbf_s is None:
         return iter(())
     random = Random(f"further faults {config.fault_seed} {begin_s:.3f}")
-    return random_faults(members_of(config), config.mtbf_s, random, begin_s=begin_s)
+    return random_faults(members_of(config), config.mtbf_s, random, begin_s=begin_s, lends=lends_devices(config))
 
 
 def check_faults(config: RunConfig, adds_replicas: Callable[[], bool]) -> None:
@@ -70,6 +72,7 @@ def check_faults(config: RunConfig, adds_replicas: Callable[[], bool]) -> None:
             _wrong_machine(fault, config) if fault.role == MACHINE else _wrong_member(fault, members, adds_replicas),
             _wrong_step(fault, config.pipeline.steps),
             _never_loads(fault, faults, config),
+            _never_lends(fault, config),
         ):
             if wrong:
                 gathered.add(f"key 'faults': {fault}: {wrong}")
@@ -128,6 +131,16 @@ def _wrong_step(fault: Fault, steps: int) -> str:
     if fault.every is not None and fault.every > steps:
         return f"found once in {fault.every} steps, expected at most pipeline.steps = {steps}, with which the run ends"
     return ""
+
+
+def _never_lends(fault: Fault, config: RunConfig) -> str:
+    if fault.phase not in LENDING or lends_devices(config):
+        return ""
+    name = config.pipeline.provisioning.name
+    return (
+        f"found the phase {fault.phase!r} and provisioning {name!r}, expected one that lends devices, such as 'hybrid' or "
+        "'scale-down': otherwise nobody passes it"
+    )
 
 
 def _never_loads(fault: Fault, faults: list[Fault], config: RunConfig) -> str:

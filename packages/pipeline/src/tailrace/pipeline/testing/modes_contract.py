@@ -8,6 +8,7 @@ class TestMyHost(ModesContract):
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +27,7 @@ from tailrace.pipeline.run.figures.folding import follow
 from tailrace.pipeline.run.replay import replayed
 from tailrace.pipeline.testing.real_runs import RealRuns, rarely
 from tailrace.pipeline.testing.small_run import (
+    HAND_OVER_S,
     LOG,
     SAMPLES,
     STEPS,
@@ -46,6 +48,7 @@ _LOST = {
     "semi-sync": 1 / 2,
     "async": 1 / 3,
 }  # of all devices, while the trainer recovers alone in its step
+_LEAVE, _TAKE_BACK = "leave its devices", "take its devices back"
 
 
 def make_mode_spec(mode: str, *, steps: int = 2 * STEPS) -> PipelineSpec:
@@ -109,7 +112,7 @@ class ModesContract(RealRuns):
         assert [role for role, _ in self.downs(tmp_path)] == [TRAINER]
         assert (view.task_restarts, view.replica_restarts, view.restarts(TRAINER)) == (0, 0, 1)
         hybrids = {"sync": {"r0", "r1"}, "semi-sync": {"r0"}, "async": set()}[mode]
-        self.check_turns(tmp_path, hybrids, spec.steps)
+        assert self.check_turns(tmp_path, hybrids) > spec.steps  # one was begun twice
         log, controller = list(read_log(tmp_path / LOG)), Controller(spec)
         time = EffectiveTime(controller.view, 1)
         follow(replayed(controller, tmp_path / LOG), time)
@@ -154,22 +157,55 @@ class ModesContract(RealRuns):
         reasons = {restart.role: restart.reason for restart in commands_of(tmp_path, c.Restart)}
         assert (reasons[TRAINER].why, reasons[TRAINER].who) == (c.Why.HYBRID, "r0")
 
-    def check_turns(self, root: Path, hybrids: set[str], steps: int) -> None:
-        """Check that hybrids get no work while they are lent, and that the trainer steps only while all are."""
-        lent: set[str] = set()
-        stepped = 0
+    @pytest.mark.parametrize("kind", ["kill", rarely("hang"), "stall"])
+    def test_members_that_are_struck_as_devices_change_hands_are_replaced(
+        self, tmp_path: Path, model: Path, kind: str
+    ) -> None:
+        """Nothing is lost, no device has two users, and nobody is waited for without end: a stalled engine, which answers, is
+        taken for down at the deadline of what it was told."""
+        phases = [(REPLICA, "sleep"), (REPLICA, "wake")]
+        if kind != "stall":
+            phases += [(TRAINER, "offload"), (TRAINER, "onload")]
+        faults = [f"{kind}:{role}@step{2 * place}:{phase}" for place, (role, phase) in enumerate(phases, 1)]
+        spec = make_mode_spec("sync", steps=2 * STEPS)
+        self.run(tmp_path, model, spec=spec, faults=faults, changed=with_pools)
+        assert sorted(event.fault.removeprefix("kill:") for event in events_of(tmp_path, c.Struck)) == sorted(
+            fault.removeprefix("kill:") for fault in faults
+        )
+        downs = [role for role, _ in self.downs(tmp_path)]
+        assert downs.count(REPLICA) >= 2
+        self.check_turns(tmp_path, {"r0", "r1"})
+        late = [event.reason for event in events_of(tmp_path, c.Down) if event.reason.startswith("waited")]
+        expected = [f"waited {HAND_OVER_S:.0f} s for replica r to {what}" for what in (_LEAVE, _TAKE_BACK)]
+        assert sorted(re.sub(r"r\d", "r", reason) for reason in late) == (expected if kind == "stall" else [])
+
+    def check_turns(self, root: Path, hybrids: set[str]) -> int:
+        """Check that hybrids get no work while they are lent, that the trainer steps only while all that are up are, and that
+        it has left the devices before one returns. Returns how many steps were begun."""
+        lent, up, there, stepped = set[str](), {*hybrids}, False, 0
         for instant in read_log(root / LOG):
+            for event in instant.events:
+                if isinstance(event, c.Down) and event.role == REPLICA:
+                    lent.discard(event.id)
+                    up.discard(event.id)
+                elif isinstance(event, c.Up) and event.role == REPLICA and event.id in hybrids:
+                    up.add(event.id)
+                elif isinstance(event, c.Offloaded) or (isinstance(event, c.Down) and event.role == TRAINER):
+                    there = False
             for command in instant.commands:
                 if isinstance(command, c.Lend):
                     lent.add(command.replica)
                 elif isinstance(command, c.Return):
+                    assert not there, f"{command.replica} returns while the trainer's state is on its devices"
                     lent.discard(command.replica)
+                elif isinstance(command, c.Restart) and command.role == REPLICA:
+                    lent.discard(command.id)
                 elif isinstance(command, c.Route):
                     assert command.replica not in lent, f"{command.replica} gets work while it is lent"
                 elif isinstance(command, c.Step):
-                    stepped += 1
-                    assert lent == hybrids, f"the trainer steps while {sorted(hybrids - lent)} are not lent"
-        assert stepped > steps  # one was begun twice
+                    stepped, there = stepped + 1, bool(hybrids)
+                    assert lent == up, f"the trainer steps while {sorted(up - lent)} are not lent"
+        return stepped
 
     def away_s(self, root: Path) -> float:
         """Seconds between the trainer's death and its return."""

@@ -38,6 +38,7 @@ from tailrace.runtime.executor.seam import RoleSpec
 from tailrace.trajstore import read_trained
 
 STEPS, GROUPS, SAMPLES = 5, 4, 4
+HAND_OVER_S = 10.0
 MODES = {"sampled": DecodingMode(1.0), "greedy": DecodingMode(0.0)}
 LOG, TRAINED = "events.jsonl", "trained.packed"
 
@@ -284,7 +285,9 @@ def make_deployment(
         trainer_ranks=ranks,
         trainer_cells=cells,
         rendezvous=rendezvous,
-        deadlines=Deadlines(start_s=120, step_s=60, publish_s=60, pull_s=60, score_s=60, suspect_s=2),
+        deadlines=Deadlines(
+            start_s=120, step_s=60, publish_s=60, pull_s=60, score_s=60, suspect_s=2, hand_over_s=HAND_OVER_S
+        ),
     )
 
 

@@ -75,6 +75,7 @@ class Answers:
         self._numbers: dict[int, tuple[int, Running]] = {}  # waits by the command's number
         self._publishing = 0  # number of the newest command to publish
         self._saves: dict[int, None] = {}  # numbers of checkpoints: one waits while those before it are written
+        self._offloads: dict[int, None] = {}  # numbers of commands to offload: they come behind checkpoints
         self._scores = Outcomes(waits, "trajectories to be scored", deadlines.score_s, down)
         self._lengths = Outcomes(waits, "lengths to be predicted", deadlines.predict_s, down)
         self._of_role = {SCORER: self._scores, RANKER: self._lengths}
@@ -83,7 +84,19 @@ class Answers:
         self._calls: dict[Running, Outcomes] = {}  # of each environment
         self._called: dict[str, int] = {}  # number of the newest call of a trajectory
         self._heard: dict[type, Callable[[c.Event], None]] = dict.fromkeys(
-            (c.Stepped, c.Accumulated, c.Published, c.Durable, c.Pulled, c.PullFailed, c.Discarded, c.Measured),
+            (
+                c.Stepped,
+                c.Accumulated,
+                c.Offloaded,
+                c.Published,
+                c.Durable,
+                c.Pulled,
+                c.PullFailed,
+                c.Lent,
+                c.Returned,
+                c.Discarded,
+                c.Measured,
+            ),
             self._answered,
         )
 
@@ -99,6 +112,10 @@ class Answers:
                 self._train(
                     running, command.seq, f"cell {cell} of {running} to add gradients of version {version}", now
                 )
+            case c.Offload(cell=cell):
+                what, behind_s = f"cell {cell} of {running} to leave its devices", limits.save_s if self._saves else 0.0
+                self._add(running, command.seq, what, limits.hand_over_s + limits.publish_s + behind_s, now)
+                self._offloads[command.seq] = None
             case c.Publish(version=version, relays=relays):  # if sealed, its deadline is that of its checkpoint too
                 self._end(self._publishing)  # a newer version replaces one that is not published yet
                 self._publishing = command.seq
@@ -110,6 +127,10 @@ class Answers:
                 self._saves[command.seq] = None
             case c.Pull(version=version):
                 self._add(running, command.seq, f"{running} to pull version {version}", limits.pull_s, now)
+            case c.Lend():
+                self._add(running, command.seq, f"{running} to leave its devices", limits.hand_over_s, now)
+            case c.Return():
+                self._add(running, command.seq, f"{running} to take its devices back", limits.hand_over_s, now)
             case c.Abort():
                 self._add(running, command.seq, "the store to delete dropped trajectories", limits.score_s, now)
             case c.Measure(prompts=prompts):
@@ -186,6 +207,7 @@ class Answers:
         self._numbers = {seq: entry for seq, entry in self._numbers.items() if entry[1] is not running}
         self._training = {seq: one for seq, one in self._training.items() if seq in self._numbers}
         self._saves = {seq: None for seq in self._saves if seq in self._numbers}
+        self._offloads = {seq: None for seq in self._offloads if seq in self._numbers}
         if running.role in self._of_role:
             self._of_role[running.role].clear()
         self._calls.pop(running, None)
@@ -212,7 +234,7 @@ class Answers:
             self._renew_saves()
 
     def _renew_saves(self) -> None:
-        for seq in self._saves:
+        for seq in (*self._saves, *self._offloads):
             self._waits.renew(self._numbers[seq][0], self._now, self._deadlines.save_s)
 
     def _answered(self, event: c.Event) -> None:
@@ -224,6 +246,7 @@ class Answers:
         training = self._training.pop(seq, None)
         if training is not None:
             self._longest_s = max(self._longest_s, self._now - training.since_s)
+        self._offloads.pop(seq, None)
         entry = self._numbers.pop(seq, None)
         if entry is not None:
             self._waits.settle(entry[0])

@@ -56,6 +56,8 @@ class Deadlines:
         step_s: deadline for one training step.
         publish_s: deadline until a version is visible on a relay.
         pull_s: deadline for a replica to load a version.
+        hand_over_s: deadline for a replica to sleep or to wake, and for a cell of the trainer to move away what it has on its
+            devices.
         score_s: deadline for the next outcome while trajectories are scored.
         predict_s: deadline for the next answer while lengths are predicted.
         call_s: deadline for the next answer of an environment while it has calls; a call's own deadline is the environment's.
@@ -77,6 +79,7 @@ class Deadlines:
     call_s: float = 300.0
     save_s: float = 600.0
     data_s: float = 180.0
+    hand_over_s: float = 300.0
 
     @classmethod
     def all(cls, limit_s: float, *, suspect_s: float) -> Deadlines:

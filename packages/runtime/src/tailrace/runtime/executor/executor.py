@@ -91,7 +91,7 @@ class Executor:
         self._next_tick_s = math.inf
         self._carry_out: dict[type, Callable[[Any], None]] = {
             **dict.fromkeys((c.Route, c.Interrupt, c.Pull, c.Lend, c.Return), self._to_replica),
-            **dict.fromkeys((c.Publish, c.Reveal, c.Checkpoint, c.Accumulate, c.Step), self._to_trainer),
+            **dict.fromkeys((c.Publish, c.Reveal, c.Checkpoint, c.Accumulate, c.Offload, c.Step), self._to_trainer),
             c.Abort: self._abort,
             c.Score: self._score,
             c.Predict: self._predict,
@@ -358,10 +358,10 @@ class Executor:
 
     def _to_replica(self, command: c.Route | c.Interrupt | c.Pull | c.Lend | c.Return) -> None:
         running = self._send((REPLICA, command.replica), command)
-        if running is not None and type(command) is c.Pull:
+        if running is not None and type(command) in (c.Pull, c.Lend, c.Return):
             self._answers.expect(running, command, self._time.now())
 
-    def _to_trainer(self, command: c.Publish | c.Reveal | c.Checkpoint | c.Accumulate | c.Step) -> None:
+    def _to_trainer(self, command: c.Publish | c.Reveal | c.Checkpoint | c.Accumulate | c.Offload | c.Step) -> None:
         ranks = self.membership.ranks(TRAINER, "0")
         for running in ranks:
             self._send((TRAINER, running.id), command)

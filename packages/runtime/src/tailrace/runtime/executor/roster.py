@@ -21,13 +21,14 @@ Spawning = c.Start | c.Restart | c.Resize
 _BY_ROLE: dict[type, str] = {
     **dict.fromkeys((c.Discarded, c.Measured), DATA),
     **dict.fromkeys((c.Scored, c.ScoringFailed), SCORER),
-    **dict.fromkeys((c.Stepped, c.Accumulated, c.Published, c.Durable), TRAINER),
+    **dict.fromkeys((c.Stepped, c.Accumulated, c.Offloaded, c.Published, c.Durable), TRAINER),
     **dict.fromkeys((c.Predicted, c.PredictionFailed), RANKER),
 }
 """Who answers with an event, for roles with one member."""
 _TO_REPLICA = (c.Route, c.Interrupt, c.Pull, c.Lend, c.Return)
-_TO_TRAINER = (c.Publish, c.Reveal, c.Checkpoint, c.Accumulate, c.Step)
-_PARTLY = {c.Publish, c.Accumulate}
+_ANSWERED = (c.Pull, c.Lend, c.Return)
+_TO_TRAINER = (c.Publish, c.Reveal, c.Checkpoint, c.Accumulate, c.Offload, c.Step)
+_PARTLY = {c.Publish, c.Accumulate, c.Offload}
 """Commands whose answer may come while some rank of the trainer has not taken them."""
 
 
@@ -112,7 +113,7 @@ class Roster:
                 self.members.clear()
                 self.incarnations.clear()
                 self.heard.clear()
-            case c.Pulled() | c.PullFailed():
+            case c.Pulled() | c.PullFailed() | c.Lent() | c.Returned():
                 if event.answers is not None and (found := self.members.get((REPLICA, event.replica))) is not None:
                     found.answered(event.answers, None)
             case c.Turned() | c.CallFailed():
@@ -163,11 +164,11 @@ class Roster:
                     found.without(pieces)
             case _:
                 if isinstance(command, _TO_REPLICA):
-                    self._sent((REPLICA, command.replica), command, None, waits=type(command) is c.Pull)
+                    self._sent((REPLICA, command.replica), command, None, waits=isinstance(command, _ANSWERED))
                 elif isinstance(command, _TO_TRAINER):
                     self._to_trainer(command)
 
-    def _to_trainer(self, command: c.Publish | c.Reveal | c.Checkpoint | c.Accumulate | c.Step) -> None:
+    def _to_trainer(self, command: c.Publish | c.Reveal | c.Checkpoint | c.Accumulate | c.Offload | c.Step) -> None:
         trainer = self.members.get((TRAINER, "0"))
         if trainer is not None and isinstance(
             command, c.Publish

@@ -1,4 +1,4 @@
-"""Replicas that a run added and removed, what they freed while they slept, and how they pulled, from its log."""
+"""Replicas that a run added and removed, loans of their devices, and how they pulled, from its log."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.controller.members import REPLICA
+from tailrace.pipeline.run.figures.figures import mean
 
 _FAILED = frozenset({c.Why.FAILED, c.Why.MACHINE, *c.SUSPICIONS})
 
@@ -15,9 +16,13 @@ class ReplicaFigures:
     """A fold over the instants of a log.
 
     `added` counts replicas that were started beyond those of the run's start; one that takes the place of a dead one is none of
-    them. `removed` counts replicas that were stopped; one that failed is none of them. `sleeps` counts how often a replica
-    slept, and `freed` has its memory awake, asleep and awake again, of the sleep that freed most. `checked` counts pulls after
-    which digests of what the engine had were compared, `from_peers` those that were complete with another replica's weights.
+    them. `removed` counts replicas that were stopped; one that failed is none of them. `checked` counts pulls after which
+    digests of what the engine had were compared, `from_peers` those that were complete with another replica's weights.
+    Of loans of devices to the trainer, `lend_s` has the seconds of each from its `Lend` until the replica had left, `return_s`
+    those from when the trainer's cells there were told to leave, or from its `Return` if they had left before, until the
+    replica was awake again. `sleeps` counts how often an engine slept, and `freed` has its memory awake, asleep and awake
+    again, of the sleep that freed most. `offloads` has the seconds and bytes of each time that a cell of the trainer left its
+    devices, `onloads` those of each time that it brought something back.
     """
 
     def __init__(self) -> None:
@@ -27,20 +32,25 @@ class ReplicaFigures:
         self._began = False
         self.sleeps = self.checked = 0
         self.freed: tuple[int, int, int | None] | None = None
-        self._levels: dict[str, int] = {}
+        self.lend_s: list[float] = []
+        self.return_s: list[float] = []
+        self.offloads: list[tuple[float, int]] = []
+        self.onloads: list[tuple[float, int]] = []
+        self._given_s: dict[int, float] = {}  # when `Lend`, `Return` and `Offload` were given, by their numbers
+        self._left_s: dict[int, float] = {}  # seconds that the cell took to leave, last
+        self._cells: dict[str, tuple[int, ...]] = {}  # of each replica that lends
         self._most = ""  # the replica whose sleep freed most, until it is awake again
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command]) -> None:
         """Take in one instant."""
-        del now
         for event in events:
-            if isinstance(event, c.Snapshot):
-                self._look(event)
-            elif isinstance(event, c.Pulled):
+            if isinstance(event, c.Pulled):
                 self.checked += event.compared > 0
                 self.from_peers += event.source in self._offers
             elif isinstance(event, c.Up) and event.role == REPLICA and event.address:
                 self._offers.add(event.address)
+            else:
+                self._changes_hands(now, event)
         began = self._began
         for command in commands:
             if isinstance(command, c.Start):
@@ -48,25 +58,61 @@ class ReplicaFigures:
                 self.added += began and command.role == REPLICA
             elif isinstance(command, c.Stop):
                 self.removed += command.role == REPLICA and command.reason.why not in _FAILED
+            elif isinstance(command, c.Lend | c.Return | c.Offload):
+                self._given_s[command.seq] = now
+                if isinstance(command, c.Lend):
+                    self._cells[command.replica] = command.cells
 
     def plain(self) -> dict[str, Any]:
-        """The figures as fields of a summary."""
+        """The figures as fields of a summary. Seconds of loans are means."""
         names = ("awake_bytes", "asleep_bytes", "awake_again_bytes")
         freed = (
             {} if self.freed is None else {"sleep": {"times": self.sleeps, **dict(zip(names, self.freed, strict=True))}}
         )
+        loans = {}
+        if self.lend_s:
+            loans = {
+                "loans": len(self.lend_s),
+                "lend_s": round(mean(self.lend_s), 4),
+                "return_s": round(mean(self.return_s), 4),
+                "offload": _moves(self.offloads),
+                "onload": _moves(self.onloads),
+            }
         changed = {"replicas_added": self.added, "replicas_removed": self.removed}
         pulls = {"served_digests_checked": self.checked}
         if self._offers:
             pulls["pulled_from_replicas"] = self.from_peers
-        return {**changed, **pulls, **freed}
+        return {**changed, **pulls, **freed, **loans}
 
-    def _look(self, shown: c.Snapshot) -> None:
-        before = self._levels.get(shown.replica, 0)
-        self._levels[shown.replica] = shown.asleep
-        if shown.asleep and not before:
-            self.sleeps += 1
-            if self.freed is None or shown.awake_bytes - shown.memory_bytes > self.freed[0] - self.freed[1]:
-                self.freed, self._most = (shown.awake_bytes, shown.memory_bytes, None), shown.replica
-        elif before and not shown.asleep and shown.memory_bytes and shown.replica == self._most and self.freed:
-            self.freed, self._most = (*self.freed[:2], shown.memory_bytes), ""
+    def _changes_hands(self, now: float, event: c.Event) -> None:
+        match event:
+            case c.Lent(answers=int(seq)) if (given_s := self._given_s.pop(seq, None)) is not None:
+                self.lend_s.append(now - given_s)
+                if event.level:
+                    self._slept(event)
+            case c.Returned(answers=int(seq)) if (given_s := self._given_s.pop(seq, None)) is not None:
+                left_s = max((self._left_s.get(cell, 0.0) for cell in self._cells.get(event.replica, ())), default=0.0)
+                self.return_s.append(now - given_s + left_s)
+                if event.awake_bytes and event.replica == self._most and self.freed is not None:
+                    self.freed, self._most = (*self.freed[:2], event.awake_bytes), ""
+            case c.Offloaded(answers=int(seq)) if (given_s := self._given_s.pop(seq, None)) is not None:
+                self._left_s[event.cell] = now - given_s
+                self.offloads.append((event.seconds, event.nbytes))
+            case c.Stepped(metrics=metrics) | c.Accumulated(metrics=metrics) if "onload_s" in metrics:
+                self.onloads.append((metrics["onload_s"], int(metrics.get("onload_bytes", 0))))
+            case _:
+                pass
+
+    def _slept(self, event: c.Lent) -> None:
+        self.sleeps += 1
+        if self.freed is None or event.awake_bytes - event.asleep_bytes > self.freed[0] - self.freed[1]:
+            self.freed, self._most = (event.awake_bytes, event.asleep_bytes, None), event.replica
+
+
+def _moves(moves: Sequence[tuple[float, int]]) -> dict[str, Any]:
+    """How often something was moved, the mean seconds, and the most bytes."""
+    return {
+        "times": len(moves),
+        "seconds": round(mean([seconds for seconds, _ in moves]), 4),
+        "bytes": max((nbytes for _, nbytes in moves), default=0),
+    }
