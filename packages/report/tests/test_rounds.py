@@ -1,11 +1,16 @@
 """Rounds in the report and in the story of a trajectory whose prompt was deferred."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from tailrace import contracts as c
 from tailrace.controller.view import MemberRow
 from tailrace.pipeline.config.task import TaskConfig
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.eventlog import Instant
+from tailrace.pipeline.run.figures.folding import follow
+from tailrace.pipeline.run.figures.replicas import ReplicaFigures
 from tailrace.report.charts.rounds import round_charts
 from tailrace.report.explain import explain
 from tailrace.report.figures.utilisation import utilisation
@@ -14,7 +19,7 @@ from tailrace.report.fold.outages import Outages
 from tailrace.report.fold.timeline import Doing, Timeline
 from tailrace.report.record import read_record
 from tailrace.report.run_page import render
-from tailrace.report.run_tables import round_table
+from tailrace.report.run_tables import loan_table, round_table
 from tailrace.trajstore import MixOrder
 
 from .conftest import a_run, configured
@@ -130,3 +135,20 @@ def test_a_run_without_rounds_shows_none(tmp_path):
     record = read_record(RunDirectory.open(directory.root))
     assert round_charts(record) == []
     assert '<section id="rounds">' not in render(record)
+
+
+def test_what_loans_took_is_a_table_where_there_were_some():
+    folds = SimpleNamespace(came_and_went=ReplicaFigures())
+    record = SimpleNamespace(folds=folds)
+    assert loan_table(record).rows == []
+    log = [
+        (0.0, [], [c.Lend(1, "r0", (0,))]),
+        (2.0, [c.Lent("r0", 1, 2, 1.5, 5 << 20, 2 << 20)], []),
+        (4.0, [], [c.Offload(2, 0)]),
+        (5.0, [c.Offloaded(0, 2, 0.5, 7 << 20)], [c.Return(3, "r0")]),
+        (5.5, [c.Returned("r0", 3, 0.4, 5 << 20)], []),
+    ]
+    follow((Instant(now, events, commands) for now, events, commands in log), folds.came_and_went)
+    assert [row[1:] for row in loan_table(record).rows] == [
+        ["1", "2.000", "2.000", "3"], ["1", "0.500", "0.500", "7"], ["1", "1.500", "1.500", "none"],
+    ]  # fmt: skip

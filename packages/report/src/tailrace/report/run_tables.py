@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tailrace.contracts import SessionOrigin
@@ -94,6 +94,40 @@ def round_table(record: Record) -> Table:
     note = "What samples and groups that lost a race had generated is thrown away: what the store had of it, to the last flush."
     columns = ["#round", "kind", "#groups", "#deferred", "#until its step (s)", "#step (s)", "#tokens trained on"]
     return cut(Table([*columns, "#thrown away", "#share"], rows, note))
+
+
+def loan_table(record: Record) -> Table:
+    """What it took to lend devices to the trainer and to get them back; no rows where none were lent."""
+    found = record.folds.came_and_went
+    if not found.lend_s:
+        return Table([], [])
+    freed = [] if found.freed is None else [found.freed[0] - found.freed[1]]
+    steps = (
+        ("a replica leaves: its engine sleeps", found.lend_s, freed),
+        ("the trainer brings its state back", *_apart(found.onloads)),
+        ("the trainer leaves", *_apart(found.offloads)),
+        ("from then until the engine is awake", found.return_s, []),
+    )
+    rows = [
+        [
+            name,
+            str(len(seconds)),
+            f"{sum(seconds) / len(seconds):.3f}",
+            f"{max(seconds):.3f}",
+            _mib(max(nbytes, default=0)),
+        ]
+        for name, seconds, nbytes in steps
+        if seconds
+    ]
+    return Table(["", "#times", "#mean (s)", "#longest (s)", "#most bytes (MiB)"], rows)
+
+
+def _apart(moves: Sequence[tuple[float, int]]) -> tuple[list[float], list[int]]:
+    return [seconds for seconds, _ in moves], [nbytes for _, nbytes in moves]
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:,.0f}" if nbytes > 0 else "none"
 
 
 def fault_table(record: Record) -> Table:
