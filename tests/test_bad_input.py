@@ -533,6 +533,11 @@ KINDS = {
         None,
         ["pipeline.provisioning", "trainer.colocated = false", "at least 2"],
     ),
+    "a-fault-as-devices-change-hands-that-never-do": (
+        settings('faults=["replica@step1:sleep"]'),
+        None,
+        ["faults", "replica@step1:sleep", "'static'", "lends devices"],
+    ),
     "devices-shared-while-both-compute": (
         settings("trainer.colocated=true", "pipeline.admission=one-step"),
         None,

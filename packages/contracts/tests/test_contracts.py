@@ -130,6 +130,7 @@ def test_each_command_that_changes_what_happens_to_something_says_why():
         "Predict",
         "Measure",
         "Accumulate",
+        "Offload",
         "Step",
         "Finish",
     }

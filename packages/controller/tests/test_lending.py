@@ -76,7 +76,7 @@ def test_a_cell_computes_only_once_its_devices_are_lent_and_their_replica_is_emp
     assert (interrupt.replica, set(interrupt.trajectories), interrupt.reason.why) == ("r1", set(moved), c.Why.LENT)
     assert run.view.counts.completed == 1
     assert not of(c.Accumulate, run.given)
-    given = run.catch_up(c.Interrupt, leave=(c.Route,))
+    given = run.catch_up(c.Interrupt, leave=(c.Route, c.Lend))
     (lend,) = of(c.Lend, given)
     assert (lend.replica, lend.cells) == ("r1", (1,))
     assert not of(c.Accumulate, run.given)  # until a snapshot shows that it knows
@@ -116,9 +116,11 @@ def test_nothing_is_moved_for_a_trainer_that_is_gone():
     lend_r1(run, told)
     told.actions.append(c.ReturnReplica("r1"))
     run.controller.failures.troubles.first_iteration = False
-    given = run.go(c.Down("trainer", "0", "killed"), leave=(c.Route, "trainer"))
-    assert not of(c.Offload, given)
-    assert [command.replica for command in of(c.Return, given)] == ["r1"]
+    before = len(of(c.Offload, run.given))
+    run.go(c.Down("trainer", "0", "killed"), leave=(c.Route, "trainer"))
+    run.later(1, leave=(c.Route, "trainer"))
+    assert [command.replica for command in of(c.Return, run.given)] == ["r1"]
+    assert len(of(c.Offload, run.given)) == before
 
 
 def test_a_step_keeps_devices_and_every_cell_leaves_them_after_it():

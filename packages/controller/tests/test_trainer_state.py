@@ -38,8 +38,8 @@ REFUSED = {
     "gradients in a step": (stepping, lambda t: t.adds(1, [8], 1), "works on version 1"),
     "a step beside a cell at work": (adding, lambda t: t.steps_on(1), "works on version 1"),
     "a cell that is at work": (adding, lambda t: t.adds(1, [8], 0), "works on version 1"),
-    "an end of what was not given": (adding, lambda t: t.part_ended(1, 1), "its cell 1 works on None"),
-    "an end of another version": (adding, lambda t: t.part_ended(2, 0), "its cell 0 works on 1"),
+    "an end of what was not given": (adding, lambda t: t.part_ended(1, 1, 1.0), "its cell 1 works on None"),
+    "an end of another version": (adding, lambda t: t.part_ended(2, 0, 1.0), "its cell 0 works on 1"),
     "a step that was not given": (adding, lambda t: t.stepped(1), "while the trainer makes None"),
 }
 
@@ -57,8 +57,8 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(name):
 def test_cells_add_beside_each_other_and_then_all_of_it_steps():
     state = adding()
     state.adds(1, [8], cell=1)
-    state.part_ended(1, 1)
-    state.part_ended(1, 0)
+    state.part_ended(1, 1, 1.0)
+    state.part_ended(1, 0, 1.0)
     state.steps_on(1)
     state.stepped(1)
     assert (state.version, state.step, state.accumulated) == (1, 1, [])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.faulttol import Fault, FaultError, FaultKind, at_steps, parse_fault, random_faults
-from tailrace.faulttol.injection import PHASES
+from tailrace.faulttol.injection import LENDING, PHASES
 
 MEMBERS = {
     "trainer": ["0"], "replica": ["r0", "r1", "r2"], "relay": ["0"], "data": ["0"], "environment": ["0", "0.worker"],
@@ -56,8 +56,19 @@ def test_spacing_is_exponential_and_roles_are_struck_alike():
     assert {(fault.role, fault.member) for fault in drawn} == {(role, id_) for role in MEMBERS for id_ in MEMBERS[role]}
     assert {fault.kind for fault in drawn if fault.role == "controller"} == {FaultKind.KILL}
     phases = {(fault.role, fault.phase) for fault in drawn if fault.phase}
-    assert phases == {(role, phase) for role, found in PHASES.items() for phase in found if phase != "load"}
+    assert phases == {
+        (role, phase) for role, found in PHASES.items() for phase in found if phase not in {"load", *LENDING}
+    }
     assert [parse_fault(str(fault)) for fault in drawn] == drawn
+
+
+def test_members_are_struck_as_devices_change_hands_where_they_do():
+    drawn = list(itertools.islice(random_faults(MEMBERS, 15.0, Random(4), lends=True), 3000))
+    assert {fault.phase for fault in drawn if fault.phase} == {
+        phase for found in PHASES.values() for phase in found if phase != "load"
+    }
+    steps = [at_steps([parse_fault("replica@every1")], 200, Random(2), lends=lends) for lends in (False, True)]
+    assert [{fault.phase for fault in found} & LENDING for found in steps] == [set(), {"sleep", "wake"}]
 
 
 def test_a_share_strikes_two_at_once():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tailrace.contracts import Down, Stepped, Struck, Up
-from tailrace.faulttol.injection import PHASES
+from tailrace.contracts import Down, Lent, Offloaded, Returned, Stepped, Struck, Up
+from tailrace.faulttol.injection import LENDING, PHASES
 from tailrace.fleetsim import simulate
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.results.advice import advice
@@ -35,7 +35,7 @@ def struck(result):
     return [(now, event) for now, event in result.events if isinstance(event, Struck)]
 
 
-@pytest.mark.parametrize("phase", PHASES["trainer"])
+@pytest.mark.parametrize("phase", [phase for phase in PHASES["trainer"] if phase not in LENDING])
 @pytest.mark.parametrize("kind", ["", "hang:", "raise:"])
 def test_a_trainer_is_struck_in_a_phase(phase, kind):
     faults = [f"{kind}trainer@step1:{phase}"] + (["trainer@step3:fetch"] if phase == "load" else [])
@@ -50,7 +50,7 @@ def test_a_trainer_is_struck_in_a_phase(phase, kind):
     assert result.batches[-1].version >= 6
 
 
-@pytest.mark.parametrize("phase", PHASES["replica"])
+@pytest.mark.parametrize("phase", [phase for phase in PHASES["replica"] if phase not in LENDING])
 def test_a_replica_is_struck_in_a_phase(phase):
     faults = [f"replica@step1:{phase}", f"hang:replica@step1:{phase}"]
     result = simulate(config(*faults))
@@ -58,6 +58,22 @@ def test_a_replica_is_struck_in_a_phase(phase):
     assert result.lost_trajectories == 0
     assert {event.fault for _, event in struck(result)} == set(faults)
     assert [event for _, event in result.events if isinstance(event, Down) and event.role == "replica"]
+
+
+@pytest.mark.parametrize("phase", sorted(LENDING))
+@pytest.mark.parametrize("kind", ["", "hang:"])
+def test_a_member_is_struck_as_devices_change_hands(kind, phase):
+    role = "trainer" if phase in PHASES["trainer"] else "replica"
+    fleet = {**FLEET, "placement": "colocated", "trainer": {}}
+    pipeline = {"steps": 6, "prompts_per_step": 8, "samples_per_prompt": 4, "prompts_per_replica": 8, "mode": "sync"}
+    pipeline |= {"sync": "when-drained", "relocation": "none"}
+    fault = f"{kind}{role}@step1:{phase}"
+    result = simulate(config(fault, fleet=fleet, pipeline=pipeline))
+    assert result.failure is None
+    assert result.lost_trajectories == 0
+    assert [event.fault for _, event in struck(result)] == [fault]
+    assert len([event for _, event in result.events if isinstance(event, Stepped)]) >= 6
+    assert {Lent, Offloaded, Returned} <= {type(event) for _, event in result.events}
 
 
 def test_the_same_faults_at_random_strike_again():
