@@ -1,7 +1,5 @@
 """Rounds in the report and in the story of a trajectory whose prompt was deferred."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from tailrace import contracts as c
@@ -138,17 +136,16 @@ def test_a_run_without_rounds_shows_none(tmp_path):
 
 
 def test_what_loans_took_is_a_table_where_there_were_some():
-    folds = SimpleNamespace(came_and_went=ReplicaFigures())
-    record = SimpleNamespace(folds=folds)
-    assert loan_table(record).rows == []
+    found = ReplicaFigures()
+    assert loan_table(found).rows == []
     log = [
-        (0.0, [], [c.Lend(1, "r0", (0,))]),
-        (2.0, [c.Lent("r0", 1, 2, 1.5, 5 << 20, 2 << 20)], []),
-        (4.0, [], [c.Offload(2, 0)]),
-        (5.0, [c.Offloaded(0, 2, 0.5, 7 << 20)], [c.Return(3, "r0")]),
-        (5.5, [c.Returned("r0", 3, 0.4, 5 << 20)], []),
+        Instant(0.0, [], [c.Lend(1, "r0", (0,))]),
+        Instant(2.0, [c.Lent("r0", 1, 2, 1.5, 5 << 20, 2 << 20)], []),
+        Instant(4.0, [], [c.Offload(2, 0)]),
+        Instant(5.0, [c.Offloaded(0, 2, 0.5, 7 << 20)], [c.Return(3, "r0")]),
+        Instant(5.5, [c.Returned("r0", 3, 0.4, 5 << 20)], []),
     ]
-    follow((Instant(now, events, commands) for now, events, commands in log), folds.came_and_went)
-    assert [row[1:] for row in loan_table(record).rows] == [
+    follow(iter(log), found)
+    assert [row[1:] for row in loan_table(found).rows] == [
         ["1", "2.000", "2.000", "3"], ["1", "0.500", "0.500", "7"], ["1", "1.500", "1.500", "none"],
     ]  # fmt: skip

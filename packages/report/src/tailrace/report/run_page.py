@@ -71,7 +71,7 @@ def render(record: Record) -> str:
         repacks=run_tables.repack_table(record),
         interruptions=run_tables.interruption_table(record),
         interrupts=record.folds.run.mixes_versions,
-        loans=run_tables.loan_table(record),
+        loans=run_tables.loan_table(record.folds.came_and_went),
         faults=run_tables.fault_table(record),
         versions=run_tables.version_table(record),
         figures=Table(["", ""], [list(row) for row in (record.summary or {}).get("figures", [])]),

@@ -7,6 +7,7 @@ from typing import Any
 
 from tailrace.contracts import SessionOrigin
 from tailrace.faulttol import ROLES
+from tailrace.pipeline.run.figures.replicas import ReplicaFigures
 from tailrace.pipeline.run.figures.results import MeasuredAnswers, Quantity, Results
 from tailrace.report.charts.staleness import staleness_in_words
 from tailrace.report.figures.held_out import UNKNOWN_ACCURACY, said
@@ -96,13 +97,12 @@ def round_table(record: Record) -> Table:
     return cut(Table([*columns, "#thrown away", "#share"], rows, note))
 
 
-def loan_table(record: Record) -> Table:
+def loan_table(found: ReplicaFigures) -> Table:
     """What it took to lend devices to the trainer and to get them back; no rows where none were lent."""
-    found = record.folds.came_and_went
     if not found.lend_s:
         return Table([], [])
     freed = [] if found.freed is None else [found.freed[0] - found.freed[1]]
-    steps = (
+    steps: Sequence[tuple[str, list[float], list[int]]] = (
         ("a replica leaves: its engine sleeps", found.lend_s, freed),
         ("the trainer brings its state back", *_apart(found.onloads)),
         ("the trainer leaves", *_apart(found.offloads)),
