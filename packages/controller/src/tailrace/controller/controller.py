@@ -341,6 +341,7 @@ class Controller:
             self.coordinator.run()
             if self.batches.held:
                 self._train()
+        self.lending.give_way()
         self.sessions.send()
         if not self.trainer.done:
             self.predictions.ask()

@@ -41,6 +41,8 @@ _PROGRESS = _ANSWERS | {
     c.Silent,
     c.Struck,
     c.Accumulated,
+    c.Lent,
+    c.Offloaded,
     c.Activity,
     c.Predicted,
     c.PredictionFailed,

@@ -97,7 +97,7 @@ class Lending:
             self.loans.append(c.LoanRecord(*left, self._state.now - done_s))
 
     def go_on(self) -> None:
-        """Lend what is empty, take back what no cell uses, and say which cells may compute. Call it before training."""
+        """Lend what is empty, and say which cells may compute. Call it before training."""
         if not self._state.spec.colocated:
             return
         replicas = self._fleet.replicas
@@ -106,20 +106,27 @@ class Lending:
                 del waiting[name]  # it went down
         for name in [name for name in self._leaving if not replicas[name].assigned.states]:
             self._outbox.send_to(replicas[name], c.Lend, cells=replicas[name].cells, reason=self._leaving.pop(name))
-        for name in [name for name in self._returning if not self._computes_on(replicas[name].cells)]:
-            self._done_s.setdefault(name, self._state.now)
-            if self._trainer.up and not self._trainer.away.issuperset(replicas[name].cells):
-                continue
-            self._outbox.send_to(replicas[name], c.Return, reason=self._returning.pop(name))
-            replicas[name].lent = False
-            self._leaving.pop(name, None)
         self._batches.free_cells = frozenset(cell for cell in range(self._state.spec.cells) if self._free(cell))
-        self._move_away()
         if self.yields:
             hybrids = [replica for replica in replicas.values() if replica.member.hybrid]
             self._batches.may_step = all(
                 self._has_left(replica) for replica in hybrids if replica.member.health not in _GONE
             )
+
+    def give_way(self) -> None:
+        """Have cells leave their devices that have not them for themselves and compute nothing, and replicas take back those
+        that no cell has. Call it after training, so that a step keeps them."""
+        trainer, replicas = self._trainer, self._fleet.replicas
+        for cell in range(self._state.spec.cells) if self._state.spec.colocated and trainer.up else ():
+            stays = cell in trainer.away or cell in trainer.leaving or trainer.computes(cell)
+            if not stays and not self._free(cell):
+                trainer.leaves(cell, self._outbox.send(c.Offload, cell=cell))
+        for name in [name for name in self._returning if not self._computes_on(replicas[name].cells)]:
+            self._done_s.setdefault(name, self._state.now)
+            if not trainer.up or trainer.away.issuperset(replicas[name].cells):
+                self._outbox.send_to(replicas[name], c.Return, reason=self._returning.pop(name))
+                replicas[name].lent = False
+                self._leaving.pop(name, None)
 
     # ---- hybrids that yield -----------------------------------------------------------------------------------------
 
@@ -162,14 +169,6 @@ class Lending:
         if self.yields and self._trainer.making is not None:
             return True
         return any(self._trainer.computes(cell) for cell in cells)
-
-    def _move_away(self) -> None:
-        """Have cells that have not their devices for themselves leave them."""
-        trainer, free = self._trainer, self._batches.free_cells or ()
-        for cell in range(self._state.spec.cells) if trainer.up else ():
-            stays = cell in free or cell in trainer.away or cell in trainer.leaving
-            if not stays and not trainer.computes(cell):
-                trainer.leaves(cell, self._outbox.send(c.Offload, cell=cell))
 
     def _has_left(self, replica: ReplicaState) -> bool:
         """Whether a replica's devices are lent, and a snapshot shows that it holds nothing and knows it."""
