@@ -127,9 +127,11 @@ class ModesContract(RealRuns):
     ) -> None:
         """It runs in sync mode behind a fence, with groups in order of their numbers and rewards of what was generated."""
         seeded = policy("batching", "plain", samples=SAMPLES, seeded=True)
-        spec = replace(make_mode_spec("sync"), batching=seeded, sampler=policy("sampler", "in-order"), fence=True)
+        passed = [phase for phase in PHASES[TRAINER] if phase != LOAD]
+        spec = make_mode_spec("sync", steps=len(passed) + 4)
+        spec = replace(spec, batching=seeded, sampler=policy("sampler", "in-order"), fence=True)
         judged, changed = with_rewards(tmp_path, model)
-        one_a_step = [f"trainer@step{step}:{phase}" for step, phase in enumerate(PHASES[TRAINER], 2) if phase != LOAD]
+        one_a_step = [f"trainer@step{step}:{phase}" for step, phase in enumerate(passed, 2)]
         digests = {}
         for name, faults in {
             "calm": [],
