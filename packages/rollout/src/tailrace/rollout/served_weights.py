@@ -151,12 +151,16 @@ class WeightSample:
         for digest in digests:
             answers.setdefault(digest.name, []).append(digest)
         for name, held in self._kept.items():
+            # A stack of experts has hundreds of boxes: those of other matrices are not looked at.
+            near: dict[Box, list[WeightDigest]] = {}
+            for digest in answers.get(name, ()):
+                near.setdefault(_matrix(digest.box, held), []).append(digest)
             for kept in held:
                 if kept.filled < kept.elements.numel():
                     raise self._error(name, kept.box, "found no published elements there")
                 told = torch.zeros(kept.elements.shape, dtype=torch.bool)
-                for part in answers.get(name, ()):
-                    if _common(kept.box, part.box) != part.box:
+                for part in near.get(_matrix(kept.box, held), ()):
+                    if not _contains(kept.box, part.box):
                         continue
                     where = _inside(part.box, kept.box)
                     told[where] = True
@@ -181,6 +185,15 @@ def _box(index: Sequence[slice], shape: Sequence[int]) -> Box:
 def _common(first: Box, second: Box) -> Box | None:
     box = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))
     return box if all(start < stop for start, stop in box) else None
+
+
+def _contains(outer: Box, box: Box) -> bool:
+    return all(first <= start and stop <= last for (first, last), (start, stop) in zip(outer, box, strict=True))
+
+
+def _matrix(box: Box, held: Sequence[_Kept]) -> Box:
+    """Which matrix of a parameter a box lies in. A parameter that is compared whole has one box, in which all others lie."""
+    return box[:-2] if len(held) > 1 else ()
 
 
 def _inside(box: Box, outer: Box) -> tuple[slice, ...]:
