@@ -78,6 +78,39 @@ def _rollpacker(outcome: Any) -> Figures:
     return speedups | {f"step of {name}": ([value], "s") for name, value in outcome["step_s"].items()}
 
 
+def _served_weights(rows: Any) -> Figures:
+    return {f"a comparison over a step's responses, {row['engine']}": ([row["sample/step"][0]], "x") for row in rows}
+
+
+def _engine_loop(outcome: Any) -> Figures:
+    return {f"added to a step at {row['running']:,} requests": ([row["added"]], "x") for row in outcome["rows"]}
+
+
+def _weights(outcome: Any) -> Figures:
+    rows = [row for row in outcome.get("ranks", ()) if row["how"] == "slices"]
+    return {f"pull of what {row['ranks']} ranks published, of a copy": ([row["over_copy"]], "x") for row in rows}
+
+
+def _checkpoint(outcome: Any) -> Figures:
+    return {
+        f"{kind} checkpoint of {row['ranks']} ranks blocks, of a copy": ([row[kind]["over_copy"]], "x")
+        for row in outcome["by_ranks"]
+        for kind in ("full", "weights", "dcp")
+    }
+
+
+def _processor_share(outcome: Any) -> Figures:
+    return {f"neither engine nor gradient, {outcome['app']}": ([outcome["neither_share_of_run"]], "x")}
+
+
+def _data_plane(outcome: Any) -> Figures:
+    return {
+        "appends, tokens per core": ([outcome["data_role_tokens_per_s_per_core"]], "/s"),
+        "fetched rows, tokens per core": ([outcome["fetch_tokens_per_s_per_core"]], "/s"),
+        "longest heartbeat beside a fetch": ([outcome["heartbeat_fetch_s"]], "s"),
+    }
+
+
 BENCHES: dict[str, Callable[[Any], Figures]] = {
     "decision_cycle": _decision_cycle,
     "simulator_speed": _simulator_speed,
@@ -87,6 +120,12 @@ BENCHES: dict[str, Callable[[Any], Figures]] = {
     "dispatch_plan": _dispatch_plan,
     "trajstore": _trajstore,
     "rollpacker": _rollpacker,
+    "served_weights": _served_weights,
+    "engine_loop": _engine_loop,
+    "weights": _weights,
+    "checkpoint": _checkpoint,
+    "processor_share": _processor_share,
+    "data_plane": _data_plane,
 }
 """What is kept of each benchmark's JSON."""
 

@@ -74,6 +74,8 @@ def show_outcome(summary: dict[str, Any], directory: RunDirectory, console: Cons
         table.add_row("faults", f"{len(struck)} struck" + (f", {len(missed)} did not" if missed else ""))
     table.add_row("wall time", clock(summary["wall_s"]))
     table.add_row("report", str(directory.report))
+    for name, place in summary.get("trackers", {}).items():
+        table.add_row(name, place)
     console.print(Text(f"\n{gain(found)}\n"))
     warning = reward_alone(found)
     if warning is not None:

@@ -225,7 +225,7 @@ def measure(config: RunConfig, directory: RunDirectory, steps: int, progress: Pr
     measured = MeasuredRun(config, cores_here(), 0.0)
     controller = Controller(build_spec(config), relays=config.relay.count)
     # A run's usual observers are included, since they use the cores too.
-    metrics = MetricsObserver(directory.metrics, directory.tensorboard)
+    metrics = MetricsObserver(directory.metrics)
     status = StatusObserver(directory.status, app=config.app, run_dir=directory.root)
     witness = _Witness(measured, progress, config.pipeline.steps)
     executor = Executor(build_host(config), deployment, observers=[metrics, status, witness])

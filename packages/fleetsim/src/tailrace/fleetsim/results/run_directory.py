@@ -105,7 +105,7 @@ def simulate_into(
         directory.status, app=config.app, run_dir=root, simulated=True, every_s=STATUS_EVERY_S,
         steps=fleet.batches,
     )  # fmt: skip
-    metrics = MetricsObserver(directory.metrics, None)
+    metrics = MetricsObserver(directory.metrics)
     log = LogFile(directory.events) if keep_events else None
     try:
         status.phase("training")

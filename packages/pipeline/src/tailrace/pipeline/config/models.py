@@ -281,6 +281,17 @@ class EvaluationConfig(_Strict):
     """also evaluate controls that RL did not train, for comparison"""
 
 
+class TrackingConfig(_Strict):
+    """Experiment trackers, which get the same figures as metrics.jsonl. One that fails or is slow costs the run nothing."""
+
+    to: Annotated[tuple[str, ...] | None, BeforeValidator(as_tuple)] = None
+    """plugins of tailrace.tracker: tensorboard, wandb, trackio, mlflow, prometheus; none: tensorboard where it is installed"""
+    options: dict[str, dict[str, Any]] = {}
+    """options of each by its name: { wandb = { project = "long-tails" } }"""
+    patience_s: Seconds = 30.0
+    """seconds that a tracker has to begin, for a row, and for its last rows when the run ends; then it is given up"""
+
+
 class CheckpointConfig(_Strict):
     """Checkpoints of the trainer."""
 
@@ -502,6 +513,7 @@ class RunConfig(_Strict):
     rollout: RolloutConfig = RolloutConfig()
     trainer: TrainerConfigModel = TrainerConfigModel()
     evaluation: EvaluationConfig = EvaluationConfig()
+    tracking: TrackingConfig = TrackingConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     publish: PublishConfig = PublishConfig()
     relay: RelayConfig = RelayConfig()

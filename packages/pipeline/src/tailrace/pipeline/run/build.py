@@ -66,6 +66,9 @@ from tailrace.pipeline.run.prompts.stop_tokens import end_markers, stop_tokens
 from tailrace.pipeline.run.ranking import check_ranker, ranker_settings
 from tailrace.pipeline.run.scoring import check_scoring, score_settings
 from tailrace.pipeline.run.scripted_faults import build_faults, check_faults
+from tailrace.pipeline.trackers import GROUP as TRACKERS
+from tailrace.pipeline.trackers import TrackerPlugin
+from tailrace.pipeline.trackers.delivery import tracker_plugin
 from tailrace.rollout import WeightComparison
 from tailrace.runtime.executor.deployment import (
     DATA,
@@ -86,6 +89,7 @@ from tailrace.trainer.adapters import check_adapter
 from tailrace.trainer.backend import check_backend
 from tailrace.trainer.critic_init import check_critic_init
 
+DEFAULT_TRACKER = "tensorboard"
 _ELSEWHERE = {
     "adapter": "the table trainer.adapter",
     "critic": "the table trainer.critic",
@@ -223,6 +227,7 @@ def check(config: RunConfig) -> None:
         check_domains,
         check_scoring,
         check_ranker,
+        trackers_of,
         check_machine_checks,
         check_own_machines,
         check_interface,
@@ -436,6 +441,33 @@ def _comparison(config: RunConfig, engine: str) -> WeightComparison | None:
     if nbytes == 0 or not abilities_of(engine).digests:
         return None
     return WeightComparison() if nbytes is None else WeightComparison(nbytes, required=True)
+
+
+def trackers_of(config: RunConfig) -> dict[str, TrackerPlugin]:
+    """The trackers that a run's metrics go to, by name.
+
+    Raises:
+        ConfigError: one is not there or not installed, one of its options is wrong, or there are options of none.
+    """
+    table, found = config.tracking, {}
+    names = (DEFAULT_TRACKER,) if table.to is None else table.to
+    if (unused := [name for name in table.options if name not in names]) != []:
+        raise ConfigError(
+            f"key 'tracking.options': found {unused[0]!r}, expected one of tracking.to, {', '.join(names) or 'none'}"
+        )
+    for name in names:
+        registered("tracking.to", TRACKERS, name)
+        plugin = tracker_plugin(name, table.options.get(name, {}))
+        try:
+            plugin.check()
+        except MissingExtraError as error:
+            if table.to is None:
+                continue
+            raise ConfigError(f"key 'tracking.to': {name!r}: {error}") from error
+        except ValueError as error:
+            raise ConfigError(f"key 'tracking.options.{name}': {error}") from error
+        found[name] = plugin
+    return found
 
 
 def _backend(config: RunConfig) -> None:

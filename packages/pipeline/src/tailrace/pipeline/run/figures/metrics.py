@@ -1,23 +1,20 @@
-"""Metrics: one JSON line per step and per evaluation, and the same for TensorBoard if it is installed."""
+"""Metrics: one JSON line per step and per evaluation, and the same for experiment trackers."""
 
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from tailrace import contracts as c
 from tailrace.controller.view import RunView
 from tailrace.pipeline.errors import RunWriteError
 from tailrace.pipeline.run.figures.figures import Batch
 from tailrace.pipeline.run.figures.results import MeasuredAnswers
+from tailrace.pipeline.trackers import Trackers
 from tailrace.runtime.executor.executor import Executor
-
-_log = logging.getLogger(__name__)
-_PREFIX = "tailrace"
 
 
 class MetricsObserver:
@@ -25,13 +22,13 @@ class MetricsObserver:
 
     Args:
         path: ``metrics.jsonl``, to which lines are appended.
-        tensorboard: directory for TensorBoard; None for no TensorBoard.
+        trackers: what gets the same; None: nothing.
     """
 
-    def __init__(self, path: Path, tensorboard: Path | None) -> None:
+    def __init__(self, path: Path, trackers: Trackers | None = None) -> None:
         written = sum(row["kind"] == "evaluation" for row in read_metrics(path))  # by earlier drivers
         self._file = path.open("a", buffering=1)
-        self._writer = None if tensorboard is None else tensorboard_writer(tensorboard)
+        self._trackers = trackers
         self._batches: dict[int, dict[str, Any]] = {}
         self._evaluations = written
         self.follows = True
@@ -74,21 +71,19 @@ class MetricsObserver:
         del now, executor
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the file."""
         self._file.close()
-        if self._writer is not None:
-            self._writer.close()
 
     def _write(self, kind: str, now: float, row: dict[str, Any]) -> None:
         try:
             self._file.write(json.dumps({"kind": kind, "t": round(now, 3), "at": time.time(), **row}) + "\n")
         except OSError as error:
             raise RunWriteError(error.errno, error.strerror or str(error), self._file.name) from error
-        if self._writer is not None:
+        if self._trackers is not None:
             prefix = f"{kind}/{row['mode']}" if "mode" in row else kind
-            for key, value in row.items():
-                if isinstance(value, int | float) and key not in ("step", "version"):
-                    self._writer.add_scalar(f"{prefix}/{key}", value, row["step"])
+            told = {f"{prefix}/{key}": value for key, value in row.items() if key not in ("step", "version")}
+            numbers = {name: value for name, value in told.items() if isinstance(value, int | float)}
+            self._trackers.log(row["step"], numbers)
 
 
 def _batch(version: int, run: RunView, now: float) -> dict[str, Any]:
@@ -107,53 +102,3 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         return []
     with path.open() as file:
         return [json.loads(line) for line in file if line.endswith("\n")]
-
-
-class _Files:
-    """Opens TensorBoard's files, by paths such as ``tailrace:/runs/x/tensorboard/events``.
-
-    TensorBoard's writer has a thread and an exit handler of its own, in which an error is only a traceback.
-    ``metrics.jsonl`` has the same data, so a full disk fails nothing here.
-    """
-
-    def open(self, path: str) -> _File:
-        return _File(Path(path.removeprefix(f"{_PREFIX}:")))
-
-    def directory_check(self, path: str) -> None:
-        Path(path.removeprefix(f"{_PREFIX}:")).mkdir(parents=True, exist_ok=True)
-
-
-class _File:
-    """A file that is given up at the first error, which is logged."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: BinaryIO | None = path.open("wb", buffering=0)
-
-    def write(self, data: bytes) -> None:
-        if self._file is not None:
-            try:
-                self._file.write(data)
-            except OSError as error:
-                self._file.close()
-                self._file = None
-                _log.warning("%s is incomplete: %s; metrics.jsonl has the same data", self._path, error.strerror)
-
-    def flush(self) -> None:
-        """Nothing is buffered."""
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-def tensorboard_writer(directory: Path) -> Any:
-    """A ``SummaryWriter`` for a directory; None if it is not installed, which an extra does."""
-    try:
-        from tensorboardX import SummaryWriter
-        from tensorboardX.record_writer import register_writer_factory
-    except ImportError:
-        return None
-    register_writer_factory(_PREFIX, _Files())
-    return SummaryWriter(f"{_PREFIX}:{directory.absolute()}")

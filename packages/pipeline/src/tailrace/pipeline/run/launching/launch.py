@@ -22,7 +22,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.roles.calls import DATA_DOOR
 from tailrace.pipeline.run.abilities import applies_adapters
-from tailrace.pipeline.run.build import build_deployment, build_spec, check, holding, selected_engine
+from tailrace.pipeline.run.build import build_deployment, build_spec, check, holding, selected_engine, trackers_of
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog, Instant, read_log
 from tailrace.pipeline.run.figures.faults import FaultFold
@@ -44,6 +44,7 @@ from tailrace.pipeline.run.prompts.stop_tokens import stops_in_words
 from tailrace.pipeline.run.ranking import ranker_chosen
 from tailrace.pipeline.run.replay import controller_of, replay, replayed
 from tailrace.pipeline.run.scripted_faults import build_faults, further_faults
+from tailrace.pipeline.trackers import TrackedRun, Trackers
 from tailrace.runtime.errors import SupersededError
 from tailrace.runtime.executor.deployment import DATA
 from tailrace.runtime.executor.executor import Executor
@@ -205,7 +206,9 @@ class _Launch:
             raise
         if not attaches:
             self.status.phase("starting roles")
-        metrics = MetricsObserver(directory.metrics, directory.tensorboard)
+        about = TrackedRun(directory.root, config.model_dump(mode="json"))
+        trackers = Trackers(trackers_of(config), about, config.tracking.patience_s)
+        metrics = MetricsObserver(directory.metrics, trackers)
         host.time = RealTime(shown_s(self._cluster, past or 0.0) if attaches else past or 0.0)
         if self._cluster is not None and not attaches:
             dataclasses.replace(self._cluster, began_at=time.time() - host.time.now()).write(directory.root)
@@ -224,11 +227,14 @@ class _Launch:
             training_s = training_seconds(read_log(self.directory.events))
             self.status.settle(controller.view)
             metrics.follows = False
+            trackers.end()
             controls = self._controls(prepared, controller, executor, training_s)
             self.status.phase("writing the summary")
             scripted = build_faults(began)  # a driver that goes on may be given those that had not struck
             scripted += (Counter(faults) - Counter(scripted)).elements()
             summary = self._summary(controller, controls, executor, training_s, prepared, scripted)
+            summary["warnings"] = [*summary["warnings"], *trackers.close()]
+            summary["trackers"] = trackers.places
         except BaseException as error:
             if isinstance(error, SupersededError) and isinstance(host, RayHost):
                 host.leave()
@@ -242,6 +248,7 @@ class _Launch:
             raise
         finally:
             metrics.close()
+            trackers.close(HURRY_S)
         executor.close()
         write_json(directory.summary, summary)
         self.status.status.trained_tokens_per_s = summary["tokens_per_s"]

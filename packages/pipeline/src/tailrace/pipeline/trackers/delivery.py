@@ -1,0 +1,180 @@
+"""How rows get to trackers: each has a queue, a thread and a deadline, so that none of them can hold up a run."""
+
+from __future__ import annotations
+
+import logging
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from queue import Empty, Full, Queue
+from typing import Any, cast
+
+from tailrace.contracts import plugins
+from tailrace.pipeline.config.options import read_options
+from tailrace.pipeline.trackers.tracker import GROUP, TrackedRun, Tracker, TrackerPlugin
+from tailrace.processes import Child, ChildError
+
+_log = logging.getLogger(__name__)
+MOST_WAITING = 1_000
+"""Rows that wait for a slow tracker; what comes beyond them is left out."""
+
+
+def tracker_plugin(name: str, options: Mapping[str, Any]) -> TrackerPlugin:
+    """A tracker's plugin with its options.
+
+    Raises:
+        ConfigError: an option is wrong.
+        PluginError: no such plugin is registered, or it does not load.
+    """
+    kind = plugins.load(GROUP, name)
+    return cast(TrackerPlugin, read_options(kind, options, f"key 'tracking.options.{name}'"))
+
+
+class Trackers:
+    """The trackers of a run.
+
+    Args:
+        chosen: plugins by name.
+        run: what they are told.
+        patience_s: seconds that a tracker has to begin, for a row, and for what is left when the run ends.
+    """
+
+    def __init__(self, chosen: Mapping[str, TrackerPlugin], run: TrackedRun, patience_s: float) -> None:
+        self._lanes = [_Lane(name, plugin, run, patience_s) for name, plugin in chosen.items()]
+        self._patience_s: float = patience_s
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        """Hand figures to every tracker. Returns at once. Numbers that are not finite are left out."""
+        finite = {name: float(value) for name, value in figures.items() if math.isfinite(value)}
+        for lane in self._lanes:
+            lane.put(step, finite)
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Where a person looks, by tracker; those that have begun."""
+        return {lane.name: lane.place for lane in self._lanes if lane.place}
+
+    def end(self) -> None:
+        """No more rows come. Returns at once."""
+        for lane in self._lanes:
+            lane.end()
+
+    def close(self, patience_s: float | None = None) -> Sequence[str]:
+        """End them, and wait until they have taken what is left. Returns a line for each that failed.
+
+        Args:
+            patience_s: seconds that all of them have; None: those that each had for a row. A second call waits for none.
+        """
+        self.end()
+        until = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
+        self._patience_s = 0.0
+        for lane in self._lanes:
+            lane.join(until)
+        return [line for lane in self._lanes if (line := lane.failure)]
+
+
+class _Lane:
+    """The way to one tracker."""
+
+    def __init__(self, name: str, plugin: TrackerPlugin, run: TrackedRun, patience_s: float) -> None:
+        self.name, self._plugin, self._run, self._patience_s = name, plugin, run, patience_s
+        self._rows: Queue[tuple[int, Mapping[str, float]]] = Queue(MOST_WAITING)
+        self._ending = threading.Event()
+        self._left_out = 0
+        self._told = threading.Lock()
+        self.place = ""
+        self.failure = ""
+        """What is wrong with it, in one line; empty: nothing."""
+        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    def put(self, step: int, figures: Mapping[str, float]) -> None:
+        if self.failure and not self._left_out:
+            return  # it has ended
+        try:
+            self._rows.put_nowait((step, figures))
+        except Full:
+            self._left_out += 1
+            self._tell(f"is slower than the run: rows are left out of it from step {step} on")
+
+    def end(self) -> None:
+        self._ending.set()
+
+    def join(self, until: float) -> None:
+        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            self._tell("did not take its last rows in time")
+
+    def _work(self) -> None:
+        try:
+            tracker = self._open()
+            while (row := self._next()) is not None:
+                tracker.log(*row)
+            tracker.close()
+        except Exception as error:  # whatever a tracker's library raises: the run goes on
+            said = " ".join(str(error).split())[:300]
+            self._tell(f"has ended: {said or type(error).__name__}")
+
+    def _open(self) -> Tracker:
+        if self._plugin.apart:
+            tracker: Tracker = _Apart(self.name, self._plugin, self._run, self._patience_s)
+        else:
+            tracker = self._plugin.open(self._run)
+        self.place = tracker.place
+        return tracker
+
+    def _next(self) -> tuple[int, Mapping[str, float]] | None:
+        """The next row; None once all are taken and no other will come."""
+        while True:
+            try:
+                return self._rows.get(timeout=0.2)
+            except Empty:
+                if self._ending.is_set() and self._rows.empty():
+                    return None
+
+    def _tell(self, what: str) -> None:
+        with self._told:
+            if self.failure:
+                return
+            self.failure = f"tracker {self.name} {what}; metrics.jsonl has the same data"
+        _log.warning("%s", self.failure)
+
+
+class _Apart:
+    """A tracker in a process of its own, which cannot outlive this one."""
+
+    def __init__(self, name: str, plugin: TrackerPlugin, run: TrackedRun, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._child = Child(
+            [sys.executable, "-m", "tailrace.pipeline.trackers.apart"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            group=True,
+        )
+        options = asdict(cast(Any, plugin))
+        about = {"name": name, "options": options, "directory": str(run.directory), "config": dict(run.config)}
+        self.place = str(self._ask({"open": about})["place"])
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        self._ask({"log": [step, dict(figures)]})
+
+    def close(self) -> None:
+        self._ask({"close": True})
+        self._child.end(1.0)
+
+    def _ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            self._child.send(message, self._patience_s)
+            answer = self._child.receive(self._patience_s)
+        except ChildError:
+            self._child.kill()
+            raise
+        if "error" in answer:
+            self._child.kill()
+            raise RuntimeError(str(answer["error"]))
+        return answer
