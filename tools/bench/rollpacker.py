@@ -2,7 +2,7 @@
 
     uv run python tools/bench/rollpacker.py DIR [--systems NAME,NAME] [--task NAME] [--repeats N] [--steps N] [--accuracy]
                                             [--budget-s S] [--json FILE]
-    uv run python tools/bench/rollpacker.py --simulated [--steps N] [--json FILE]
+    uv run python tools/bench/rollpacker.py --simulated [--models NAME,NAME] [--repeats N] [--steps N] [--json FILE]
 
 Runs what DIR does not hold yet: all systems in turn within a repeat, so that what else the machine does falls on all. It may
 be stopped at any time and goes on where it was; with --budget-s no run begins that would probably end later than that. A
@@ -13,8 +13,9 @@ prints the figures of what is there. --task trains on one generated task in plac
 a tail, and a rule scores it, so that scores take nothing from the cores that generate.
 
 RLHFuse has two readings, since "our asynchronous reward computation" (section 6.1) may mean the adaptive timeouts too:
-`rlhfuse` has fixed ones, `rlhfuse-adaptive-timeouts` RollPacker's. --simulated has both beside the steps of Table 2, at the
-paper's models (`tailrace reproduce rollpacker` prints the first), and runs nothing.
+`rlhfuse` has fixed ones, `rlhfuse-adaptive-timeouts` RollPacker's. --simulated has both beside the steps of Table 2 and
+RollPacker without each mechanism, at the paper's models (`tailrace reproduce rollpacker` prints some of it), and runs nothing:
+seconds of a step, and how many times RollPacker's that is: the median of the repeats, smallest and largest.
 
 A step's seconds are the mean from the end of the first step to the end of the last: with 16 steps three long rounds among
 twelve short ones. Speedups are ratios of seconds within a repeat: their median over repeats, and the smallest and the largest
@@ -38,7 +39,7 @@ from typing import Any
 from tailrace.contracts import expected_one_of
 from tailrace.fleetsim.reproduce.paper import Lab
 from tailrace.pipeline.run.figures.metrics import read_metrics
-from tailrace.rollpacker.paper.points import MODELS, VERL, parts, point, rlhfuse
+from tailrace.rollpacker.paper.points import MODELS, VERL, left_out, parts, point, rlhfuse
 from tailrace.rollpacker.paper.speed import step_s
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "rollpacker"
@@ -208,31 +209,42 @@ def table(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def simulated(steps: int) -> dict[str, dict[str, float]]:
-    """Mean seconds of a simulated step, by model and system, at the points of the paper's evaluation."""
+def simulated(models: Sequence[str], steps: int, seeds: Sequence[int]) -> dict[str, Times]:
+    """Mean seconds of a simulated step by model, system and seed, at the points of the paper's evaluation."""
     points = {
         model: {
             BASELINE: point(VERL, model, quick=True),
             **{name: rlhfuse(model, quick=True, adaptive=name == FUSED[1]) for name in FUSED},
             **dict(zip(ABLATION, parts(model, quick=True), strict=True)),
+            **{f"without-{part}": at for part, at in left_out(model, quick=True).items()},
         }
-        for model in MODELS
+        for model in models
     }
-    points = {
-        model: {name: at.over(pipeline__steps=steps) for name, at in row.items()} for model, row in points.items()
+    drawn = {
+        (model, name, seed): at.over(pipeline__steps=steps, seed=seed)
+        for model, row in points.items()
+        for name, at in row.items()
+        for seed in seeds
     }
     lab = Lab(processes=1)
-    lab.simulate([at for row in points.values() for at in row.values()])
-    return {model: {name: step_s(lab, at) for name, at in row.items()} for model, row in points.items()}
+    lab.simulate(list(drawn.values()))
+    found: dict[str, Times] = {model: {name: {} for name in row} for model, row in points.items()}
+    for (model, name, seed), at in drawn.items():
+        found[model][name][seed] = step_s(lab, at)
+    return found
 
 
-def simulated_table(found: Mapping[str, Mapping[str, float]]) -> str:
+def simulated_table(found: Mapping[str, Times]) -> str:
     lines = [
         f"| seconds of a simulated step, and over RollPacker's | {' | '.join(found)} |",
         f"|---{'|---' * len(found)}|",
     ]
     for name in next(iter(found.values())):
-        cells = [f"{row[name]:.1f}, {row[name] / row[ABLATION[-1]]:.2f}" for row in found.values()]
+        cells = []
+        for times in found.values():
+            over = ratios(times, name, ABLATION[-1])
+            spread = f" ({min(over):.2f} to {max(over):.2f})" if len(over) > 1 else ""
+            cells.append(f"{statistics.median(times[name].values()):.1f}, {statistics.median(over):.2f}{spread}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -247,13 +259,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first repeat; the next has the next")
     parser.add_argument("--task", help="a generated task in place of the quick start's mix")
     parser.add_argument("--simulated", action="store_true", help="simulate the paper's points; run nothing")
+    parser.add_argument("--models", default=",".join(MODELS), help="of the simulated ones")
     parser.add_argument("--accuracy", action="store_true", help="evaluate before and after, and RollPacker's controls")
     parser.add_argument("--budget-s", type=float)
     parser.add_argument("--no-run", action="store_true", help="only figures of what is there")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     if options.simulated:
-        times = simulated(options.steps)
+        unknown = sorted(set(options.models.split(",")) - set(MODELS))
+        if unknown:
+            parser.error(f"found the model {unknown[0]!r}, {expected_one_of(unknown[0], list(MODELS))}")
+        seeds = range(options.seed, options.seed + options.repeats)
+        times = simulated(options.models.split(","), options.steps, seeds)
         print(simulated_table(times))
         if options.json is not None:
             options.json.write_text(json.dumps(times, indent=1) + "\n")

@@ -8,6 +8,7 @@ from tailrace.cli.main import main
 from tailrace.fleetsim.profile.fit import Profile
 from tailrace.fleetsim.profile.fit_delays import Shared
 from tailrace.fleetsim.profile.machine import load_machine
+from tailrace.pipeline.config.parallelism import MeasuredSize, ParallelismProfile, read_parallelism
 from tailrace.runtime.errors import RunFailedError
 
 
@@ -107,3 +108,40 @@ def test_a_run_that_breaks_off_leaves_no_file(outcome, status, measured, capsys,
     assert main(["profile", "--out", "mine.toml"]) == status
     assert not (tmp_path / "mine.toml").exists()
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.fixture
+def sizes(monkeypatch, tmp_path):
+    """Replaces the measurement of sizes by its outcome; returns what it was asked for."""
+    monkeypatch.chdir(tmp_path)
+    calls = []
+    one = {"kv_tokens": 4_000, "k1": 1e-6, "k2": 0.01, "k3": 1e-4, "k4": 0.0, "timings": ((8, 200, 0.5, 0.02),)}
+    found = ParallelismProfile(
+        engine="vllm", short=2, long=1, smallest=1, resize_s=9.25, longest=300, lengths=(4, 50, 190),
+        sizes=tuple(MeasuredSize(tp=tp, start_s=7.0 + tp, end_s=0.75, **one) for tp in (1, 2)),
+    )  # fmt: skip
+
+    def profile_parallelism(config, root, *, progress):
+        calls.append(config)
+        progress("replica of 1 device", 0.0)
+        return found, ["4 devices: found 2 cores, expected one for each"]
+
+    monkeypatch.setattr("tailrace.fleetsim.profile.parallelism.profile_parallelism", profile_parallelism)
+    return calls
+
+
+def test_sizes_are_measured_and_written_for_the_run(sizes, capsys, tmp_path):
+    assert main(["profile", "rollpacker", "--parallelism", "--set", "rollout.max_tokens=96"]) == 0
+    assert sizes[0].rollout.max_tokens == 96
+    written = read_parallelism(tmp_path / "rollpacker-parallelism.toml")
+    assert (written.short, written.long, written.resize_s) == (2, 1, 9.25)
+    out = capsys.readouterr().out
+    for said in (
+        "short ones begin with 2, long ones with 1",
+        "charged at 9.2 s",
+        "left out      4 devices: found 2 cores",
+        "tailrace run rollpacker --set rollout.parallelism=rollpacker-parallelism.toml",
+    ):
+        assert said in out
+    assert main(["profile", "rollpacker", "--parallelism"]) == 2, "nothing is overwritten"
+    assert len(sizes) == 1

@@ -106,6 +106,36 @@ def test_harder_prompts_bring_one_within_five_iterations_and_easier_ones_remove_
     assert [" training " in f" {why(reason)}" for reason in seen.reasons] == [True, True]
 
 
+def test_of_two_pools_the_one_that_is_named_comes_and_goes():
+    drift = [(0, 1.0), (HARDER - 1, 1.0), (HARDER, 2.2), (EASIER - 1, 2.2), (EASIER, 1.0)]
+    pools = [{"name": name, "gpus": 1, "start_s": START_S} for name in ("home", "cloud")]
+    seen = Seen(
+        config(drift, fleet={"rollout": pools}, provisioning={"name": "balanced", "pool": "cloud", "devices": 3})
+    )
+    seen.complete()
+    assert [(does, name) for _, does, name in seen.changes] == [("Start", "r2"), ("Stop", "r2")]
+    started = [
+        one.place.pool
+        for _, _, commands in seen.simulation.log.instants
+        for one in commands
+        if isinstance(one, c.Start) and one.role == "replica"
+    ]
+    assert started == ["home", "cloud", "cloud"]
+
+
+def test_whole_nodes_of_two_devices_come_and_go():
+    drift = [(0, 1.0), (HARDER - 1, 1.0), (HARDER, 4.4), (EASIER - 1, 4.4), (EASIER, 1.0)]
+    balanced = {"name": "balanced", "unit_devices": 2, "devices": 6}
+    seen = Seen(config(drift, fleet={"rollout": {"gpus": 2, "start_s": START_S}}, provisioning=balanced))
+    seen.complete()
+    assert [does for _, does, _ in seen.changes][:2] == ["Start", "Start"]
+    by_step: dict[int, int] = {}
+    for step, does, _ in seen.changes:
+        by_step[step] = by_step.get(step, 0) + (1 if does == "Start" else -1)
+    assert all(abs(change) == 2 for change in by_step.values()), by_step
+    assert sum(by_step.values()) == 0, "what came has left"
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_stationary_iterations_do_neither(seed):
     seen = Seen(config(), seed=seed)

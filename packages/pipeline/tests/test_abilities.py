@@ -96,6 +96,23 @@ def test_a_policy_that_resizes_needs_an_engine_that_does(engines):
     assert abilities.check_abilities(resizes, "able") is None
 
 
+@pytest.mark.parametrize("policy", ["adaptive-tp", "adaptive-tp-scale-down"])
+def test_an_engine_of_one_device_leaves_the_planner_off_and_that_is_told_in_a_line(engines, policy):
+    plain = config(pipeline={"provisioning": {"name": policy}}, rollout={"engine": "plain"})
+    assert abilities.needs_of(plain) == []
+    assert abilities.check_abilities(plain, "plain") is None
+    (line,) = abilities.start_notes(plain)
+    assert line == (
+        f"pipeline.provisioning = '{policy}': no replica is resized, since the engine 'plain' spans one device; vllm spans "
+        "several"
+    )
+    assert abilities.start_notes(config(pipeline={"provisioning": {"name": policy}}, rollout={"engine": "able"})) == []
+    assert abilities.start_notes(config(rollout={"engine": "plain"})) == []
+    wide = config(pipeline={"provisioning": {"name": policy, "short": 2}}, rollout={"engine": "plain"})
+    with pytest.raises(ConfigError, match="found short=2, expected one of 1: a replica spans at most 1 devices"):
+        abilities.needs_of(wide)
+
+
 @pytest.mark.parametrize(
     ("rank", "asked", "able", "applied"),
     [

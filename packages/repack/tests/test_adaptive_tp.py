@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tailrace import contracts as c
 from tailrace.contracts.testing.provisioning import ProvisioningDrive, check_provisioning_policy
-from tailrace.repack import AdaptiveTP, LoadError
+from tailrace.repack import AdaptiveTP, LoadError, ThroughputModel
+from tailrace.repack.testing.streamrl_reference import batch_time_slowly
 
 WINDOW = 64
 
@@ -165,13 +166,111 @@ def test_it_keeps_the_contract_of_its_axis():
     assert resized > 15
 
 
+# ---- what a change costs ------------------------------------------------------------------------------------------
+
+ROWS = ((1, 400, 0.0, 0.5, 0.02, 0.1), (2, 900, 0.0, 0.3, 0.01, 0.2), (4, 2_000, 0.0, 0.2, 0.005, 0.4))
+
+
+def charged_view(rounds, kind, sizes, lengths=(), generated=0, samples=16):
+    members = [c.MemberView("replica", f"r{n}", c.Health.UP, tp=tp) for n, tp in enumerate(sizes)]
+    now = c.RoundView(len(rounds), kind, samples // 4, 0, samples, generated)
+    progress = c.Progress(0, 0, 0, 0, 0, 0, 0, 4, 9)
+    return c.FleetView({}, members, progress, round=now, rounds=rounds, lengths=lengths)
+
+
+timed_rounds = st.lists(
+    st.tuples(
+        st.sampled_from(["short", "short", "long"]),
+        st.sampled_from([1, 2]),
+        st.sampled_from([0, 3, 30]),
+        st.floats(5, 90),
+    ),
+    max_size=14,
+).map(lambda rows: [c.RoundRecord(n, kind, 8, tp, pre, seconds) for n, (kind, tp, pre, seconds) in enumerate(rows)])
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    timed_rounds,
+    st.sampled_from(["short", "long"]),
+    st.sampled_from([1, 2]),
+    st.lists(st.integers(1, 120), max_size=30),
+    st.sampled_from([0.0, 5.0, 40.0]),
+    st.sampled_from([None, 60]),
+)
+def test_a_change_is_made_where_it_saves_more_than_it_costs(rounds, kind, tp, lengths, resize_s, longest):
+    known = {"replica_costs": ROWS, "longest": longest, "slots": 8}
+    policy = AdaptiveTP(count=4, short=2, long=1, resize_s=resize_s, **known)
+    free = AdaptiveTP(count=4, short=2, long=1, **known)
+    view = charged_view(rounds, kind, [tp] * (4 // tp), lengths)
+    wanted, plan = free.plan(view), policy.plan(view)
+    assert plan in ((), wanted)
+    size = free.size(rounds, kind)
+    if size == tp:
+        assert plan == ()
+        return
+    took = {one: [r.generation_s for r in rounds if (r.kind, r.tp) == (kind, one)][-4:] for one in (tp, size)}
+    if all(took.values()):
+        saved = sum(took[tp]) / len(took[tp]) - sum(took[size]) / len(took[size])
+    elif lengths and (longest is None or max(lengths[-16:]) <= longest):
+        last = sorted(lengths[-16:])
+        batch = [last[n * len(last) // 16] for n in range(16)]
+        seconds = {
+            one: batch_time_slowly(batch, 4 // one, ThroughputModel(*k), 8, max(kv, max(batch))) for one, kv, *k in ROWS
+        }
+        saved = seconds[tp] - seconds[size]
+    else:
+        assert plan == wanted, "nothing says what it saves"
+        return
+    runs, last_kind = [], None
+    for one in rounds:
+        if one.kind == kind:
+            runs = [*runs[:-1], runs[-1] + 1] if last_kind == kind else [*runs, 1]
+        last_kind = one.kind
+    total = saved * (sum(runs) / len(runs) if runs else 1)
+    if resize_s == 0 or abs(total - resize_s) > 1e-6:
+        assert (plan == wanted) == (resize_s == 0 or total > resize_s)
+
+
+def test_a_charged_change_waits_for_the_beginning_of_a_round_and_one_under_way_is_ended():
+    policy = AdaptiveTP(count=2, short=2, resize_s=1.0)
+    assert policy.plan(charged_view([], "short", [1, 1]))
+    assert policy.plan(charged_view([], "short", [1, 1], generated=3)) == ()
+    four = AdaptiveTP(count=4, short=2, resize_s=1.0)
+    assert four.plan(charged_view([], "short", [2, 1, 1], generated=3))  # a failure came between
+
+
+def test_a_profile_says_where_rounds_begin_and_which_sizes_there_are():
+    found = c.SizeCosts(short=2, long=1, smallest=1, resize_s=9.0, longest=512, lengths=(3, 4), replica_costs=ROWS[:2])
+    facts = c.Facts(prompts=4, samples=4, replicas=4, slots=8, max_tokens=64, sizes=found)
+    policy = AdaptiveTP(**AdaptiveTP.options_from(facts))  # type: ignore[arg-type]
+    assert (policy.short, policy.long, policy.resize_s, policy.longest, policy.slots) == (2, 1, 9.0, 512, 8)
+    assert policy.sizes == (1, 2), "4 was not measured"
+    alone = AdaptiveTP(**AdaptiveTP.options_from(replace(facts, devices_per_machine=1)))  # type: ignore[arg-type]
+    assert (alone.sizes, alone.short) == ((1,), None)
+
+
+def test_charged_changes_keep_the_contract_of_the_axis():
+    for resize_s in (5.0, 40.0):
+        assert (
+            check_provisioning_policy(AdaptiveTP(count=4, short=2, resize_s=resize_s, replica_costs=ROWS), cases=10)
+            > 10
+        )
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"tp": 3}, "found tp=3, expected one of 1, 2, 4, 8: a machine has 8 devices"),
-        ({"short": 16, "count": 32}, "found short=16, expected one of 1, 2, 4, 8: a machine has 8 devices"),
+        ({"resize_s": -1.0}, "found resize_s=-1.0, expected finite seconds"),
+        ({"longest": 0}, "found longest=0, expected at least 1"),
+        ({"replica_costs": (ROWS[0], ROWS[0])}, "each size once"),
+        ({"tp": 3}, "found tp=3, expected one of 1, 2, 4, 8: a replica spans at most 8 devices"),
+        ({"short": 16, "count": 32}, "found short=16, expected one of 1, 2, 4, 8: a replica spans at most 8 devices"),
         ({"long": 8, "count": 8, "heads": 28}, "found long=8, expected one of 1, 2, 4: .* the model has 28 heads"),
-        ({"smallest": 4, "devices_per_machine": 2}, "found smallest=4, expected one of 1, 2: a machine has 2 devices"),
+        (
+            {"smallest": 4, "devices_per_machine": 2},
+            "found smallest=4, expected one of 1, 2: a replica spans at most 2 devices",
+        ),
         ({"count": 0}, "found count=0, expected at least 1"),
         ({"rise": 0.5}, "found rise=0.5, expected at least 1"),
         ({"calm": 0}, "found calm=0"),

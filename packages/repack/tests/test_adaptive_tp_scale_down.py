@@ -128,7 +128,7 @@ def test_it_keeps_the_contract_of_its_axis():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"tp": 3}, "found tp=3, expected one of 1, 2, 4, 8: a machine has 8 devices"),
+        ({"tp": 3}, "found tp=3, expected one of 1, 2, 4, 8: a replica spans at most 8 devices"),
         ({"long": 8, "count": 8, "heads": 28}, "found long=8, expected one of 1, 2, 4: .* the model has 28 heads"),
         ({"count": 0}, "found count=0, expected at least 1"),
         ({"max_tokens": 0}, "found count=2 and max_tokens=0, expected at least 1"),

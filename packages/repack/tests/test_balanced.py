@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tailrace import contracts as c
 from tailrace.contracts.testing.provisioning import check_provisioning_policy
-from tailrace.repack import Balanced, LoadError, ThroughputModel, batch_time_s
-from tailrace.repack.testing.streamrl_reference import batch_time_slowly
+from tailrace.repack import Balanced, LoadError, RepackError, ThroughputModel, batch_time_s
+from tailrace.repack.testing.streamrl_reference import batch_time_slowly, share_slowly
 
 COSTS: dict[str, Any] = {"k1": 1e-5, "k2": 2e-2, "k3": 2e-3, "k4": 5e-3}
 ALONE_S = 60.0  # generation of one replica
@@ -282,6 +282,123 @@ def test_a_replica_that_is_added_later_has_the_size_of_the_others():
     assert (added.tp, added.reason.why) == (2, c.Why.GENERATION_SLOWER)
 
 
+# ---- whole nodes, and both stages together ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tp", "unit"), [(1, 4), (2, 4), (4, 8)])
+def test_whole_units_come_and_go(tp, unit):
+    each = unit // tp
+    policy = Balanced(count=2 * each, tp=tp, devices=4 * unit, unit_devices=unit)
+    slow = [iteration(number, 90.0, 30.0, 2 * each) for number in range(6)]
+    added = policy.plan(view(slow, 2 * each))
+    assert [type(one) for one in added] == [c.StartReplica] * each
+    fast = [iteration(number, 4.0, 30.0, 2 * each) for number in range(6)]
+    removed = policy.plan(view(fast, 2 * each))
+    assert [one.replica for one in removed] == [f"r{n}" for n in range(2 * each - 1, each - 1, -1)]
+    assert policy.most == 4 * each
+    full = [iteration(number, 90.0, 30.0, 4 * each) for number in range(6)]
+    assert policy.plan(view(full, 4 * each)) == ()
+    assert check_provisioning_policy(policy)
+
+
+def test_a_unit_must_save_its_share_of_what_it_would_if_work_divided_evenly():
+    """Two thirds of the gap that four more would close are none; with one more at a time the same gap is enough."""
+    rows = [iteration(number, 40.0, 30.0, 4) for number in range(6)]
+    assert len(Balanced(count=4, devices=16).plan(view(rows, 4))) == 1
+    assert Balanced(count=4, devices=16, unit_devices=4).plan(view(rows, 4)) == ()
+    assert (
+        len(Balanced(count=4, devices=16, unit_devices=4).plan(view([replace(r, generation_s=61.0) for r in rows], 4)))
+        == 4
+    )
+
+
+def test_a_start_that_is_chosen_fills_whole_units():
+    known: dict[str, Any] = {"lengths": (400,) * 30 + (900,) * 2, "trajectories": 32, "slots": 16, **COSTS}
+    model = ThroughputModel(**COSTS)
+    train_s = batch_time_s(known["lengths"], 3, model, 16) * 1.001
+    assert Balanced(count=2, devices=8, unit_devices=2, train_s=train_s, **known).start == 4
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(2, 8),
+    st.lists(st.integers(1, 40), min_size=1, max_size=9),
+    st.lists(st.tuples(st.integers(1, 6), st.sampled_from([5.0, 20.0, 50.0])), min_size=1, max_size=4),
+)
+def test_both_stages_begin_as_algorithm_1_shares_the_devices(devices, batch, training):
+    sizes = ((1, 0, 0.0, 0.0, 1.0, 1.0), (2, 0, 0.0, 0.0, 0.5, 1.0))
+    known: dict[str, Any] = {"lengths": tuple(sorted(batch)), "trajectories": len(batch), "replica_costs": sizes}
+    expected = share_slowly(devices, sorted(batch), sizes, training, None)
+
+    def policy():
+        return Balanced(all_devices=devices, training_times=tuple(training), **known)
+
+    if expected is None:
+        with pytest.raises(RepackError):
+            policy()
+        return
+    found = policy()
+    seconds = dict[int, float]()
+    for count, took in training:
+        seconds[count] = min(took, seconds.get(count, took))
+    assert found.trains_on() in seconds
+    generation_s = batch_time_slowly(
+        sorted(batch), found.start, ThroughputModel(*{size[0]: size[2:] for size in sizes}[found.spans]), None
+    )
+    assert max(generation_s, seconds[found.trains_on()]) <= expected[0] * 1.02 + 1e-9
+    assert found.start * found.spans + found.trains_on() <= devices
+    assert Balanced(count=1).trains_on() is None
+
+
+# ---- one of several pools -----------------------------------------------------------------------------------------
+
+POOLS = (("home", 4, 1, 16), ("cloud", 2, 2, 16))
+
+
+def pooled(records, home=4, cloud=2):
+    names = ["home"] * home + ["cloud"] * cloud
+    members = [c.MemberView("trainer", "0", c.Health.UP)]
+    members += [
+        c.MemberView("replica", f"r{n}", c.Health.UP, in_flight=4, tp=2 if name == "cloud" else 1, pool=name)
+        for n, name in enumerate(names)
+    ]
+    return replace(view(records), members=members)
+
+
+@pytest.mark.parametrize("cheap", [True, False])
+def test_of_several_pools_one_comes_and_goes_by_what_its_replicas_are_worth(cheap):
+    """A replica of the cloud decodes twice as fast as one at home: two of it are four of home."""
+    speeds = (("home", 0.0, 0.0, 0.0, 0.02), ("cloud", 0.0, 0.0, 0.0, 0.01))
+    policy = Balanced(count=6, pools=POOLS, pool="cloud", devices=8, pool_costs=speeds if cheap else ())
+    worth = 4 / 2 if cheap else 4.0
+    saved = 1 / (worth + 2 + 1)
+    for gap, adds in ((saved + 0.01, True), (saved - 0.01, False)):
+        rows = [iteration(number, 100.0, 100.0 * (1 - gap), 6) for number in range(6)]
+        plan = policy.plan(pooled(rows))
+        assert [one.pool for one in plan if isinstance(one, c.StartReplica)] == ["cloud"] * adds
+    cost = 1 / (worth + 2 - 1)
+    for gap, removes in ((cost + 0.01, True), (cost - 0.01, False)):
+        rows = [iteration(number, 100.0, 100.0 * (1 + gap), 6) for number in range(6)]
+        plan = policy.plan(pooled(rows))
+        assert [one.replica for one in plan if isinstance(one, c.StopReplica)] == ["r5"] * removes, "none of home"
+    full = [iteration(number, 900.0, 10.0, 8) for number in range(6)]
+    assert policy.plan(pooled(full, cloud=4)) == (), "its devices hold four"
+    assert policy.growth() == c.Growth(6, 8, None, "cloud")
+    starts = policy.plan(replace(view(replicas=0)))
+    assert [one.pool for one in starts] == ["home"] * 4 + ["cloud"] * 2
+
+
+def test_facts_bring_the_pools():
+    facts = c.Facts(
+        prompts=4, samples=4, replicas=6, slots=16, max_tokens=64,
+        pools=tuple(c.PoolFacts(*pool) for pool in POOLS), pool_costs=(("home", c.StepCosts(0.0, 0.0, 0.0, 0.02)),),
+    )  # fmt: skip
+    options = Balanced.options_from(facts)
+    assert (options["pools"], options["pool_costs"]) == (POOLS, (("home", 0.0, 0.0, 0.0, 0.02),))
+    alike = Balanced.options_from(replace(facts, pools=facts.pools[:1], pool_costs=()))
+    assert alike["pools"] == ()
+
+
 # ---- options ------------------------------------------------------------------------------------------------------
 
 
@@ -301,6 +418,28 @@ def test_a_replica_that_is_added_later_has_the_size_of_the_others():
         ({"lengths": (0,), **COSTS}, "lengths"),
         ({**COSTS, "k2": 0.0, "k4": 0.0}, "k2=0.0 and k4=0.0"),
         ({"trainer_devices": 0}, "trainer_devices=0"),
+        ({"unit_devices": 3, "tp": 2}, "unit_devices=3 and replicas of 2 devices"),
+        ({"unit_devices": 2, "count": 3}, "found 3 replicas at the start and units of 2"),
+        ({"unit_devices": 2, "count": 2, "devices": 3}, "none is free for 2 more; expected at least 4"),
+        (
+            {"pool": "cloud"},
+            "found pool='cloud', expected one of several pools of the run (none: all replicas are alike)",
+        ),
+        ({"pool": "east", "pools": POOLS}, "found pool='east', expected one of several pools of the run (home, cloud)"),
+        ({"pool": "cloud", "pools": POOLS, "train_s": 3.0, **COSTS}, "several pools begin as configured"),
+        ({"pool": "cloud", "pools": POOLS, "devices": 5}, "found devices=5 for 2 replicas of 2"),
+        ({"all_devices": 8, "lengths": (4,)}, "all_devices=8 without replica_costs and training_times"),
+        (
+            {
+                "all_devices": 8,
+                "devices": 4,
+                "lengths": (4,),
+                "trajectories": 2,
+                "training_times": ((2, 9.0),),
+                "replica_costs": ((1, 0, 0.0, 0.0, 0.0, 1.0),),
+            },
+            "all_devices beside devices",
+        ),
         (
             {"replica_costs": ((3, 0, 0.0, 0.0, 0.0, 1.0),)},
             "found a replica of 3 devices in replica_costs, expected powers of two",

@@ -14,6 +14,7 @@ from tailrace.repack import (
     ThroughputModel,
     batch_time_s,
     fewest_devices,
+    round_sizes,
     share_devices,
 )
 from tailrace.repack.testing.streamrl_reference import batch_time_slowly, share_slowly
@@ -115,3 +116,35 @@ def test_a_row_out_of_its_range_is_refused_in_a_line(sizes, training, says):
         share_devices(6, BATCH, sizes, training)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 8), batches, costs, limits, st.integers(1, 6), st.sampled_from([1.0, 1.25, 2.0]))
+def test_rounds_begin_with_the_size_that_is_soonest_done(devices, lengths, sizes, slots, kept, factor):
+    launched = math.ceil(kept * factor)
+    ordered = sorted(lengths)
+    raced = [ordered[int((place + 0.5) * len(ordered) / launched)] for place in range(launched)]
+    all_kept = [ordered[int((place + 0.5) * len(ordered) / kept)] for place in range(kept)]
+    cut = raced[kept - 1]
+    best = []
+    for batch in ([min(one, cut) for one in raced], all_kept):
+        seconds = {
+            tp: batch_time_slowly(batch, devices // tp, ThroughputModel(*k), slots, kv or None)
+            for tp, kv, *k in sizes
+            if tp <= devices and max(batch) <= (kv or math.inf)
+        }
+        best.append(seconds)
+    if not all(best):
+        with pytest.raises(NothingFitsError, match="found no replica of"):
+            round_sizes(devices, lengths, sizes, kept=kept, launched=launched, slots=slots)
+        return
+    found = round_sizes(devices, lengths, sizes, kept=kept, launched=launched, slots=slots)
+    for tp, seconds in zip(found, best, strict=True):
+        assert seconds[tp] <= min(seconds.values()) * (1 + 1e-9)
+
+
+def test_a_race_with_a_small_cache_wants_more_devices_than_its_tail():
+    """One device holds seven of the fifteen that race on it, in three turns; the longest response takes 40 s, on two 44 s."""
+    sizes = ((1, 70, 0.0, 1.0, 0.0, 0.0), (2, 400, 0.0, 1.0, 0.0, 0.1))
+    lengths = [10] * 9 + [40]
+    assert round_sizes(2, lengths, sizes, kept=8, launched=30) == (2, 1)

@@ -31,6 +31,22 @@ def test_every_replica_that_may_come_must_have_its_gpus():
     assert line.endswith("expected devices for at most 4 replicas")
 
 
+def test_of_several_pools_the_one_that_grows_is_counted_with_its_own_devices():
+    """Home has three replicas of a device, the cloud two of two, and may have three."""
+    pools = [{"name": "home", "count": 3}, {"name": "cloud", "count": 2, "tp": 2}]
+    grows = RunConfig.model_validate(
+        {
+            "pipeline": {"provisioning": {"name": "balanced", "pool": "cloud", "devices": 6}},
+            "rollout": {"pools": pools},
+            "trainer": {"processes": 2},
+            "executor": {"trainer_gpus": 1.0, "replica_gpus": 1.0},
+        }
+    )
+    check_free_devices(grows, 3 + 2 * 2 + 2 + 2.0)
+    with pytest.raises(ConfigError, match=r"found 6 replicas of 2 GPUs at most"):
+        check_free_devices(grows, 3 + 2 * 2 + 2 + 1.0)
+
+
 @pytest.mark.parametrize(("provisioning", "gpus"), [("static", 1.0), ({"name": "balanced", "devices": 5}, 0.0)])
 def test_other_policies_and_replicas_without_gpus_need_none(provisioning, gpus):
     check_free_devices(config(provisioning, replica_gpus=gpus), 0.0)

@@ -102,6 +102,17 @@ def test_what_are_no_pools_is_said_of_the_pools_alone(pools):
     assert "rollout.replicas" not in str(failed.value)
 
 
+def test_of_several_pools_balanced_is_told_which_comes_and_goes():
+    balanced = {"pipeline": {"provisioning": {"name": "balanced"}}}
+    with pytest.raises(ConfigError, match=r"found 2 pools and 'balanced', expected the one whose replicas come and go"):
+        build_spec(configured(NEAR, FAR, **balanced))
+    chosen = {"pipeline": {"provisioning": {"name": "balanced", "pool": "far"}}}
+    spec = build_spec(configured(NEAR, FAR, **chosen))
+    assert (spec.provisioning.growth().start, spec.provisioning.growth().most) == (4, 7)
+    with pytest.raises(ConfigError, match=r"found pool='fra', expected one of several pools of the run \(near, far\)"):
+        build_spec(configured(NEAR, FAR, pipeline={"provisioning": {"name": "balanced", "pool": "fra"}}))
+
+
 def test_unequal_numbers_and_shared_devices_are_refused():
     with pytest.raises(ConfigError, match="found 3 replicas and 4 in the pools"):
         check_pools(configured(NEAR, FAR, rollout={"replicas": 3}))

@@ -77,6 +77,7 @@ def test_a_short_round_throws_away_what_lost_its_race():
         "streamed_groups": 0,
         "scale_downs": 0,
         "resizes": 0,
+        "resize_s": 0.0,
     }
 
 
@@ -88,6 +89,17 @@ def test_long_rounds_follow_short_ones():
     assert (plain["rounds_short"], plain["rounds_long"]) == (2, 1)
     assert (plain["step_s_short"], plain["step_s_long"]) == (6.0, 10.0)
     assert plain["speculation_waste"] == pytest.approx(34 / (60 * 2 + 34 + 120), abs=1e-4)
+
+
+def test_a_resize_takes_until_the_replica_is_up():
+    found = figures(
+        (1, c.Resize(70, "r0", 2)),
+        (2, c.Resize(71, "r1", 2)),
+        (4, c.Up("replica", "r0", answers=70)),
+        (8, c.Up("replica", "r1", answers=71)),
+        (9, c.Up("replica", "r2", answers=72)),
+    )
+    assert (found.plain()["resizes"], found.plain()["resize_s"]) == (2, 4.5)
 
 
 def test_a_group_that_no_replica_had_yet_is_deferred_too():

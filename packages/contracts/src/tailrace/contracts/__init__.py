@@ -103,7 +103,7 @@ from tailrace.contracts.events import (
     TurnEnded,
     Up,
 )
-from tailrace.contracts.facts import Facts, StageCosts, StepCosts
+from tailrace.contracts.facts import Facts, PoolFacts, SizeCosts, StageCosts, StepCosts
 from tailrace.contracts.packed import ExperienceOutline, PackedTokens
 from tailrace.contracts.policies import (
     AdmissionGate,
@@ -257,6 +257,7 @@ __all__ = [
     "Placements",
     "PluginError",
     "Pool",
+    "PoolFacts",
     "Predict",
     "Predicted",
     "PredictionFailed",
@@ -301,6 +302,7 @@ __all__ = [
     "SessionOrigin",
     "Signs",
     "Silent",
+    "SizeCosts",
     "SlicedWeights",
     "Snapshot",
     "Start",

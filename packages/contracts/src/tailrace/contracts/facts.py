@@ -43,6 +43,45 @@ class StageCosts:
     lengths: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """One of several pools of replicas that are alike.
+
+    Args:
+        name: its name.
+        count: replicas at the start.
+        tp: devices of each.
+        slots: trajectories that each generates at once at most.
+    """
+
+    name: str
+    count: int
+    tp: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeCosts:
+    """What a profile of replicas of several sizes found (RollPacker, section 4.1).
+
+    Args:
+        short, long: devices of a replica with which a round of each kind is generated soonest.
+        smallest: fewest devices that hold the weights and a whole response.
+        resize_s: seconds that a change of a replica's devices takes.
+        longest: most tokens, prompt and response, of a sequence that was measured.
+        lengths: response tokens for which `short` and `long` were chosen, ascending.
+        replica_costs: a row for each size: see `StageCosts`.
+    """
+
+    short: int
+    long: int
+    smallest: int
+    resize_s: float
+    longest: int
+    lengths: tuple[int, ...]
+    replica_costs: tuple[tuple[int, int, float, float, float, float], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What a run knows of itself.
@@ -63,10 +102,13 @@ class Facts:
         silent_s: seconds of silence after which a member counts as down, by the configuration.
         surplus_groups: groups that batching generates for each batch beyond what it needs. Known once batching is built.
         heads: the model's attention heads, which the devices of a replica divide; None: not known.
-        devices_per_machine: most devices of a replica, since links between machines are slow; None: not known.
+        devices_per_machine: most devices of a replica: those of a machine, since links between machines are slow, and 1 with an
+            engine that spans no more; None: not known.
         smallest_tp: fewest devices that hold the weights and a whole response; None: not known.
         best_tp: devices of a replica that generate a batch soonest, as a profile finds them; None: not known.
+        sizes: what a profile of replicas of several sizes found; None: none was made.
         costs: of a decoding step of any replica, or of the first pool's; None: not known, and then the run fits them.
+        pools: the pools of replicas, in the configuration's order; empty where all are alike.
         pool_costs: of each pool of replicas that has its own, by name.
         stages: what is known of generation and training; None: nothing.
     """
@@ -86,7 +128,9 @@ class Facts:
     devices_per_machine: int | None = None
     smallest_tp: int | None = None
     best_tp: int | None = None
+    sizes: SizeCosts | None = None
     costs: StepCosts | None = None
+    pools: tuple[PoolFacts, ...] = ()
     pool_costs: tuple[tuple[str, StepCosts], ...] = ()
     stages: StageCosts | None = None
 

@@ -505,11 +505,13 @@ class Growth:
         start: replicas that it starts a run with, at least 1.
         most: most replicas at once, without those that are stopping; at least `start`.
         spans: devices of each of its replicas; None: as many as the run's configuration says.
+        pool: of several pools the one that grows; empty: all replicas are alike.
     """
 
     start: int
     most: int
     spans: int | None = None
+    pool: str = ""
 
 
 class ProvisioningPolicy(AxisPolicy):
@@ -541,6 +543,10 @@ class ProvisioningPolicy(AxisPolicy):
     def sizes_of_replicas(self) -> Sequence[int]:
         """Devices that a replica may span after it is resized; empty if none ever is."""
         return ()
+
+    def trains_on(self) -> int | None:
+        """Devices on which the trainer is to start, where the policy shares devices among both stages; None: as configured."""
+        return None
 
     def watched_iterations(self) -> int:
         """Most iterations that its view has (`FleetView.iterations`, and `FleetView.lengths`); 0: it asks for none.

@@ -15,7 +15,7 @@ from tailrace.repack.lpt import Schedule, lpt
 from tailrace.repack.marginal_throughput import MarginalThroughput
 from tailrace.repack.migration import Migration
 from tailrace.repack.online_fit import FittedCosts, OnlineFit, StepTimes
-from tailrace.repack.parallelism import Arrangement, StageShare, fewest_devices, share_devices
+from tailrace.repack.parallelism import Arrangement, StageShare, fewest_devices, round_sizes, share_devices
 from tailrace.repack.routing import LeastLoaded, RoundRobin
 from tailrace.repack.scale_down import ScaleDown
 from tailrace.repack.skew_aware import SkewAware
@@ -69,6 +69,7 @@ __all__ = [
     "lpt",
     "marginal_gain",
     "plan_dispatch",
+    "round_sizes",
     "share_devices",
     "to_size",
 ]

@@ -36,10 +36,12 @@ from tailrace.repack.lpt import checked_lengths
 from tailrace.repack.parallelism import (
     Arrangement,
     ReplicaCost,
+    StageShare,
     TrainingTime,
     check_costs,
     check_training,
     fewest_devices,
+    share_devices,
 )
 from tailrace.repack.throughput import Costed
 
@@ -62,6 +64,13 @@ class Balanced(ProvisioningPolicy):
     iterations count in which the same replicas served throughout; after a change, and after a failure, `cooldown` such
     iterations are left out; and a gap below the share `margin` of the slower stage is none.
 
+    Where trainer and replicas share devices out (`all_devices`), the start is Algorithm 1's, first part: of all ways to share
+    them the one whose slower stage is fastest, by what was measured of both. The trainer keeps what it then has.
+
+    Of several pools of replicas one may come and go (`pool`); the others stay as they are. Work is then taken to divide among
+    all replicas by their speed: tokens a second of a full decode batch (`pool_costs`), or alike where a pool's costs are not
+    known.
+
     With the costs of replicas of several sizes (`replica_costs`), the start has replicas of the size that generates a batch of
     `lengths` soonest, and later ones are like them. Devices of a replica do not change after the start.
 
@@ -69,7 +78,12 @@ class Balanced(ProvisioningPolicy):
         count: replicas at the start, where seconds of training and `lengths` do not say how many are needed.
         tp: devices of each, where `replica_costs` and `lengths` do not say which are best.
         devices: devices that replicas may use in all; None: twice as many as `count` of them have.
+        all_devices: devices of trainer and replicas together, which are shared out at the start; `replica_costs`,
+            `training_times` and `lengths` say how. None: the trainer has what it is given.
+        unit_devices: devices that come and go together, such as the 8 of a node: as many replicas as stand on them are added or
+            removed at once (the paper's Figure 11 adds nodes). None: those of one replica.
         fewest: replicas that are always kept.
+        pool: of several pools the one whose replicas are added and removed; empty: all replicas are alike.
         patience: iterations in a row that must ask for a change.
         cooldown: iterations after a change that do not count.
         margin: share of the slower stage's seconds below which a gap is noise.
@@ -83,6 +97,8 @@ class Balanced(ProvisioningPolicy):
         training_times: a row for each trainer that was measured: its devices, and its seconds for a batch.
         trainer_devices: devices of the trainer; None: not known.
         heads: the model's attention heads, which the devices of a replica divide; None: not known.
+        pools: of several pools the name, replicas at the start, devices of each and trajectories that each decodes together.
+        pool_costs: name and k1 to k4 of the pools whose costs are known.
         k1, k2, k3, k4: see `Costed`; None: there is no cost model.
 
     Raises:
@@ -93,7 +109,10 @@ class Balanced(ProvisioningPolicy):
     count: int = 2
     tp: int = 1
     devices: Annotated[int | None, Tried((None,))] = None
+    all_devices: int | None = None
+    unit_devices: int | None = None
     fewest: Annotated[int, Tried((1,))] = 1
+    pool: str = ""
     patience: Annotated[int, Tried((1, 2, 3))] = 3
     cooldown: Annotated[int, Tried((0, 1, 3))] = 3
     margin: Annotated[float, Tried((0.0, 0.05))] = 0.05
@@ -106,6 +125,8 @@ class Balanced(ProvisioningPolicy):
     training_times: tuple[TrainingTime, ...] = ()
     trainer_devices: int | None = None
     heads: int | None = None
+    pools: tuple[tuple[str, int, int, int], ...] = ()
+    pool_costs: tuple[tuple[str, float, float, float, float], ...] = ()
     k1: float | None = None
     k2: float | None = None
     k3: float | None = None
@@ -115,7 +136,7 @@ class Balanced(ProvisioningPolicy):
         for name, least in (("count", 1), ("tp", 1), ("fewest", 1), ("patience", 1), ("cooldown", 0)):
             if getattr(self, name) < least:
                 raise LoadError(f"found {name}={getattr(self, name)}, expected at least {least}")
-        for name in ("slots", "trajectories", "trainer_devices"):
+        for name in ("slots", "trajectories", "trainer_devices", "unit_devices", "all_devices"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise LoadError(f"found {name}={value}, expected at least 1")
@@ -126,17 +147,34 @@ class Balanced(ProvisioningPolicy):
             raise LoadError(f"found train_s={self.train_s}, expected seconds above 0")
         if self.lengths:
             checked_lengths(self.lengths, "lengths")
+        self._check_sharing()
         if self._costed is None and not self.replica_costs and (self.train_s is not None or self.lengths):
             raise LoadError("found train_s or lengths without a cost model, expected one: `tailrace fit-cost` finds it")
         self._check_rows()
+        self._check_pool()
+        if self.unit_devices is not None and self.unit_devices % self.spans:
+            raise LoadError(
+                f"found unit_devices={self.unit_devices} and replicas of {self.spans} devices, expected a multiple: replicas "
+                "stand on whole units"
+            )
         if self.begins is None or not self.replica_costs:
             self._check_count()
+        elif self.most < max(1, self.fewest):
+            raise LoadError(
+                f"found {self._devices} devices for replicas of {self.spans} in units of {self.unit}, expected room for at "
+                f"least {max(self.unit, self.fewest)} replicas"
+            )
 
     @classmethod
     def options_from(cls, facts: Facts) -> dict[str, object]:
         """The run's replicas, what they and the trainer are, and what is known of the times of both stages."""
         costs = {} if facts.costs is None else dataclasses.asdict(facts.costs)
-        stages = {} if facts.stages is None else dataclasses.asdict(facts.stages)
+        sizes = facts.sizes
+        stages: dict[str, object] = (
+            {} if sizes is None else {"replica_costs": sizes.replica_costs, "lengths": sizes.lengths}
+        )
+        if facts.stages is not None:
+            stages = dataclasses.asdict(facts.stages)
         return {
             "count": facts.replicas,
             "tp": facts.tp,
@@ -144,13 +182,22 @@ class Balanced(ProvisioningPolicy):
             "trajectories": facts.trajectories,
             "trainer_devices": facts.trainer_devices,
             "heads": facts.heads,
+            "pools": tuple(dataclasses.astuple(pool) for pool in facts.pools) if len(facts.pools) > 1 else (),
+            "pool_costs": tuple((name, *dataclasses.astuple(found)) for name, found in facts.pool_costs),
             **costs,
             **stages,
         }
 
     def growth(self) -> Growth:
         """Replicas at the start, most of them, and the devices of each."""
-        return Growth(self.start, self.most, self.spans)
+        if not self.pool:
+            return Growth(self.start, self.most, self.spans)
+        beside = sum(count for name, count, *_ in self.pools if name != self.pool)
+        return Growth(beside + self.start, beside + self.most, None, self.pool)
+
+    def trains_on(self) -> int | None:
+        """The trainer's devices, where they are shared out with those of replicas (Algorithm 1)."""
+        return None if self._shares is None else self._shares.train
 
     def watched_iterations(self) -> int:
         """Iterations that it looks back at."""
@@ -158,39 +205,58 @@ class Balanced(ProvisioningPolicy):
 
     @property
     def most(self) -> int:
-        """Most replicas that the devices allow."""
-        return self._devices // self.spans
+        """Most replicas that the devices allow, in whole units."""
+        return self._devices // self.spans // self.unit * self.unit
+
+    @property
+    def unit(self) -> int:
+        """Replicas that are added or removed at once."""
+        return 1 if self.unit_devices is None else self.unit_devices // self.spans
 
     @property
     def spans(self) -> int:
         """Devices of each replica."""
-        return self.tp if self.begins is None else self.begins.size
+        return self._own_devices if self.begins is None else self.begins.size
 
     @property
     def start(self) -> int:
-        """Replicas at the start."""
-        return self.count if self.begins is None else min(self.most, max(self.fewest, self.begins.replicas))
+        """Replicas at the start, in whole units where they are chosen."""
+        if self.begins is None:
+            return self._own_count
+        wanted = max(self.fewest, self.begins.replicas)
+        return min(self.most, -(-wanted // self.unit) * self.unit)
 
     @property
     def begins(self) -> Arrangement | None:
         """The replicas that hold training up by 2 % at most, on the fewest devices (Algorithm 1); None without facts."""
         train_s, costs = self._train_s, self.replica_costs or self._own_cost
-        if train_s is None or not costs or not self.lengths or self.trajectories is None:
+        if self.pool or train_s is None or not costs or not self.lengths or self.trajectories is None:
             return None
         batch = tuple(batch_like(self.lengths, self.trajectories))
         return _fewest_devices(self._devices, batch, costs, train_s, self.slots)
 
+    @property
+    def _shares(self) -> StageShare | None:
+        """How all devices are shared out; None where they are not."""
+        if self.all_devices is None or self.trajectories is None:
+            return None
+        batch = tuple(batch_like(self.lengths, self.trajectories))
+        return _shared(self.all_devices, batch, self.replica_costs, self.training_times, self.slots)
+
     def plan(self, view: FleetView) -> Sequence[StartReplica | StopReplica]:
         """Start the replicas; then add one or remove one, once all are up and the stages have differed for long enough."""
         members = view.of("replica")
-        staying = [member for member in members if member.health is not Health.STOPPING]
-        if not staying:
-            return [self._first()] * self.start
+        everyone = [member for member in members if member.health is not Health.STOPPING]
+        staying = [member for member in everyone if not self.pool or member.pool == self.pool]
+        if not everyone:
+            pools = [(name, count) for name, count, *_ in self.pools] if self.pool else []
+            starts = [StartReplica(pool=name) for name, count in pools for _ in range(count)]
+            return starts or [self._first()] * self.start
         progress = view.progress
         ends = progress.admitted - progress.dropped >= progress.last_version * progress.batch_groups
         if ends or any(member.health is not Health.UP for member in members):
             return ()
-        last = self._counted(view.iterations, len(staying))
+        last = self._counted(view.iterations, len(everyone))
         if len(last) < self.patience:
             return ()
         here = len(staying)
@@ -201,16 +267,19 @@ class Balanced(ProvisioningPolicy):
         }
         if self.adds(last, batch, here):
             saved_s = stages["generation_s"] * self._saved(batch, here)
-            return [StartReplica(Reason(Why.GENERATION_SLOWER, numbers={**stages, "saved_s": saved_s}), self._own_tp)]
+            reason = Reason(Why.GENERATION_SLOWER, numbers={**stages, "saved_s": saved_s})
+            added = StartReplica(reason, self._own_tp, self.pool or None)
+            return [added] * self.unit
         if self.removes(last, batch, here):
             cost_s = stages["generation_s"] * self._cost(batch, here)
             reason = Reason(Why.TRAINING_SLOWER, numbers={**stages, "cost_s": cost_s})
-            leaver = min(reversed(staying), key=lambda member: member.in_flight)  # the last started of equals
-            return [StopReplica(leaver.id, reason)]
+            youngest_first = [*reversed(staying)]  # of those that have equally little to do the last started goes
+            leavers = sorted(youngest_first, key=lambda member: member.in_flight)[: self.unit]
+            return [StopReplica(leaver.id, reason) for leaver in leavers]
         return ()
 
     def adds(self, last: Sequence[IterationRecord], batch: Sequence[int], replicas: int) -> bool:
-        """Whether these iterations ask for a replica more.
+        """Whether these iterations ask for a unit of replicas more.
 
         Args:
             last: the iterations that count.
@@ -218,7 +287,8 @@ class Balanced(ProvisioningPolicy):
             replicas: how many there are.
         """
         saved = self._saved(batch, replicas)
-        if replicas >= self.most or not saved > 0 or saved < self.least_gain / (replicas + 1):
+        evenly = self.unit / (self._beside + replicas + self.unit)
+        if replicas + self.unit > self.most or not saved > 0 or saved < self.least_gain * evenly:
             return False
         return all(
             one.generation_s - one.training_s >= max(one.generation_s * saved, self.margin * one.generation_s)
@@ -226,8 +296,8 @@ class Balanced(ProvisioningPolicy):
         )
 
     def removes(self, last: Sequence[IterationRecord], batch: Sequence[int], replicas: int) -> bool:
-        """Whether these iterations ask for a replica fewer; see `adds`."""
-        if replicas <= self.fewest:
+        """Whether these iterations ask for a unit of replicas fewer; see `adds`."""
+        if replicas - self.unit < self.fewest:
             return False
         cost = self._cost(batch, replicas)
         return all(
@@ -255,15 +325,17 @@ class Balanced(ProvisioningPolicy):
         return records[-self.patience :] if settled >= self.patience else ()
 
     def _saved(self, batch: Sequence[int], replicas: int) -> float:
-        """The share of generation that one replica more is predicted to save."""
-        return 1 - self._time_s(batch, replicas + 1) / self._time_s(batch, replicas)
+        """The share of generation that one unit more is predicted to save."""
+        return 1 - self._time_s(batch, replicas + self.unit) / self._time_s(batch, replicas)
 
     def _cost(self, batch: Sequence[int], replicas: int) -> float:
-        """What one replica fewer is predicted to cost, as a share of generation."""
-        return self._time_s(batch, replicas - 1) / self._time_s(batch, replicas) - 1
+        """What one unit fewer is predicted to cost, as a share of generation."""
+        return self._time_s(batch, replicas - self.unit) / self._time_s(batch, replicas) - 1
 
     def _time_s(self, batch: Sequence[int], replicas: int) -> float:
-        """Seconds of generation, or in any unit if there is no cost model or nothing was generated."""
+        """Seconds of generation, or in any unit if there is no cost model, or several pools, or nothing was generated."""
+        if self.pool:
+            return 1.0 / (self._beside + replicas)
         cost = next((cost for cost in (*self.replica_costs, *self._own_cost) if cost[0] == self.spans), None)
         if cost is None or not batch:
             return 1.0 / replicas
@@ -272,16 +344,20 @@ class Balanced(ProvisioningPolicy):
         return batch_time_s(batch, replicas, Costed(*k).model, self.slots, room)
 
     def _check_count(self) -> None:
-        needed = (self.count + 1) * self.tp
+        count, tp = self._own_count, self._own_devices
+        needed = (count + self.unit) * tp
         if self.devices is not None and self.devices < needed:
             raise LoadError(
-                f"found devices={self.devices} for {self.count} replicas of {self.tp} at the start, so that none is free for "
-                f"another; expected at least {needed}"
+                f"found devices={self.devices} for {count} replicas of {tp} at the start, so that none is free for "
+                f"{'another' if self.unit == 1 else f'{self.unit} more'}; expected at least {needed}"
             )
-        if self.fewest > self.count:
+        if count % self.unit:
             raise LoadError(
-                f"found fewest={self.fewest} and {self.count} replicas at the start, expected at most these"
+                f"found {count} replicas at the start and units of {self.unit} (unit_devices={self.unit_devices}), "
+                "expected whole units"
             )
+        if self.fewest > count:
+            raise LoadError(f"found fewest={self.fewest} and {count} replicas at the start, expected at most these")
 
     def _check_rows(self) -> None:
         check_costs(self.replica_costs)
@@ -290,23 +366,81 @@ class Balanced(ProvisioningPolicy):
                 heads = "" if self.heads is None else f" that divide the model's {self.heads} heads"
                 raise LoadError(f"found a replica of {size} devices in replica_costs, expected powers of two{heads}")
         trained = check_training(self.training_times)
-        if trained and self.train_s is None and self.trainer_devices is not None and self._train_s is None:
+        if (
+            trained
+            and self.all_devices is None
+            and self.train_s is None
+            and self.trainer_devices is not None
+            and self._train_s is None
+        ):
             raise LoadError(
                 f"found no row of {self.trainer_devices} devices in training_times, which the trainer has, expected one beside "
                 f"{', '.join(map(str, sorted(trained)))}: `tailrace fit-cost` of such a run finds it"
             )
 
+    def _check_sharing(self) -> None:
+        if self.all_devices is None:
+            return
+        known = {"replica_costs": self.replica_costs, "training_times": self.training_times, "lengths": self.lengths}
+        if lacking := [name for name, rows in known.items() if not rows]:
+            raise LoadError(
+                f"found all_devices={self.all_devices} without {' and '.join(lacking)}, expected what was measured of both "
+                "stages: `tailrace profile` and `tailrace fit-cost` print it"
+            )
+        if self.devices is not None or self.train_s is not None:
+            raise LoadError(
+                "found all_devices beside devices or train_s, expected one of them: the shares follow from what was measured"
+            )
+
     @property
     def _devices(self) -> int:
-        return 2 * self.count * self.tp if self.devices is None else self.devices
+        if self._shares is not None and self.all_devices is not None:
+            return self.all_devices - self._shares.train
+        return 2 * self._own_count * self._own_devices if self.devices is None else self.devices
+
+    @property
+    def _own_pool(self) -> tuple[str, int, int, int] | None:
+        """The pool whose replicas come and go; None where all are alike."""
+        return next((pool for pool in self.pools if self.pool and pool[0] == self.pool), None)
+
+    @property
+    def _own_count(self) -> int:
+        return self.count if self._own_pool is None else self._own_pool[1]
+
+    @property
+    def _own_devices(self) -> int:
+        return self.tp if self._own_pool is None else self._own_pool[2]
+
+    @property
+    def _beside(self) -> float:
+        """The other pools, in replicas of the own one that would be as fast."""
+        if self._own_pool is None:
+            return 0.0
+        costs = {name: Costed(*k).model for name, *k in self.pool_costs}
+        known = all(name in costs for name, *_ in self.pools)
+        speeds = {name: costs[name].throughput(0.0, slots) if known else 1.0 for name, _, _, slots in self.pools}
+        return sum(count * speeds[name] for name, count, *_ in self.pools if name != self.pool) / speeds[self.pool]
+
+    def _check_pool(self) -> None:
+        if not self.pool:
+            return
+        if self._own_pool is None:
+            known = ", ".join(name for name, *_ in self.pools) or "none: all replicas are alike"
+            raise LoadError(f"found pool={self.pool!r}, expected one of several pools of the run ({known})")
+        if self.all_devices is not None or self.train_s is not None:
+            raise LoadError(
+                f"found all_devices or train_s beside pool={self.pool!r}, expected neither: several pools begin as configured"
+            )
 
     @property
     def _own_tp(self) -> int | None:
         """Devices of a replica, if they are others than those that the run's configuration says."""
-        return None if self.spans == self.tp else self.spans
+        return None if self.spans == self._own_devices else self.spans
 
     @property
     def _train_s(self) -> float | None:
+        if self._shares is not None:
+            return self._shares.training_s
         if self.train_s is not None or self.trainer_devices is None:
             return self.train_s
         return check_training(self.training_times).get(self.trainer_devices)
@@ -322,6 +456,18 @@ class Balanced(ProvisioningPolicy):
         if self.k1 is None or self.k2 is None or self.k3 is None or self.k4 is None:
             return None
         return Costed(self.k1, self.k2, self.k3, self.k4)
+
+
+@lru_cache(maxsize=8)
+def _shared(
+    devices: int,
+    batch: tuple[int, ...],
+    costs: tuple[ReplicaCost, ...],
+    training: tuple[TrainingTime, ...],
+    slots: int | None,
+) -> StageShare:
+    """`share_devices`, which a run asks for often."""
+    return share_devices(devices, batch, costs, training, slots=slots)
 
 
 @lru_cache(maxsize=8)

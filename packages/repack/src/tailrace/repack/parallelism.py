@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from tailrace.repack.allocation import allocate, allocate_across
 from tailrace.repack.batch_time import batch_time_s
 from tailrace.repack.errors import LoadError, NothingFitsError
+from tailrace.repack.lpt import checked_lengths
 from tailrace.repack.throughput import Costed, ThroughputModel
 
 ReplicaCost = tuple[int, int, float, float, float, float]
@@ -116,6 +117,63 @@ def fewest_devices(
         )
     found = allocate_across(devices, 1, lambda count: stage(count).seconds, lambda _: train_s)
     return stage(found.generate)
+
+
+def round_sizes(
+    devices: int,
+    lengths: Sequence[int],
+    costs: Sequence[ReplicaCost],
+    *,
+    kept: int,
+    launched: int,
+    slots: int | None = None,
+) -> tuple[int, int]:
+    """Devices of a replica with which short and long rounds are generated soonest, of equals the fewest (RollPacker, 4.2).
+
+    A long round waits for the `kept` trajectories that it launches. A short one launches `launched`, and is over when `kept` of
+    them have finished: the others have generated as much as the longest of these by then, and so count with that.
+
+    Args:
+        devices: of all replicas together.
+        lengths: response tokens of earlier trajectories.
+        costs: replicas of each size that was measured.
+        kept: trajectories that a round keeps.
+        launched: trajectories that a short round launches, at least `kept`.
+        slots: trajectories that a replica decodes together; None: no limit.
+
+    Raises:
+        LoadError: a value is out of its range.
+        NothingFitsError: no size fits the devices and holds the longest response.
+    """
+    models = check_costs(costs)
+    checked_lengths(lengths, "lengths")
+    if not 1 <= kept <= launched:
+        raise LoadError(
+            f"found kept={kept} and launched={launched}, expected at least 1, and no fewer launched than kept"
+        )
+    ordered = sorted(lengths)
+    raced, all_kept = _spread(ordered, launched), _spread(ordered, kept)
+    best: list[int] = []
+    for batch in ([min(length, raced[kept - 1]) for length in raced], all_kept):
+        taken = {
+            size: batch_time_s(batch, devices // size, models[size], slots, kv_tokens or None)
+            for size, kv_tokens, *_ in sorted(costs)
+            if size <= devices
+        }
+        size = min(taken, key=lambda size: taken[size], default=0)
+        if not size or taken[size] == math.inf:
+            sizes = ", ".join(str(cost[0]) for cost in costs)
+            raise NothingFitsError(
+                f"found no replica of {sizes} devices that fits {devices} devices and whose KV cache holds the longest "
+                f"response, {ordered[-1]} tokens; expected more devices for replicas, or for each"
+            )
+        best.append(size)
+    return best[0], best[1]
+
+
+def _spread(ordered: Sequence[int], count: int) -> list[int]:
+    """`count` lengths at equal distances in ascending ones."""
+    return [ordered[(2 * place + 1) * len(ordered) // (2 * count)] for place in range(count)]
 
 
 def check_costs(costs: Sequence[ReplicaCost]) -> dict[int, ThroughputModel]:

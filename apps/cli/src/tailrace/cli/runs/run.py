@@ -31,7 +31,9 @@ from tailrace.fleetsim.footprint import read_machines
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration, written_fault
+from tailrace.pipeline.run.abilities import start_notes
 from tailrace.pipeline.run.directory import RunDirectory, check_new
+from tailrace.pipeline.run.facts import allocated
 from tailrace.pipeline.run.launching.attaching import check_left
 from tailrace.pipeline.run.prompts.reading import sized
 from tailrace.rollout.vllm_process import correct_wheel_tag
@@ -100,6 +102,7 @@ def _start(options: RunOptions) -> int:
         mtbf_s=options.mtbf_s,
         fault_seed=options.fault_seed,
     )
+    config = allocated(config)
     root = options.run_dir or Path("runs") / f"{config.app}-{time.strftime('%Y%m%d-%H%M%S')}"
     if options.dry_run:
         from tailrace.cli.runs.dry_run import show_plan
@@ -137,7 +140,8 @@ def _checked(config: RunConfig, options: RunOptions, root: Path) -> tuple[RunCon
         check_new(RunDirectory(root))
     gathered.done()
     about_store = store_note(root)
-    for note in (*(found.notes if found is not None else ()), *([about_store] if about_store else [])):
+    notes = [*(found.notes if found is not None else ()), *([about_store] if about_store else []), *start_notes(config)]
+    for note in notes:
         typer.echo(f"note: {shown(note)}", err=True)
     return sized(config, found), found.counts if found is not None else {}
 

@@ -175,17 +175,30 @@ def profile_command(
         str, typer.Argument(metavar="CONFIG", help="The name of an app (its quick start) or a TOML file.")
     ] = "laminar",
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="A new TOML file. Default: CONFIG-machine.toml.")
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="A new TOML file. Default: CONFIG-machine.toml, with --parallelism CONFIG-parallelism.toml.",
+        ),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps of training to measure at most.")] = 50,
+    parallelism: Annotated[
+        bool,
+        typer.Option(
+            "--parallelism",
+            help="Measure replicas of 1, 2, 4, ... devices instead, and write the file that `rollout.parallelism` names.",
+        ),
+    ] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key. Repeatable.")
     ] = None,
 ) -> None:
     """Measure this machine's engine and trainer in a short run, and write a file that `simulate` reads."""
-    from tailrace.cli.simulations.profile import ProfileOptions, profile
+    from tailrace.cli.simulations.profile import ProfileOptions, profile, profile_sizes
 
-    raise typer.Exit(profile(ProfileOptions(target=target, out=out, steps=steps, settings=tuple(settings or ()))))
+    options = ProfileOptions(target=target, out=out, steps=steps, settings=tuple(settings or ()))
+    raise typer.Exit(profile_sizes(options) if parallelism else profile(options))
 
 
 @app.command("fuzz")

@@ -8,11 +8,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tailrace.cli.errors import DEBUG, CommandError, complain, one_line
 from tailrace.cli.exit_status import FAILED, INTERRUPTED
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from tailrace.fleetsim.profile.fit import Profile
     from tailrace.fleetsim.profile.run import Progress
     from tailrace.pipeline.config.models import RunConfig
+    from tailrace.pipeline.config.parallelism import ParallelismProfile
 
+_Measured = TypeVar("_Measured")
 STEPS = 50
 BUSY = 0.15  # cores; if other programs use more than this, a measurement is not reliable
 
@@ -52,12 +54,7 @@ def profile(options: ProfileOptions) -> int:
     from tailrace.fleetsim.profile.fit import LEAST_STEPS, profile_machine
     from tailrace.fleetsim.profile.machine import machine_toml
 
-    out = options.out or Path(f"{Path(options.target).stem}-machine.toml")
-    if out.suffix != ".toml" or out.exists() or not out.parent.is_dir():
-        found = (
-            "a file that exists" if out.exists() else "no such folder" if out.suffix == ".toml" else "another ending"
-        )
-        raise CommandError(f"--out {out}: found {found}, expected a new file that ends in .toml")
+    out = _new_file(options, "machine")
     if options.steps < LEAST_STEPS:
         raise CommandError(f"--steps {options.steps}: expected at least {LEAST_STEPS} steps to fit to")
     config = configuration(options.target, settings=options.settings)
@@ -68,19 +65,11 @@ def profile(options: ProfileOptions) -> int:
         )
     config = sized(config, check(config, f"{options.target}: "))
     started = time.monotonic()
-    try:
-        with (
-            interrupts(),
-            _progress() as progress,
-            tempfile.TemporaryDirectory(prefix="tailrace-profile-") as root,
-        ):
-            profiled = profile_machine(config, Path(root) / "run", out.stem, steps=options.steps, progress=progress)
-    except KeyboardInterrupt:
-        return complain("interrupted; nothing was written", status=INTERRUPTED)
-    except (RunFailedError, RoleError, DeadlineError, ControllerError) as error:
-        if os.environ.get(DEBUG):
-            traceback.print_exc()
-        return complain(f"the measured run failed: {one_line(error)}", status=FAILED)
+    profiled = _measured(
+        lambda root, progress: profile_machine(config, root, out.stem, steps=options.steps, progress=progress)
+    )
+    if isinstance(profiled, int):
+        return profiled
     out.write_text(machine_toml(profiled.machine), encoding="utf-8")
     for line in lines(profiled):
         print(line)
@@ -89,6 +78,85 @@ def profile(options: ProfileOptions) -> int:
     print(f"\nwrote {out} after {time.monotonic() - started:.0f} s; simulate with it:")
     print(f"  tailrace simulate {options.target} --set fleet.profile={out}")
     return 0
+
+
+def profile_sizes(options: ProfileOptions) -> int:
+    """Measure replicas of every size that this machine allows, and write the file. Returns the exit status.
+
+    Raises:
+        TailraceError: the command or the configuration is wrong, or no size works.
+    """
+    from tailrace.fleetsim.profile.parallelism import parallelism_toml, profile_parallelism
+
+    out = _new_file(options, "parallelism")
+    config = configuration(options.target, settings=options.settings)
+    config = sized(config, check(config, f"{options.target}: "))
+    started = time.monotonic()
+    found = _measured(lambda root, progress: profile_parallelism(config, root, progress=progress))
+    if isinstance(found, int):
+        return found
+    profiled, left_out = found
+    out.write_text(parallelism_toml(profiled), encoding="utf-8")
+    for line in size_lines(profiled):
+        print(line)
+    for line in left_out:
+        print(f"left out      {line}")
+    print(f"\nwrote {out} after {time.monotonic() - started:.0f} s; run or simulate with it:")
+    print(f"  tailrace run {options.target} --set rollout.parallelism={out}")
+    return 0
+
+
+def size_lines(profile: ParallelismProfile) -> Iterator[str]:
+    """Measured sizes as lines of text."""
+    yield profile.measured
+    lengths = profile.lengths
+    yield (
+        f"responses     {lengths[0]} to {lengths[-1]} tokens, half of them up to {lengths[len(lengths) // 2]}; sequences of up "
+        f"to {profile.longest} were timed"
+    )
+    for size in profile.sizes:
+        most = max(size.timings, key=lambda one: (one[0], one[1]), default=None)
+        full = "" if most is None else f", {most[0]} x {most[1]} tokens decode in {1e3 * most[3]:.3g} ms a step"
+        yield (
+            f"{size.tp} device{'s' if size.tp > 1 else ' '}     KV cache of {size.kv_tokens:,} tokens{full} (median error of "
+            f"the fit {size.error:.0%}); up after {size.start_s:.1f} s, gone after {size.end_s:.1f} s"
+        )
+    yield (
+        f"rounds        short ones begin with {profile.short}, long ones with {profile.long}; never fewer than "
+        f"{profile.smallest}; a change of size is charged at {profile.resize_s:.1f} s"
+    )
+
+
+def _new_file(options: ProfileOptions, what: str) -> Path:
+    """The file that is written.
+
+    Raises:
+        CommandError: it is there, or cannot be.
+    """
+    out = options.out or Path(f"{Path(options.target).stem}-{what}.toml")
+    if out.suffix != ".toml" or out.exists() or not out.parent.is_dir():
+        found = (
+            "a file that exists" if out.exists() else "no such folder" if out.suffix == ".toml" else "another ending"
+        )
+        raise CommandError(f"--out {out}: found {found}, expected a new file that ends in .toml")
+    return out
+
+
+def _measured(measure: Callable[[Path, Progress], _Measured]) -> _Measured | int:
+    """What was measured in a new run directory, with its progress shown; or the exit status of what broke off."""
+    try:
+        with (
+            interrupts(),
+            _progress() as progress,
+            tempfile.TemporaryDirectory(prefix="tailrace-profile-") as root,
+        ):
+            return measure(Path(root) / "run", progress)
+    except KeyboardInterrupt:
+        return complain("interrupted; nothing was written", status=INTERRUPTED)
+    except (RunFailedError, RoleError, DeadlineError, ControllerError) as error:
+        if os.environ.get(DEBUG):
+            traceback.print_exc()
+        return complain(f"the measured run failed: {one_line(error)}", status=FAILED)
 
 
 def lines(profile: Profile) -> Iterator[str]:

@@ -181,6 +181,19 @@ def parts(model: str, *, quick: bool) -> list[Point]:
     return [staged_scores(scored), scored, planned(scored), whole]
 
 
+def left_out(model: str, *, quick: bool) -> dict[str, Point]:
+    """RollPacker without each of its mechanisms, by the mechanism: the same systems as `configs/rollpacker/without-*.toml`."""
+    whole = point(ROLLPACKER, model, quick=quick)
+    return {
+        "tail-batching": whole.over(pipeline__batching__prompt_factor=1.0, pipeline__batching__sample_factor=1.0),
+        "reward-scheduler": fixed_timeouts(whole),
+        "parallelism-planner": scaled_down(whole),
+        "stream-trainer": planned(without_stream(whole)),
+        "scale-down": planned(whole),
+        "sample-factor": whole.over(pipeline__batching__sample_factor=1.0),
+    }
+
+
 def rlhfuse(model: str, *, quick: bool, adaptive: bool = False) -> Point:
     """RLHFuse as it was strengthened: scores as responses finish, and the stream trainer (section 6.1).
 

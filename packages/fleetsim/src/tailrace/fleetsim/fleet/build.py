@@ -52,6 +52,8 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
     config, table = _one_silence(config, table)
     if table.profile is not None and table.model is None:
         return profiled_fleet(config, table, seed=seed)
+    # what was measured on this machine says nothing of the devices that are modelled
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"parallelism": None})})
     split = layout(table)
     costs = [pool_costs(config, split, pool) for pool in split.pools]
     training = TrainingCost.of(

@@ -33,8 +33,22 @@ def needed(spec: PipelineSpec) -> int:
     return 1 if launch is None else launch.needed
 
 
+def launched(spec: PipelineSpec) -> int:
+    """Trajectories that the first batch launches, or the first short round."""
+    source = spec.batching.open()
+    launch = source.next(_beginning(spec))
+    if launch is None:
+        return 0
+    groups = 1 + source.unlaunched() if source.launches_rounds() else spec.batch_groups + spec.batching.surplus_groups
+    return groups * launch.samples
+
+
 def _first_launch(spec: PipelineSpec) -> Launch | None:
-    return spec.batching.open().next(Progress(0, -1, 0, 0, 0, 0, 0, spec.batch_groups, spec.steps))
+    return spec.batching.open().next(_beginning(spec))
+
+
+def _beginning(spec: PipelineSpec) -> Progress:
+    return Progress(0, -1, 0, 0, 0, 0, 0, spec.batch_groups, spec.steps)
 
 
 def simulated_faults(config: RunConfig) -> tuple[Fault, ...]:

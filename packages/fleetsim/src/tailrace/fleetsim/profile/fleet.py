@@ -7,7 +7,7 @@ learns are applied on top: how often a group has a signal (rewards that differ),
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,7 +36,9 @@ from tailrace.fleetsim.workload.groups import draws, seed_of
 from tailrace.fleetsim.workload.lengths import Spread
 from tailrace.fleetsim.workload.workload import Description, ModelledSample, Turns, Workload
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.parallelism import MeasuredSize, read_parallelism
 from tailrace.pipeline.run.build import build_spec
+from tailrace.pipeline.run.pools import tensor_parallel
 from tailrace.trajstore import MixOrder
 
 
@@ -191,7 +193,8 @@ def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Simul
     machine = load_machine(table.profile)
     _check(config, machine)
     spec = build_spec(config)
-    _check_sizes(spec, machine)
+    sizes = measured_sizes(config)
+    _check_sizes(spec, machine, sizes)
     own = table.workload.build(seed, config.rollout.max_tokens) if table.workload is not None else None
     workload = own or measured_workload(config, machine, seed)
     spec = with_environments(spec, workload)
@@ -242,15 +245,35 @@ def measured_workload(config: RunConfig, machine: MachineProfile, seed: int) -> 
     return MeasuredWorkload(part, seed=seed, max_tokens=config.rollout.max_tokens, order=order)
 
 
+def measured_sizes(config: RunConfig) -> dict[int, MeasuredSize]:
+    """Replicas of other sizes, as `rollout.parallelism` has them.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    path = config.rollout.parallelism
+    return {} if path is None else {size.tp: size for size in read_parallelism(path).sizes}
+
+
 def replica_pool(config: RunConfig, machine: MachineProfile) -> ReplicaPool:
-    """The replicas: all are alike."""
+    """The replicas: all are alike, until some are resized."""
     part = machine.decode
+    own = tensor_parallel(config.rollout.options)
     return ReplicaPool(
         decode=DecodeCost.fitted(part.k1, part.k2, part.k3, part.k4, part.kv_capacity_tokens),
         prefill=PrefillCost(machine.prefill.per_token_s, 0.0, machine.prefill.per_trajectory_s),
         weights=weights(config, machine),
         rollout=rollout_fleet(config, machine),
         replicas=config.rollout.replicas,
+        tp=own,
+        sized={
+            tp: (
+                DecodeCost.fitted(size.k1, size.k2, size.k3, size.k4, size.kv_tokens or part.kv_capacity_tokens),
+                PrefillCost(size.prefill_token_s, 0.0, size.prefill_sequence_s),
+            )
+            for tp, size in measured_sizes(config).items()
+            if tp != own
+        },
     )
 
 
@@ -284,12 +307,15 @@ def weights(config: RunConfig, machine: MachineProfile) -> WeightCosts:
 def rollout_fleet(config: RunConfig, machine: MachineProfile) -> RolloutFleet:
     """The replicas."""
     most = config.rollout.options.get("max_num_seqs") or machine.decode.max_running
+    path = config.rollout.parallelism
+    resized = {} if path is None else {"resize_s": read_parallelism(path).resize_s}
     return RolloutFleet(
         device=machine.name,
         gpus=config.rollout.replicas,
         max_running=most,
         start_s=machine.delays.start_replica_s,
         restart_s=machine.delays.start_replica_s,
+        **resized,
     )
 
 
@@ -325,18 +351,18 @@ def _check(config: RunConfig, machine: MachineProfile) -> None:
         )
 
 
-def _check_sizes(spec: PipelineSpec, machine: MachineProfile) -> None:
-    """Refuse a policy that resizes replicas: a profile has the costs of the one size that was measured."""
+def _check_sizes(spec: PipelineSpec, machine: MachineProfile, sizes: Collection[int]) -> None:
+    """Refuse a policy that gives replicas sizes of which nobody has measured the costs."""
     policy = spec.provisioning
     growth = policy.growth()
     start = spec.tp if growth is None else growth.spans or spec.tp
-    sizes = policy.sizes_of_replicas() or (start,)
-    if set(sizes) - {spec.tp}:
+    wanted = policy.sizes_of_replicas() or (start,)
+    if set(wanted) - {spec.tp, *sizes}:
         raise FleetError(
             f"keys 'pipeline.provisioning' and 'fleet.profile': found {type(spec.provisioning).__name__}, whose replicas span "
-            f"{' or '.join(map(str, sizes))} devices, and the profile {machine.name!r}, measured with one size; expected "
-            "provisioning that resizes none, such as 'static', or with devices_per_machine = 1, or fleet.model in place of "
-            "the profile"
+            f"{' or '.join(map(str, wanted))} devices, and the profile {machine.name!r}, measured with one size; expected the "
+            "others in a file `rollout.parallelism` (tailrace profile --parallelism), provisioning that resizes none, such as "
+            "'static', or with devices_per_machine = 1, or fleet.model in place of the profile"
         )
 
 

@@ -262,21 +262,22 @@ def machine_toml(machine: MachineProfile) -> str:
     parts: list[str] = []
     for key, value in machine.model_dump(exclude_none=True).items():
         if isinstance(value, dict):
-            parts += ["", f"[{key}]", *(f"{name} = {_toml(one)}" for name, one in value.items())]
+            parts += ["", f"[{key}]", *(f"{name} = {toml_value(one)}" for name, one in value.items())]
         elif key == "measured":
-            lines = [*(f"# {line}" for line in str(value).splitlines()), *lines, f"measured = {_toml(value)}"]
+            lines = [*(f"# {line}" for line in str(value).splitlines()), *lines, f"measured = {toml_value(value)}"]
         else:
-            lines.append(f"{key} = {_toml(value)}")
+            lines.append(f"{key} = {toml_value(value)}")
     return "\n".join([*lines, *parts]) + "\n"
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {toml_value(one)}" for key, one in value.items()) + " }"
     if isinstance(value, list | tuple):
         if value and isinstance(value[0], list | tuple) and len(value) > 8:
-            return "[\n" + "".join(f"  {_toml(one)},\n" for one in value) + "]"
-        return "[" + ", ".join(map(_toml, value)) + "]"
+            return "[\n" + "".join(f"  {toml_value(one)},\n" for one in value) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, float):

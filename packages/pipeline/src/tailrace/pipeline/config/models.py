@@ -192,6 +192,9 @@ class RolloutConfig(_Strict):
     where the engine can tell; 0: nothing"""
     cost_model: CostModelConfig | None = None
     """decoding time for the policies that plan with it; none: the run fits it to its own steps (summary.json)"""
+    parallelism: FilePath | None = None
+    """file that `tailrace profile --parallelism` wrote: what replicas of each size do here, and what a change of their size
+    takes, for provisioning `adaptive-tp` and `balanced`; none: not known"""
     adapter: Literal["auto", "applied", "merged"] = "auto"
     """how replicas serve a LoRA adapter (trainer.adapter): applied by the engine beside its weights, or merged into them, which
     costs more a pull and less a token; auto: applied, where the engine can"""

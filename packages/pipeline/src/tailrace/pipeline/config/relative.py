@@ -14,6 +14,7 @@ _PATHS = (
     "task.held_out",
     "model.path",
     "trainer.critic.init",
+    "rollout.parallelism",
     "environment.python",
     "fleet.workload.trace",
 )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tailrace.contracts import EngineAbilities, PluginError, ProvisioningPolicy
+from tailrace.contracts import EngineAbilities, ProvisioningPolicy
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.run.engine import abilities_of, selected_engine
 from tailrace.pipeline.run.facts import facts_of
 from tailrace.pipeline.run.pools import engine_options, tensor_parallel
 
@@ -91,6 +92,28 @@ def check_abilities(config: RunConfig, engine: str) -> None:
         )
 
 
+def start_notes(config: RunConfig) -> list[str]:
+    """What to know before a run starts, a line each: what it leaves off since its engine cannot do it, and the trainer's share.
+
+    What a run cannot do without is refused instead.
+
+    Raises:
+        ConfigError: an option of provisioning is wrong.
+    """
+    choice, facts, notes = config.pipeline.provisioning, facts_of(config), []
+    policy: ProvisioningPolicy = build_policy("provisioning", choice, facts)
+    if facts.devices_per_machine == 1 and max(policy.sizes_of_replicas(), default=0) == 1:
+        notes.append(
+            f"pipeline.provisioning = {choice.name!r}: no replica is resized, since the engine {selected_engine(config)!r} "
+            "spans one device; vllm spans several"
+        )
+    if (devices := policy.trains_on()) is not None:
+        notes.append(
+            f"pipeline.provisioning = {choice.name!r} gives the trainer {devices} of the devices that were shared out"
+        )
+    return notes
+
+
 def applies_adapters(config: RunConfig, engine: str) -> bool:
     """Whether the engine applies a run's adapters; otherwise its replicas merge them.
 
@@ -112,20 +135,6 @@ def sleep_level(config: RunConfig, engine: str) -> int:
     if config.rollout.sleep_level is not None:
         return config.rollout.sleep_level
     return 1 if lends_devices(config) and 1 in abilities_of(engine).sleeps else 0
-
-
-def abilities_of(engine: str) -> EngineAbilities:
-    """What the engine of a name can do.
-
-    Raises:
-        ConfigError: the engine's plugin is broken.
-    """
-    from tailrace.rollout import engine_abilities
-
-    try:
-        return engine_abilities(engine)
-    except PluginError as error:  # of an old form, or it does not load
-        raise ConfigError(f"key 'rollout.engine': {error}") from error
 
 
 def _provisioning(config: RunConfig) -> ProvisioningPolicy:

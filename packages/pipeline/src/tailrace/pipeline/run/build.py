@@ -29,9 +29,10 @@ from tailrace.pipeline.roles.scorer import ScorerRole
 from tailrace.pipeline.roles.trainer import TrainerRole, TrainerSettings
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
-from tailrace.pipeline.run.abilities import abilities_of, applies_adapters, check_abilities, sleep_level
+from tailrace.pipeline.run.abilities import applies_adapters, check_abilities, sleep_level
 from tailrace.pipeline.run.device_shares import check_shares, trainer_group
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.engine import abilities_of, selected_engine
 from tailrace.pipeline.run.environments import (
     check_environment,
     environment_members,
@@ -359,22 +360,6 @@ def holding(deployment: Deployment, held: Path) -> Deployment:
 def build_host(config: RunConfig) -> LocalHost | RayHost:
     """A host for the roles of a run whose members end with this process."""
     return LocalHost() if config.executor.name == "local" else RayHost(config.executor.ray_address)
-
-
-def selected_engine(config: RunConfig) -> str:
-    """The name of the engine.
-
-    Raises:
-        ConfigError: it is unknown or not installed.
-    """
-    from tailrace.rollout import RolloutError, select_engine
-
-    # vLLM changes torch's process group and threads, so it cannot share a process with the trainer
-    local = config.executor.name == "local" and config.rollout.engine == "auto"
-    try:
-        return select_engine("transformers" if local else config.rollout.engine)
-    except (RolloutError, PluginError) as error:
-        raise ConfigError(f"key 'rollout.engine': {error}") from error
 
 
 def _engine_options(config: RunConfig) -> Any:

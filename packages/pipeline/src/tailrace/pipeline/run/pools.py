@@ -211,11 +211,18 @@ def check_shared(config: RunConfig, spec: PipelineSpec) -> None:
             f"keys 'trainer.colocated' and 'pipeline.provisioning': found true and {config.pipeline.provisioning.name!r}, "
             "which compares the times of stages that have devices of their own; expected false, or 'static'"
         )
-    if spec.provisioning.watched_iterations() and len(spec.pools) > 1:
+    growth = spec.provisioning.growth()
+    if spec.provisioning.watched_iterations() and len(spec.pools) > 1 and not (growth is not None and growth.pool):
         raise ConfigError(
             f"keys 'rollout.pools' and 'pipeline.provisioning': found {len(spec.pools)} pools and "
-            f"{config.pipeline.provisioning.name!r}, which predicts what one replica more or fewer changes where all are "
-            "alike; expected one pool, or none"
+            f"{config.pipeline.provisioning.name!r}, expected the one whose replicas come and go (pipeline.provisioning.pool), "
+            "one pool, or none"
+        )
+    trains_on = spec.provisioning.trains_on()
+    if trains_on not in (None, config.trainer.processes):
+        raise ConfigError(
+            f"keys 'trainer.processes' and 'pipeline.provisioning': found {config.trainer.processes} and "
+            f"{config.pipeline.provisioning.name!r}, which gives the trainer {trains_on} devices, expected as many processes"
         )
     if shared and not yields and spec.admission.gate(spec.batch_groups).bound != 0:
         raise ConfigError(

@@ -59,7 +59,7 @@ class RoundFigures:
     `used` says whether batching launches rounds. `rounds` are those that stand, in order: what a crash of the trainer undid is
     gone. `streamed` counts groups whose gradients were computed before their batch was complete, `scale_downs` how often
     replicas lent devices to the trainer, `resizes` replicas that were given another number of devices, `generated` and `wasted`
-    response tokens.
+    response tokens. `resized_s` has the seconds of each resize until the replica was up.
 
     Args:
         spec: the pipeline.
@@ -69,6 +69,8 @@ class RoundFigures:
         self.used = spec.batching.open().launches_rounds()
         self.rounds: list[PastRound] = []
         self.generated = self.wasted = self.streamed = self.resizes = self.scale_downs = 0
+        self.resized_s: list[float] = []
+        self._resizing: dict[int, float] = {}  # when each command that is not answered was sent
         self._groups: dict[int, _Group] = {}
         self._group_of: dict[str, int] = {}
         self._responses = CompleteResponses()
@@ -96,6 +98,8 @@ class RoundFigures:
                             one.ended_s = now
                 case c.Up(role=role, version=version) if role == TRAINER:
                     self._fall_back(version or 0)
+                case c.Up(answers=seq) if seq in self._resizing:
+                    self.resized_s.append(now - self._resizing.pop(seq))
                 case c.Durable(version=version):
                     oldest = self._oldest.pop(version, -1)
                     self._consumed = {made: groups for made, groups in self._consumed.items() if made > oldest}
@@ -112,8 +116,9 @@ class RoundFigures:
                     self.streamed += len({self._group_of[name] for name in names if name in self._group_of})
                 case c.Step(version=version, mini_batches=parts, round=kind):
                     self._step(now, version, kind, [*self._accumulated, *(name for part in parts for name in part)])
-                case c.Resize():
+                case c.Resize(seq=seq):
                     self.resizes += 1
+                    self._resizing[seq] = now
                 case c.Checkpoint(version=version, keep=keep):
                     self._oldest[version] = min((*keep, version))
 
@@ -129,6 +134,7 @@ class RoundFigures:
             "streamed_groups": self.streamed,
             "scale_downs": self.scale_downs,
             "resizes": self.resizes,
+            "resize_s": round(mean(self.resized_s), 3),
         }
 
     def _route(self, now: float, refs: Iterable[c.TrajectoryRef]) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from tailrace.contracts import Start, Tick
 from tailrace.controller.controller import Controller
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.run.build import CPU_ENVIRONMENT, build_spec, selected_engine
+from tailrace.pipeline.run.build import CPU_ENVIRONMENT, build_spec
 from tailrace.pipeline.run.device_shares import trainer_group
+from tailrace.pipeline.run.engine import selected_engine
 from tailrace.pipeline.run.pools import relay_count
 from tailrace.runtime.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.runtime.executor.seam import RoleSpec

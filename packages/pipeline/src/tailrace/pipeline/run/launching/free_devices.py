@@ -62,9 +62,13 @@ def check_free_devices(config: RunConfig, gpus: float) -> None:
     each = replica_gpus(config) / config.rollout.replicas
     if growth is None or not each:
         return
-    if growth.spans is not None:
-        each *= growth.spans / (spec.pools[0].tp if spec.pools else spec.tp)
     others = config.trainer.processes * executor.trainer_gpus + executor.scorer_gpus + ranker_gpus(config)
+    if growth.pool:  # what it adds is like its own; the other pools stay as they are
+        pool = next(pool for pool in spec.pools if pool.name == growth.pool)
+        each = executor.replica_gpus * pool.tp / spec.tp
+        others += replica_gpus(config) - growth.start * each
+    elif growth.spans is not None:
+        each *= growth.spans / (spec.pools[0].tp if spec.pools else spec.tp)
     needed = growth.most * each + others
     if needed > gpus:
         fit = int((gpus - others) // each)

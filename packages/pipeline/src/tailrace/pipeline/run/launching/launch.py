@@ -22,8 +22,9 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.roles.calls import DATA_DOOR
 from tailrace.pipeline.run.abilities import applies_adapters
-from tailrace.pipeline.run.build import build_deployment, build_spec, check, holding, selected_engine, trackers_of
+from tailrace.pipeline.run.build import build_deployment, build_spec, check, holding, trackers_of
 from tailrace.pipeline.run.directory import RunDirectory, write_json
+from tailrace.pipeline.run.engine import selected_engine
 from tailrace.pipeline.run.eventlog import EventLog, Instant, read_log
 from tailrace.pipeline.run.figures.faults import FaultFold
 from tailrace.pipeline.run.figures.folding import Audience, follow
