@@ -1,6 +1,7 @@
 """``tailrace profile`` at the terminal: what it says, what it writes, and what it refuses before it starts anything."""
 
 import tomllib
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,14 @@ def sizes(monkeypatch, tmp_path):
     """Replaces the measurement of sizes by its outcome; returns what it was asked for."""
     monkeypatch.chdir(tmp_path)
     calls = []
-    one = {"kv_tokens": 4_000, "k1": 1e-6, "k2": 0.01, "k3": 1e-4, "k4": 0.0, "timings": ((8, 200, 0.5, 0.02),)}
+    one: dict[str, Any] = {
+        "kv_tokens": 4_000,
+        "k1": 1e-6,
+        "k2": 0.01,
+        "k3": 1e-4,
+        "k4": 0.0,
+        "timings": ((8, 200, 0.5, 0.02),),
+    }
     found = ParallelismProfile(
         engine="vllm", short=2, long=1, smallest=1, resize_s=9.25, longest=300, lengths=(4, 50, 190),
         sizes=tuple(MeasuredSize(tp=tp, start_s=7.0 + tp, end_s=0.75, **one) for tp in (1, 2)),

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_it_is_one_policy_or_the_other(seeds):
     """The reference asks both, one after the other, as a person would say it."""
     for seed in seeds(300):
         draw = random.Random(seed)
-        options = {"count": DEVICES, "short": draw.choice([None, 1, 2]), "long": draw.choice([1, 2, 4])}
+        options: dict[str, Any] = {"count": DEVICES, "short": draw.choice([None, 1, 2]), "long": draw.choice([1, 2, 4])}
         rounds = [
             record(n, draw.choice(["short", "long"]), draw.choice([1, 2]), draw.choice([0, 0, 3, 9])) for n in range(9)
         ]

@@ -308,15 +308,14 @@ def rollout_fleet(config: RunConfig, machine: MachineProfile) -> RolloutFleet:
     """The replicas."""
     most = config.rollout.options.get("max_num_seqs") or machine.decode.max_running
     path = config.rollout.parallelism
-    resized = {} if path is None else {"resize_s": read_parallelism(path).resize_s}
-    return RolloutFleet(
+    replicas = RolloutFleet(
         device=machine.name,
         gpus=config.rollout.replicas,
         max_running=most,
         start_s=machine.delays.start_replica_s,
         restart_s=machine.delays.start_replica_s,
-        **resized,
     )
+    return replicas if path is None else replicas.model_copy(update={"resize_s": read_parallelism(path).resize_s})
 
 
 def delays(machine: MachineProfile) -> DelayConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -28,13 +28,14 @@ class SizedEngine:
     def __call__(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request."""
         asked = dict(request)
+        does: Mapping[str, Callable[..., dict[str, Any]]] = {
+            "open": self._open,
+            "generate": self._generate,
+            "time": self._time,
+            "close": self._close,
+        }
         try:
-            return {
-                "open": self._open,
-                "generate": self._generate,
-                "time": self._time,
-                "close": self._close,
-            }[asked.pop("do")](**asked)
+            return does[asked.pop("do")](**asked)
         except (TailraceError, MemoryError) as error:
             return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
 
