@@ -544,10 +544,6 @@ class ProvisioningPolicy(AxisPolicy):
         """Devices that a replica may span after it is resized; empty if none ever is."""
         return ()
 
-    def trains_on(self) -> int | None:
-        """Devices on which the trainer is to start, where the policy shares devices among both stages; None: as configured."""
-        return None
-
     def watched_iterations(self) -> int:
         """Most iterations that its view has (`FleetView.iterations`, and `FleetView.lengths`); 0: it asks for none.
 
@@ -576,6 +572,10 @@ class ProvisioningPolicy(AxisPolicy):
         batch is ready: one that pulls or evaluates once it is done with that. They come back when the trainer needs them no
         more.
         """
+        return None
+
+    def trains_on(self) -> int | None:
+        """Devices on which the trainer is to start, where the policy shares devices among both stages; None: as configured."""
         return None
 
 
