@@ -9,6 +9,7 @@ from tailrace.cli.main import main
 from tailrace.fleetsim.profile.fit import Profile
 from tailrace.fleetsim.profile.fit_delays import Shared
 from tailrace.fleetsim.profile.machine import load_machine
+from tailrace.fleetsim.profile.parallelism import SizesMeasured
 from tailrace.pipeline.config.parallelism import MeasuredSize, ParallelismProfile, read_parallelism
 from tailrace.runtime.errors import RunFailedError
 
@@ -132,7 +133,7 @@ def sizes(monkeypatch, tmp_path):
     def profile_parallelism(config, root, *, progress):
         calls.append(config)
         progress("replica of 1 device", 0.0)
-        return found, ["4 devices: found 2 cores, expected one for each"]
+        return SizesMeasured(found, ["4 devices: found 2 cores, expected one for each"], 1.3)
 
     monkeypatch.setattr("tailrace.fleetsim.profile.parallelism.profile_parallelism", profile_parallelism)
     return calls
@@ -147,6 +148,7 @@ def test_sizes_are_measured_and_written_for_the_run(sizes, capsys, tmp_path):
     for said in (
         "short ones begin with 2, long ones with 1",
         "charged at 9.2 s",
+        "other programs used 1.30 cores meanwhile: measure again",
         "left out      4 devices: found 2 cores",
         "tailrace run rollpacker --set rollout.parallelism=rollpacker-parallelism.toml",
     ):

@@ -264,8 +264,9 @@ def small(tmp_path, **rollout):
 def test_an_engine_of_one_device_is_measured(tmp_path):
     pytest.importorskip("transformers")
     config = small(tmp_path, engine="transformers")
-    profile, left_out = profile_parallelism(config, tmp_path / "run", progress=lambda *_: None)
-    assert left_out == []
+    found = profile_parallelism(config, tmp_path / "run", progress=lambda *_: None)
+    profile = found.profile
+    assert found.left_out == []
     assert [one.tp for one in profile.sizes] == [1]
     assert (profile.short, profile.long, profile.smallest) == (1, 1, 1)
     assert profile.resize_s > 1.0, "a process imports and loads"
@@ -279,8 +280,9 @@ def test_vllm_is_measured_on_one_core_and_on_two(tmp_path):
     pytest.importorskip("vllm")
     config = small(tmp_path, engine="vllm")
     assert possible_sizes(config, config.model.path)[:2] == [1, 2]
-    profile, left_out = profile_parallelism(config, tmp_path / "run", progress=lambda *_: None)
-    assert left_out == []
+    found = profile_parallelism(config, tmp_path / "run", progress=lambda *_: None)
+    profile = found.profile
+    assert found.left_out == []
     assert [one.tp for one in profile.sizes] == [1, 2]
     assert all(one.kv_tokens and one.timings for one in profile.sizes)
     assert profile.resize_s > 3.0

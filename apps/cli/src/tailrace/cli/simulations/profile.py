@@ -95,12 +95,13 @@ def profile_sizes(options: ProfileOptions) -> int:
     found = _measured(lambda root, progress: profile_parallelism(config, root, progress=progress))
     if isinstance(found, int):
         return found
-    profiled, left_out = found
-    out.write_text(parallelism_toml(profiled), encoding="utf-8")
-    for line in size_lines(profiled):
+    out.write_text(parallelism_toml(found.profile), encoding="utf-8")
+    for line in size_lines(found.profile):
         print(line)
-    for line in left_out:
+    for line in found.left_out:
         print(f"left out      {line}")
+    if found.others_cores > BUSY:
+        print(_busy(found.others_cores))
     print(f"\nwrote {out} after {time.monotonic() - started:.0f} s; run or simulate with it:")
     print(f"  tailrace run {options.target} --set rollout.parallelism={out}")
     return 0
@@ -125,6 +126,10 @@ def size_lines(profile: ParallelismProfile) -> Iterator[str]:
         f"rounds        short ones begin with {profile.short}, long ones with {profile.long}; never fewer than "
         f"{profile.smallest}; a change of size is charged at {profile.resize_s:.1f} s"
     )
+
+
+def _busy(cores: float) -> str:
+    return f"other programs used {cores:.2f} cores meanwhile: measure again on a quiet machine before you rely on this"
 
 
 def _new_file(options: ProfileOptions, what: str) -> Path:
@@ -194,10 +199,7 @@ def lines(profile: Profile) -> Iterator[str]:
     yield from _workload(profile)
     yield from _sharing(profile)
     if profile.others_cores > BUSY:
-        yield (
-            f"other programs used {profile.others_cores:.2f} cores meanwhile: measure again on a quiet machine before you "
-            "rely on this"
-        )
+        yield _busy(profile.others_cores)
 
 
 def begins(profile: Profile, config: RunConfig) -> Iterator[str]:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -26,7 +26,7 @@ from tailrace.fleetsim.fleet.quantities import launched, needed
 from tailrace.fleetsim.profile.fit import processor
 from tailrace.fleetsim.profile.fit_costs import costs
 from tailrace.fleetsim.profile.machine import toml_value
-from tailrace.fleetsim.profile.run import Progress, cores_here
+from tailrace.fleetsim.profile.run import Others, Progress, cores_here
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.parallelism import FORMAT, MeasuredSize, ParallelismProfile, Timing
 from tailrace.pipeline.roles.prompts import Prompts
@@ -98,16 +98,28 @@ class Found:
     why: str = ""
 
 
-def profile_parallelism(config: RunConfig, root: Path, *, progress: Progress) -> tuple[ParallelismProfile, list[str]]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class SizesMeasured:
+    """What was measured, and how far to believe it.
+
+    Args:
+        profile: what goes into the file.
+        left_out: a line for each size that could not be measured.
+        others_cores: cores that other programs used meanwhile; above about 0.1, measure again.
+    """
+
+    profile: ParallelismProfile
+    left_out: Sequence[str] = ()
+    others_cores: float = 0.0
+
+
+def profile_parallelism(config: RunConfig, root: Path, *, progress: Progress) -> SizesMeasured:
     """Measure replicas of every size that this machine allows, and choose those that rounds begin with.
 
     Args:
         config: the run's configuration.
         root: a new run directory, for prompts and the model.
         progress: called with the current phase and its progress.
-
-    Returns:
-        The profile, and a line for each size that could not be measured.
 
     Raises:
         ProfileError: no size holds the model and a whole response.
@@ -121,9 +133,10 @@ def profile_parallelism(config: RunConfig, root: Path, *, progress: Progress) ->
         lengths: tuple[int, ...] = ()
         left_out: list[str] = []
         sizes = possible_sizes(config, prepared.model)
+        others = Others(os.getpid())
         for at, tp in enumerate(sizes):
             progress(f"replica of {tp} device{'s' * (tp > 1)}", at / len(sizes))
-            found = measure_size(subject, tp, generates=not lengths)
+            found = measure_size(subject, tp, generates=not lengths, look=others.look)
             if found.size is None:
                 left_out.append(f"{tp} devices: {found.why}")
                 continue
@@ -131,7 +144,7 @@ def profile_parallelism(config: RunConfig, root: Path, *, progress: Progress) ->
             lengths = lengths or found.lengths
     finally:
         directory.unlock()
-    return chosen(config, subject, rows, lengths, left_out), left_out
+    return SizesMeasured(chosen(config, subject, rows, lengths, left_out), left_out, others.cores)
 
 
 def possible_sizes(config: RunConfig, model: Path) -> list[int]:
@@ -185,13 +198,14 @@ def subject_of(config: RunConfig, prepared: Prepared, directory: RunDirectory) -
     )
 
 
-def measure_size(subject: Subject, tp: int, *, generates: bool) -> Found:
+def measure_size(subject: Subject, tp: int, *, generates: bool, look: Callable[[], None] = lambda: None) -> Found:
     """Start an engine of one size in a process, time it, and end it.
 
     Args:
         subject: what is measured.
         tp: its devices.
         generates: whether it also generates the responses whose lengths count.
+        look: called before its process ends, whose processor time nobody can read afterwards.
     """
     began = time.monotonic()
     options = {**subject.options, **({"tensor_parallel_size": tp} if tp > 1 else {})}
@@ -214,6 +228,7 @@ def measure_size(subject: Subject, tp: int, *, generates: bool) -> Found:
                 return Found(
                     None, why=f"no batch of sequences fits its KV cache of {kv_tokens:,} tokens, or none runs at once"
                 )
+            look()
             ending = time.monotonic()
             engine.ask("close", subject.start_s)
         end_s = time.monotonic() - ending
