@@ -398,6 +398,11 @@ KINDS = {
         None,
         ["pipeline.recovery.standby", "1 replicas", "at least 2"],
     ),
+    "more-cores-than-there-are": (
+        settings("executor.device=cpu", "executor.trainer_gpus=1.0", "executor.replica_gpus=500.0"),
+        None,
+        ["executor.replica_gpus", "cores asked for", "executor.device = 'cpu'"],
+    ),
     "standby-of-another-kind": (
         settings(
             'pipeline.recovery={name = "role-based", standby = true}',

@@ -48,7 +48,8 @@ class Scripted:
     `lengths` has what the ranker predicts, by prompt; it has nothing for others. `tokens` is how long a response becomes,
     `prompt_tokens` how long a prompt is.
 
-    `machines` says where members stand, by role and id; `held` and `partial` what the data role says when it comes up.
+    `machines` says where members stand, by role and id, and `seats` on which devices; `held` and `partial` what the data role
+    says when it comes up.
     `left` are commands that nobody answered.
     """
 
@@ -58,7 +59,7 @@ class Scripted:
         self.calls = []
         self.left = []
         self._serves = {}
-        self.machines, self.held, self.partial = {}, (), {}
+        self.machines, self.held, self.partial, self.seats = {}, (), {}, {}
         self.lengths = {}
         self.tokens = lambda ref: 10
         self.prompt_tokens = lambda prompt: 30
@@ -172,7 +173,7 @@ class Scripted:
         address = f"{role}-{id_}" if role == "relay" or (role == "replica" and self.controller.spec.peers) else ""
         if role == "data":
             return c.Up(role, id_, machine=machine, held=self.held, partial=self.partial, answers=seq)
-        return c.Up(role, id_, version, machine, address, answers=seq)
+        return c.Up(role, id_, version, machine, address, answers=seq, seats=self.seats.get((role, id_), ()))
 
     def _is_left(self, command, leave):
         role = getattr(command, "role", None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tailrace.contracts import Activity, Cause, Down, Health, MachineView, Silent, Up
+from tailrace.contracts import Activity, Cause, Down, Health, MachineView, ProcessSeat, Silent, Up
 from tailrace.controller.members import Members
 from tailrace.faulttol import Troubles
 
@@ -255,3 +255,35 @@ def test_after_the_driver_died_everybody_starts_with_a_clean_record():
     assert (state.health, state.machine, state.still_s, state.phase) == (Health.STARTING, "", 0.0, "")
     assert members.get("replica", "r1") is None
     assert stopping.health is Health.DOWN
+
+
+def seated(members, role, id_, *seats):
+    if members.get(role, id_) is None:
+        members.add(role, id_)
+    return members.came_up(Up(role, id_, machine=seats[0].machine, seats=seats), 0.0)
+
+
+def test_two_members_on_a_device_without_a_share_are_told_with_member_machine_and_device():
+    members = Members()
+    ranks = ProcessSeat("m1", (0,)), ProcessSeat("m2", (0,))
+    assert members.crowded(seated(members, "trainer", "0", *ranks)) == ""
+    assert members.crowded(seated(members, "replica", "r0", ProcessSeat("m1", (1, 2)))) == ""
+    line = members.crowded(seated(members, "replica", "r1", ProcessSeat("m2", (0, 1))))
+    assert line.startswith(
+        "found trainer 0 with 1 and replica r1 with 1 of GPU 0 of machine m2, expected a device for each"
+    )
+    assert "\n" not in line
+
+
+def test_shares_that_make_one_stand_together_and_whoever_is_gone_has_no_device():
+    members = Members()
+    rank = seated(members, "trainer", "0", ProcessSeat("m1", (0,), share=0.6))
+    assert members.crowded(seated(members, "replica", "r0", ProcessSeat("m1", (0,), share=0.4))) == ""
+    assert "replica r1 with 0.1 of GPU 0" in members.crowded(
+        seated(members, "replica", "r1", ProcessSeat("m1", (0,), share=0.1))
+    )
+    members.starts_anew(rank)
+    assert rank.seats == ()
+    assert members.crowded(seated(members, "replica", "r1", ProcessSeat("m1", (0,), share=0.6))) == ""
+    # a core and a GPU of one number are two devices
+    assert members.crowded(seated(members, "replica", "r2", ProcessSeat("m1", (0,), kind="core"))) == ""

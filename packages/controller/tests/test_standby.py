@@ -77,3 +77,51 @@ def test_the_last_holder_of_a_version_does_not_stand_in():
     replicas["r0"].version, replicas["r1"].version = -5, run.view.published
     given = restarts(loses(run))
     assert given["replica", "r1"][1] == STANDBY
+
+
+# ---- machines of a cluster that was joined: the host chooses, and says who stands on which devices
+
+
+def joined(*, trainer=2, replicas=("a", "b", "b", "c"), **fields):
+    """A trainer on so many devices of machine t; replicas, a device each, on the machines that are named."""
+    recovery = policy("recovery", "role-based", standby=True)
+    provisioning = policy("provisioning", "static", count=len(replicas))
+    run = Scripted(spec(recovery=recovery, provisioning=provisioning, **fields), relays=1)
+    run.seats = {("trainer", "0"): tuple(c.ProcessSeat("t", (device,)) for device in range(trainer))}
+    run.seats |= {
+        ("replica", f"r{number}"): (c.ProcessSeat(machine, (replicas[:number].count(machine),)),)
+        for number, machine in enumerate(replicas)
+    }
+    run.machines = {member: seats[0].machine for member, seats in run.seats.items()}
+    run.go(c.Tick(), leave=(c.Step,))
+    return run
+
+
+def loses_t(run):
+    return run.go(c.Down("trainer", "0", "its machine t is gone", c.Cause.MACHINE, "t"), leave=EVERYONE)
+
+
+def test_as_many_replicas_of_one_machine_stand_in_as_the_trainer_lost_devices():
+    run = joined()
+    given = restarts(loses_t(run))
+    assert given["trainer", "0"][0] == "b"
+    lent = {member for member, (_, reason) in given.items() if reason == STANDBY}
+    assert lent == {("replica", "r1"), ("replica", "r2")}
+    places = {one.id: one.place for one in of(c.Restart, run.given) if one.role == "replica"}
+    assert all("b" in places[id_].avoid and "t" in places[id_].avoid for id_ in ("r1", "r2"))
+    assert run.view.lent_machines == 1
+
+
+def test_a_share_of_a_device_counts_as_such():
+    run = joined(trainer=1)
+    run.controller.members.states["trainer", "0"].seats = (c.ProcessSeat("t", (0,), share=0.5),)
+    lent = [member for member, (_, reason) in restarts(loses_t(run)).items() if reason == STANDBY]
+    assert len(lent) == 1
+
+
+@pytest.mark.parametrize("replicas", [("a", "b", "c"), ("b", "b")], ids=["no machine has two", "none would generate"])
+def test_a_machine_with_too_few_devices_stands_in_for_nobody(replicas):
+    run = joined(replicas=replicas)
+    given = restarts(loses_t(run))
+    assert STANDBY not in [reason for _, reason in given.values()]
+    assert ("trainer", "0") in given  # wherever the host finds room

@@ -1,28 +1,19 @@
 """A real run on a Ray cluster of three machines, each with its own network: its trainer spans two, and one of them is lost."""
 
 import json
-import os
-import secrets
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
-import time
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from tailrace import contracts as c
+from tailrace.pipeline.testing.joined_cluster import PORT, joined_cluster
 from tailrace.pipeline.testing.small_run import STEPS, events_of, make_files
-from tailrace.processes.namespaces import machines, why_not
+from tailrace.processes.namespaces import why_not
 from tailrace.runtime.executor.deployment import TRAINER
 
 pytest.importorskip("torch", reason="a real trainer trains a real model")
 pytest.importorskip("ray")
-RAY = str(Path(sys.executable).with_name("ray"))
-PORT = 6379
 
 DRIVER = """
 import json, os, signal, sys
@@ -103,51 +94,6 @@ Runs().run(root, model, ranks=2, observer=LosesANode(), changed=spread)
 """
 
 
-@contextmanager
-def cluster(count):
-    """Ray on so many machines: the machines, and the environment of who joins."""
-    folder = tempfile.mkdtemp(prefix="tr-", dir="/tmp")
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    }
-    started = []
-
-    def start(machine, *options):
-        command = [RAY, "start", "--block", f"--node-ip-address={machine.address}", "--num-cpus=4"]
-        command += ["--object-store-memory=80000000", *options]
-        with Path(folder, f"{machine.address}.log").open("w") as log:
-            started.append(machine.start(command, env=environment, stdout=log, stderr=log, start_new_session=True))
-
-    with machines(count) as found:
-        try:
-            start(found[0], "--head", f"--port={PORT}", "--include-dashboard=false", f"--temp-dir={folder}/r")
-            until = time.monotonic() + 200
-            for number, machine in enumerate(found):
-                if number:
-                    start(machine, f"--address={found[0].address}:{PORT}")
-                log = Path(folder, f"{machine.address}.log")
-                while "Ray runtime started" not in log.read_text():
-                    assert time.monotonic() < until, log.read_text()[-2000:]
-                    assert started[-1].poll() is None, log.read_text()[-2000:]
-                    time.sleep(0.2)
-            yield found, environment
-        finally:
-            networks = {Path(f"/proc/{machine.holder}/ns/net").readlink() for machine in found}
-            spare = {machine.holder for machine in found}
-            for path in Path("/proc").glob("[0-9]*"):
-                try:
-                    if int(path.name) not in spare and (path / "ns/net").readlink() in networks:
-                        os.kill(int(path.name), signal.SIGKILL)
-                except OSError:
-                    continue
-            for process in started:
-                process.wait(20)
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 @pytest.mark.deep
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "they can be made")
@@ -155,7 +101,7 @@ def test_a_trainer_on_two_machines_loses_one_and_goes_on_with_a_third(tmp_path):
     model = make_files(tmp_path / "files")
     root = tmp_path / "run"
     root.mkdir()
-    with cluster(3) as (found, environment):
+    with joined_cluster(3) as (found, environment):
         given = [str(root), str(model), f"{found[0].address}:{PORT}", json.dumps([one.holder for one in found])]
         driver = found[0].start(
             [sys.executable, "-c", DRIVER, *given],

@@ -4,11 +4,19 @@ import dataclasses
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from tailrace.trainer import TrainerConfig
 from tailrace.trainer.layout import PackedRow, TrainingSample
-from tailrace.trainer.memory import DenseModel, _bytes_of_layer, advice, read_shape, shape_of, trainer_memory
+from tailrace.trainer.memory import (
+    DenseModel,
+    MixtureModel,
+    _bytes_of_layer,
+    advice,
+    read_shape,
+    shape_of,
+    trainer_memory,
+)
 from tailrace.trainer.microbatch import to_tensors
 from tailrace.trainer.policy import Policy
 from tailrace.trainer.varlen_attention import use_in
@@ -81,8 +89,40 @@ def test_parameters_are_those_of_the_model(kind, tied, tmp_path):
     assert read_shape(tmp_path).parameters == expected
 
 
-def test_a_mixture_of_experts_is_not_counted():
-    assert shape_of(QWEN_7B | {"model_type": "qwen3_moe"}) is None
+MIXTURE = {**SMALL, "head_dim": 16, "moe_intermediate_size": 48, "num_experts": 6, "num_experts_per_tok": 3}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_of_a_mixture_keeps_what_is_predicted(dtype, masked, packed):
+    """But for where each expert's tokens begin, a number for each expert."""
+    config = Qwen3MoeConfig(**MIXTURE)
+    of_layers = [kept(config, layers, dtype, masked=masked, packed=packed) for layers in (2, 4)]
+    shape = shape_of(config.to_dict())
+    predicted = _bytes_of_layer(shape, dtype.itemsize, expanded=masked, packed=packed)
+    assert 0 <= (of_layers[1] - of_layers[0]) / 2 - predicted < 0.2
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_parameters_of_a_mixture_are_those_of_the_model(tied):
+    config = Qwen3MoeConfig(**MIXTURE, num_hidden_layers=3, tie_word_embeddings=tied)
+    with torch.device("meta"):
+        expected = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+    assert shape_of(config.to_dict()).parameters == expected
+
+
+def test_a_mixture_with_layers_that_are_none_is_not_counted():
+    config = {
+        **QWEN_7B,
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": 8,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+    }
+    assert shape_of(config | {"mlp_only_layers": [0]}) is None
+    assert shape_of(config | {"decoder_sparse_step": 2}) is None
+    assert isinstance(shape_of(config | {"mlp_only_layers": []}), MixtureModel)
 
 
 def test_7b_on_four_gpus():

@@ -175,6 +175,31 @@ def test_an_engine_does_not_span_machines():
         ("0xH100", (), FleetError, "--devices: found '0xH100'"),
         ("12xH100", (), FleetError, "12 x H100, expected at most 8, those of one machine, or a multiple"),
         (
+            "8xH100,8xH20",
+            (),
+            FleetError,
+            "--devices: found '8xH100,8xH20', expected the trainer's site first and without a name",
+        ),
+        ("8xH100,8xH20@a,8xH20@a", (), FleetError, "and each other one once"),
+        (
+            "8xH100",
+            ("relay.sites={cloud = 1}",),
+            FleetError,
+            "'cloud', and no machines of it among 8 x H100, expected them too: --devices 8xH100,8xH100@cloud",
+        ),
+        (
+            "8xH100,8xH20@cloud",
+            ("relay.sites={cloud = 1}", 'rollout.pools=[{name="far", count=4, site="cloud", device="A100"}]'),
+            FleetError,
+            "key 'rollout.pools.0.device': found 'A100' among 8 x H20 at cloud, expected 'H20', or none",
+        ),
+        (
+            "8xH100,2xH20@cloud",
+            ("relay.sites={cloud = 1}", 'rollout.pools=[{name="far", count=4, site="cloud"}]'),
+            DoesNotFitError,
+            r"found 4 devices asked for \(4 replicas\), expected at most 2, those of 2 x H20 at cloud: 2 are missing",
+        ),
+        (
             "8xH100",
             ('rollout.pools=[{name="far", count=4, device="H20"}]',),
             FleetError,
@@ -202,10 +227,68 @@ def test_what_cannot_be_is_one_line(devices, settings, error, words):
     assert "\n" not in str(caught.value)
 
 
-def test_a_mixture_of_experts_is_counted_without_its_activations():
+def test_a_mixture_of_experts_is_counted_whole():
     found = counted("64xH100", "model.path=/nowhere/Qwen3-30B-A3B", "trainer.processes=32")
     assert found.model.parameters > 30e9
-    assert any("activations of Qwen3-30B-A3B" in note and "are not counted" in note for note in found.notes)
+    assert found.model.dense.parameters == found.model.parameters
+    assert found.notes == ()
+    rank = found.place("GPU 0 to 7 of machine 0")
+    layer = 2 * found.model.dense.layer_parameters
+    assert bytes_of(rank, "trainer", "gathered") > 4 * layer  # every expert of a layer is gathered, whoever takes it
+
+
+def test_sites_have_machines_relays_and_devices_of_their_own():
+    pools = 'rollout.pools=[{name="near", count=2}, {name="far", count=9, site="cloud", device="H20"}]'
+    settings = ("rollout.replicas=11", "relay.count=1", "relay.sites={cloud = 3}", pools)
+    found = counted("8xH100,16xH20@cloud", *settings)
+    machines = found.machines
+    assert (machines.nodes, machines.in_all, machines.nodes_at(""), machines.nodes_at("cloud")) == (
+        3,
+        24,
+        range(1),
+        range(1, 3),
+    )
+    assert [machines.at(node).device.name for node in range(3)] == ["H100", "H20", "H20"]
+    (home, beside), (first, _), (second, _) = found.standing.by_machine(found.config, machines)
+    assert home == {number: [f"trainer 0{f'.{number}' if number else ''}"] for number in range(4)} | {
+        4: ["replica r0"], 5: ["replica r1"], 6: [], 7: [],
+    }  # fmt: skip
+    assert first == {number: [f"replica r{number + 2}"] for number in range(8)}
+    assert second == {0: ["replica r10"], **{number: [] for number in range(1, 8)}}
+    assert beside == ["relay 0", "data", "scorer"]
+    shared = [found.place(f"/dev/shm of machine {node}").peak for node in range(3)]
+    slots = 3  # a site's relay keeps the base of the next delta
+    assert shared == [(slots + 1) * 2 * SEVEN, 2 * slots * 2 * SEVEN, slots * 2 * SEVEN]
+    by = {(one.what, one.by): one for one in found.transfers}
+    assert by["send a version to the site", "one relay at cloud"].size == 2 * SEVEN
+    assert by["pass a version on", "2 relays at cloud, in a chain"].seconds > 0
+    assert ("pull a version", "each worker of a replica at cloud") in by
+
+
+def test_the_link_to_a_site_is_that_of_the_fleet():
+    settings = ("relay.sites={cloud = 1}", 'rollout.pools=[{name="far", count=4, site="cloud"}]')
+    link = "fleet.sites={cloud = {bandwidth = 1e9, latency_s = 0.5, share = 0.25}}"
+    found = counted("8xH100,8xH100@cloud", *settings, link)
+    (crossing,) = [one for one in found.transfers if one.what == "send a version to the site"]
+    assert (crossing.size, crossing.seconds) == (SEVEN / 2, pytest.approx(SEVEN / 2 / 1e9 + 0.5))
+
+
+def test_weights_of_replicas_that_sleep_lie_in_host_memory():
+    lends = (
+        "pipeline.provisioning=scale-down", "trainer.cells=2", "trainer.colocated=true", "executor.trainer_gpus=0.6",
+        "executor.replica_gpus=0.4", "rollout.options.gpu_memory_utilization=0.35",
+    )  # fmt: skip
+    host = counted("8xH100", *lends, target="rollpacker").place("host memory")
+    assert bytes_of(host, "replicas", "while their devices are lent") == 4 * 2 * SEVEN
+    assert bytes_of(counted().place("host memory"), "replicas", "while their devices are lent") == 0
+
+
+def test_members_on_cores_are_counted_in_host_memory():
+    on_cores = ("executor.device=cpu", "executor.trainer_gpus=0.5", "executor.replica_gpus=0.5")
+    plain, pinned = (footprint(configuration("laminar", settings=settings)) for settings in ((), on_cores))
+    assert not any(place.name.startswith("GPU") for place in pinned.places)
+    assert pinned.place("host memory").peak == plain.place("host memory").peak
+    assert [len(seat.members) for seat in pinned.standing.seats if seat.members]
 
 
 def test_what_does_not_fit_says_how_much_is_missing_and_what_to_set():

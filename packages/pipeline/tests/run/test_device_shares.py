@@ -1,5 +1,6 @@
 """GPUs and shares of GPUs that no scheduler can give are refused in one line; those of the shipped configurations are not."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,18 +8,21 @@ import pytest
 from tailrace.pipeline.config.loading import read_toml
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.device_shares import check_shares, trainer_group
+from tailrace.pipeline.run.device_shares import check_shares, cores_here, takes_cores, trainer_group
 
 ROOT = Path(__file__).parents[4]
 
 
-def config(trainer=0.0, replica=0.0, scorer=0.0, *, processes=1, replicas=2, tp=1, colocated=False):
+def config(
+    trainer=0.0, replica=0.0, scorer=0.0, *, processes=1, replicas=2, tp=1, colocated=False, pipeline=None, **executor
+):
     return RunConfig.model_validate(
         {
             "task": {"name": "chain_sum"},
+            "pipeline": pipeline or {},
             "rollout": {"replicas": replicas, "options": {"tensor_parallel_size": tp}},
             "trainer": {"processes": processes, "colocated": colocated},
-            "executor": {"trainer_gpus": trainer, "replica_gpus": replica, "scorer_gpus": scorer},
+            "executor": {"trainer_gpus": trainer, "replica_gpus": replica, "scorer_gpus": scorer, **executor},
         }
     )
 
@@ -34,6 +38,9 @@ def config(trainer=0.0, replica=0.0, scorer=0.0, *, processes=1, replicas=2, tp=
         {"trainer": 0.5, "replica": 0.5, "processes": 4, "replicas": 4, "colocated": True},
         {"replica": 0.25, "replicas": 6},
         {"trainer": 1.0, "replica": 1.0, "processes": 8},
+        {"trainer": 0.5, "replica": 1.0, "processes": 2, "device": "cpu"},  # no NCCL minds
+        {"trainer": 1.0, "replica": 1.0, "pipeline": {"provisioning": {"name": "adaptive-tp"}}},
+        {"trainer": 0.6, "replica": 0.4, "pipeline": {"provisioning": {"name": "scale-down"}}},
     ],
 )
 def test_what_can_be_given_is_taken(fits):
@@ -58,6 +65,18 @@ def test_what_can_be_given_is_taken(fits):
             ["tensor_parallel_size", "found 1 GPUs for a replica that spans 2"],
         ),
         ({"trainer": 1.0, "replica": 3.0, "tp": 2}, ["tensor_parallel_size", "found 3 GPUs"]),
+        (
+            {"trainer": 0.6, "replica": 0.4, "pipeline": {"provisioning": {"name": "adaptive-tp"}}},
+            [
+                "executor.replica_gpus",
+                "found 0.4 of a GPU and 'adaptive-tp', whose replicas span up to 2",
+                "expected whole",
+            ],
+        ),
+        (
+            {"trainer": 0.5, "replica": 0.5, "device": "cpu", "name": "local"},
+            ["executor.name", "'local'", "executor.device", "expected 'ray'"],
+        ),
     ],
 )
 def test_what_cannot_be_given_is_one_line(asks, told):
@@ -93,3 +112,12 @@ def test_the_shipped_configurations_ask_for_what_can_be_given():
     for table in asking:
         kept = {key: table[key] for key in ("executor", "rollout", "trainer") if key in table}
         check_shares(RunConfig.model_validate({"task": {"name": "chain_sum"}, **kept}))
+
+
+def test_cores_stand_for_devices_where_members_ask_for_them_on_a_cpu():
+    asks = config(0.5, 0.5, device="cpu")
+    assert takes_cores(asks)
+    assert cores_here(asks) == len(os.sched_getaffinity(0))
+    for plain in (config(0.5, 0.5), config(0.5, 0.5, device="cuda"), config(device="cpu")):
+        assert not takes_cores(plain)
+        assert cores_here(plain) == 0

@@ -1,6 +1,13 @@
 """Which machines of a Ray cluster a member may stand on, from labels alone."""
 
-from tailrace.runtime.hosts.ray_sites import SITE, labelled_sites, labels_of, machines_at, room_elsewhere
+from tailrace.runtime.hosts.ray_sites import (
+    SITE,
+    labelled_sites,
+    labels_of,
+    machine_names,
+    machines_at,
+    room_elsewhere,
+)
 
 
 def machine(id_, site=None, alive=True, **labels):
@@ -49,3 +56,19 @@ def test_a_machine_is_left_only_for_others_that_have_room_for_all_that_stands_th
     assert room_elsewhere("a", [one, west], {"a": [(0, 1)]}) == ()
     assert room_elsewhere("a", nodes(a=4, b=0), {"a": [(9, 0)]}) == ()
     assert room_elsewhere("a", nodes(a=4, b=0), {}) == ("b",)
+
+
+def test_a_machine_has_the_name_that_it_was_given_or_its_address():
+    def row(id_, address, name=""):
+        return {"NodeID": id_ * 10, "NodeManagerAddress": address, "NodeName": name, "Alive": True}
+
+    assert machine_names([row("a", "10.0.0.1"), row("b", "10.0.0.2", "left")]) == {
+        "a" * 10: "10.0.0.1",
+        "b" * 10: "left",
+    }
+    # one that came back under its address, or raylets of one machine
+    assert machine_names([row("a", "10.0.0.1"), row("b", "10.0.0.1"), row("c", "10.0.0.3")]) == {
+        "a" * 10: f"10.0.0.1/{'a' * 8}",
+        "b" * 10: f"10.0.0.1/{'b' * 8}",
+        "c" * 10: "10.0.0.3",
+    }

@@ -406,6 +406,29 @@ class Down:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessSeat:
+    """Where a process of a member stands.
+
+    Args:
+        machine: the machine's name.
+        devices: indices of its devices there, rising; empty if it has none.
+        kind: what they are: ``GPU``, or ``core`` where a CPU's cores stand for devices.
+        share: of each of them; 1 if it has them for itself.
+    """
+
+    machine: str
+    devices: tuple[int, ...] = ()
+    kind: str = "GPU"
+    share: float = 1.0
+
+    def __str__(self) -> str:
+        if not self.devices:
+            return f"machine {self.machine}"
+        share = f" ({self.share:g} of each)" if self.share < 1 else ""
+        return f"{self.kind} {', '.join(map(str, self.devices))} of machine {self.machine}{share}"
+
+
+@dataclass(frozen=True, slots=True)
 class Up:
     """A member of a role is up and serves.
 
@@ -415,6 +438,7 @@ class Up:
         address: for a relay, and a replica that offers what it serves, where others reach it.
         held: for the data role, finished trajectories in its store, scored or not, that were not consumed.
         partial: for the data role, unfinished trajectories in its store, each with its version and number of response tokens.
+        seats: where each of its processes stands, the trainer's by rank; empty if none of them has devices of its own.
         took: seconds of each stage of its start, of which it knows the length: ``destroy`` (its predecessor), ``place`` (a
             machine and a process on it), ``import`` (the role's code), ``initialise`` (the role), ``load`` (what it serves).
     """
@@ -428,6 +452,7 @@ class Up:
     partial: dict[str, tuple[int, int]] = field(default_factory=dict)
     answers: int | None = None
     took: dict[str, float] = field(default_factory=dict)
+    seats: tuple[ProcessSeat, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

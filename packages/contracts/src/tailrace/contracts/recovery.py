@@ -195,7 +195,7 @@ class Failure:
         starting: whether it failed while it started, so that a start or restart failed.
         others: members of the role that are not down.
         hybrid: whether it is a replica on devices of the trainer.
-        standbys: replicas whose machine the trainer could take now; 0 unless it is the trainer that lost its machine.
+        standbys: machines of replicas that the trainer could take now; 0 unless it is the trainer that lost its machine.
         stood: the machine where it stood last, or was told to start; empty if unknown.
         moved: failures among `failures` after which it was given another machine; 0 if it was given none since it last worked.
         elsewhere: other machines on which what stands on its machine could start; 0 if its machine is unknown.

@@ -236,6 +236,9 @@ class Controller:
         member = self.members.came_up(event, self.owned.now)
         if member is None or not self.failures.came_up(member):
             return
+        if crowded := self.members.crowded(member):
+            self.owned.fail(crowded)
+            return
         if event.role == TRAINER:
             self.trainer.came_up()
             self.fall_back.to(self.trainer.first if event.version is None else event.version)

@@ -22,12 +22,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tailrace.contracts import Activity, Cause, Down, Failure, Health, MachineView, MemberView, Place, Silent, Up
+from tailrace.contracts import (
+    Activity,
+    Cause,
+    Down,
+    Failure,
+    Health,
+    MachineView,
+    MemberView,
+    Place,
+    ProcessSeat,
+    Silent,
+    Up,
+)
 from tailrace.faulttol import Troubles
 
 RELAY, TRAINER, REPLICA, DATA, SCORER, RANKER = "relay", "trainer", "replica", "data", "scorer", "ranker"
 ENVIRONMENT = "environment"
 _UP, _HYBRID = Health.UP, "hybrid"
+_ROUNDING = 1e-6
 LEAVING = frozenset({Health.STOPPING, Health.RESIZING})
 """A replica is emptied in these: its process lives until what it holds is elsewhere."""
 _BESIDE = frozenset({DATA, SCORER, RANKER})  # they stand on no machine of the run
@@ -44,7 +57,8 @@ class MemberState:
     on the run's clock.
 
     A replica spans `tp` devices; `own_tp` is the same number if it is not that of its pool at the run's start. `site` is empty
-    at the trainer's site, `pool` for members that are no replicas of a pool; `index` counts the relays of a site. `stands` is
+    at the trainer's site, `pool` for members that are no replicas of a pool; `index` counts the relays of a site. `seats` are
+    where its processes stand, if the host says it. `stands` is
     the machine where it was last told to start, if the run's machines have names or it is to start where it was, and `stood`
     where it was last known to be. A `hybrid` is a replica on devices of the trainer.
     """
@@ -70,6 +84,7 @@ class MemberState:
     stands: str = ""
     stood: str = ""
     hybrid: bool = False
+    seats: tuple[ProcessSeat, ...] = ()
 
     def worked(self) -> None:
         """Note that it did its work, so that its next failure is the first in a row."""
@@ -165,7 +180,7 @@ class Members:
             return None
         if state.health not in LEAVING:
             state.health = _UP
-        state.machine, state.address = event.machine, event.address
+        state.machine, state.address, state.seats = event.machine, event.address, event.seats
         state.stood = event.machine or state.stood
         if state.stands and event.machine:
             state.stands = event.machine
@@ -201,6 +216,24 @@ class Members:
         """Forget the signs of life of a process that is gone."""
         state.phase, state.still_s, state.heard_s = "", 0.0, None
         self.alarming.pop((state.role, state.id), None)
+
+    def crowded(self, state: MemberState) -> str:
+        """Why a member that came up cannot have its devices: others that are up have them. Empty if it can."""
+        for seat, device in ((own, device) for own in state.seats for device in own.devices):
+            here = [
+                (other, theirs)
+                for other in self.states.values()
+                if other.health is _UP or other.health in LEAVING
+                for theirs in other.seats
+                if (theirs.machine, theirs.kind) == (seat.machine, seat.kind) and device in theirs.devices
+            ]
+            if sum(theirs.share for _, theirs in here) > 1 + _ROUNDING:
+                who = " and ".join(f"{other.role} {other.id} with {theirs.share:g}" for other, theirs in here)
+                return (
+                    f"found {who} of {seat.kind} {device} of machine {seat.machine}, expected a device for each, or shares of "
+                    "it that make 1 together (executor.trainer_gpus, executor.replica_gpus)"
+                )
+        return ""
 
     def failure(
         self,
@@ -299,7 +332,7 @@ class Members:
         """Mark a member as starting: a fresh process takes its place, on machines that are not given up."""
         if state.role == REPLICA and state.stood not in self.given_up:
             state.stands = state.machine or state.stands  # it is restarted in place, unless `place` chooses by name
-        state.health, state.machine, state.address = Health.STARTING, "", ""
+        state.health, state.machine, state.address, state.seats = Health.STARTING, "", "", ()
         self._forget_signs(state)
         state.avoids = self.given_up
 
@@ -321,7 +354,7 @@ class Members:
             if state.health is Health.STOPPING:
                 self.leaves(state)
             else:
-                state.health, state.machine, state.address = Health.STARTING, "", ""
+                state.health, state.machine, state.address, state.seats = Health.STARTING, "", "", ()
                 self._forget_signs(state)
 
     def plain(self) -> dict[str, Any]:

@@ -541,6 +541,14 @@ class RunView:
         """Number of turns that ended and wait for a session."""
         return len(self._state.sessions.waiting)
 
+    def seats(self) -> list[tuple[str, c.ProcessSeat]]:
+        """Where every process with devices stands, by its name: ``replica r1``, and of the trainer's ranks ``trainer 0.1``."""
+        return [
+            (f"{state.role} {state.id}{f'.{rank}' if rank else ''}", seat)
+            for state in self._state.members.states.values()
+            for rank, seat in enumerate(state.seats)
+        ]
+
     def members_down(self) -> list[dict[str, str]]:
         """Members that are not up: role, id and health."""
         states = self._state.members.states.values()

@@ -19,6 +19,8 @@ from tailrace.report.html.page import Table, cut
 from tailrace.report.record import Record
 from tailrace.report.words import end, percent, why
 
+_MOST_SEATS = 32
+
 
 def results_table(results: Results) -> Table:
     """The table of results before, after and of every control, each also by source if there are several."""
@@ -227,6 +229,10 @@ def facts(record: Record) -> list[tuple[str, str]]:
         found.append(("trajectories lost / used twice", said))
         if "reward_exposed_s" in summary:  # a run of an earlier version has none
             found += _scores(summary)
+    seats = run.seats()
+    found += [(f"{name} stood on", str(seat)) for name, seat in seats[:_MOST_SEATS]]
+    if len(seats) > _MOST_SEATS:
+        found.append(("others stood on", f"devices of {len({seat.machine for _, seat in seats})} machines"))
     return found
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,14 @@ from tailrace.trainer.errors import ModelError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
 """Bytes of an element, by the name of its dtype."""
-_DENSE = ("llama", "mistral", "qwen2", "qwen3")
+_DENSE, _MIXTURES = ("llama", "mistral", "qwen2", "qwen3"), ("qwen3_moe",)
 LOGITS_ON_CPU, LOGITS_ON_GPU = 1 << 24, 1 << 28
 """Most logits that exist at one time, unless `TrainerConfig.logits_budget` says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class DenseModel:
-    """The shape of a dense causal LM with gated layers: Llama, Mistral, Qwen2, Qwen3. Sizes are in elements.
+    """The shape of a causal LM with gated layers: Llama, Mistral, Qwen2, Qwen3. Sizes are in elements.
 
     Args:
         hidden, layers, heads, kv_heads, head_dim, mlp, vocabulary: its sizes.
@@ -47,6 +47,14 @@ class DenseModel:
     head_norms: bool
     biases: bool
 
+    def mixture(self, experts: int, experts_per_token: int) -> MixtureModel:
+        """The same with so many experts in each layer, of which `mlp` is the width."""
+        return MixtureModel(
+            **asdict(self),
+            experts=experts,
+            experts_per_token=experts_per_token,
+        )
+
     @property
     def queries(self) -> int:
         """Elements of a token's queries."""
@@ -58,9 +66,14 @@ class DenseModel:
         return self.kv_heads * self.head_dim
 
     @property
+    def mlp_parameters(self) -> int:
+        """Parameters of a layer's MLP."""
+        return 3 * self.hidden * self.mlp
+
+    @property
     def layer_parameters(self) -> int:
         """Parameters of one layer."""
-        matrices = self.hidden * (2 * self.queries + 2 * self.keys + 3 * self.mlp)
+        matrices = self.hidden * (2 * self.queries + 2 * self.keys) + self.mlp_parameters
         norms = 2 * self.hidden + (2 * self.head_dim if self.head_norms else 0)
         return matrices + norms + (self.queries + 2 * self.keys if self.biases else 0)
 
@@ -80,6 +93,24 @@ class DenseModel:
         return self.layers * self.layer_parameters + self.outer_parameters
 
 
+@dataclass(frozen=True, slots=True)
+class MixtureModel(DenseModel):
+    """The shape of a mixture of experts: Qwen3-MoE. `mlp` is the width of one expert.
+
+    Args:
+        experts: experts of each layer.
+        experts_per_token: how many of them a token takes.
+    """
+
+    experts: int = 1
+    experts_per_token: int = 1
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Parameters of a layer's experts and of its router."""
+        return self.experts * self.hidden * (3 * self.mlp + 1)
+
+
 def read_shape(directory: str | Path) -> DenseModel | None:
     """The shape that a model directory's ``config.json`` tells; None for an architecture that is not counted here.
 
@@ -96,21 +127,27 @@ def read_shape(directory: str | Path) -> DenseModel | None:
 def shape_of(config: Mapping[str, Any]) -> DenseModel | None:
     """See `read_shape`."""
     kind = config["model_type"]
-    if kind not in _DENSE:
+    mixture = kind in _MIXTURES and not config.get("mlp_only_layers") and config.get("decoder_sparse_step", 1) == 1
+    if kind not in _DENSE and not mixture:
         return None
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-    return DenseModel(
+    found = DenseModel(
         hidden=hidden,
         layers=int(config["num_hidden_layers"]),
         heads=heads,
         kv_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=int(config.get("head_dim") or hidden // heads),
-        mlp=int(config["intermediate_size"]),
+        mlp=int(config["moe_intermediate_size" if mixture else "intermediate_size"]),
         vocabulary=int(config["vocab_size"]),
         tied=bool(config.get("tie_word_embeddings", False)),
-        head_norms=kind == "qwen3",
+        head_norms=kind.startswith("qwen3"),
         biases=kind == "qwen2",
     )
+    if not mixture:
+        return found
+    # transformers 5 writes them under another name than Qwen does
+    experts = config["num_experts"] if "num_experts" in config else config["num_local_experts"]
+    return found.mixture(int(experts), int(config["num_experts_per_tok"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +265,25 @@ def _bytes_of_layer(shape: DenseModel, size: int, *, expanded: bool, packed: boo
     there twice: of each sequence, and joined.
     """
     normed = 3 if size >= 4 else 4
-    elements = 2 * normed * shape.hidden + 4 * shape.mlp  # gate, its activation, up, their product
+    elements, of_router = _kept_by_mlp(shape)
+    elements += 2 * normed * shape.hidden
     # attention's inputs and what it gives
     elements += (3 if packed else 2) * shape.queries + 2 * (shape.queries if expanded and not packed else shape.keys)
     rows = 2 + shape.heads  # of norms and attention
     if shape.head_norms:
         elements += (normed - 1) * (shape.queries + shape.keys)
         rows += shape.heads + shape.kv_heads
-    return elements * size + 4 * rows
+    return elements * size + 4 * rows + of_router
+
+
+def _kept_by_mlp(shape: DenseModel) -> tuple[int, int]:
+    """Elements that an MLP keeps for each token, and bytes of a router that have another dtype.
+
+    A mixture keeps, of each expert that a token takes, its input, its output and its weight too. Its router keeps probabilities
+    in float32, and four integers for each expert that a token takes: where it went, there and back.
+    """
+    of_expert = 4 * shape.mlp  # gate, its activation, up, their product
+    if not isinstance(shape, MixtureModel):
+        return of_expert, 0
+    taken = shape.experts_per_token
+    return taken * (of_expert + 2 * shape.hidden + 1), 4 * shape.experts + 4 * 8 * taken

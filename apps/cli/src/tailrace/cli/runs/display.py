@@ -210,6 +210,7 @@ def _figures(status: RunStatus) -> Table:
         pairs.append(("delayed", f"{status.delayed_groups} groups dropped"))
     pairs += _turns(status)
     pairs += [(f"relay {id_}", holds) for id_, holds in list(status.relays.items())[:MOST_ROWS]]
+    pairs += list(status.seats.items())[:MOST_ROWS]
     grid = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(2):
         grid.add_column(style="dim")

@@ -17,12 +17,24 @@ _LEAST_SHARE = 0.002
 
 def show_footprint(found: Footprint, console: Console) -> None:
     """Print all tables; the forecast only where the devices are known."""
+    if found.standing.seats:
+        console.print(_standing(found))
     console.print(_memory(found.places))
     console.print(_transfers(found))
     for note in (*found.notes, *found.cautions):
         console.print(Text(f"note: {note}", style="dim"))
     if found.machines.device is not None:
         _show_forecast(found, console)
+
+
+def _standing(found: Footprint) -> Table:
+    """Each device of each machine with who stands on it, and who stands on the machine without one."""
+    table = _table("Who stands where", "machine", "device: who", "without a device")
+    for node, (devices, beside) in enumerate(found.standing.by_machine(found.config, found.machines)):
+        site = found.machines.at(node).site
+        listed = ", ".join(f"{index}: {' + '.join(who) or 'free'}" for index, who in devices.items())
+        table.add_row(f"{node}{f' ({site})' if site else ''}", listed, ", ".join(beside))
+    return table
 
 
 def _memory(places: Iterable[MemoryPlace]) -> Table:

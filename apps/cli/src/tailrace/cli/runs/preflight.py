@@ -13,8 +13,9 @@ from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import registered
 from tailrace.pipeline.run import build
+from tailrace.pipeline.run.device_shares import cores_here, takes_cores
 from tailrace.pipeline.run.model_files import check_model
-from tailrace.pipeline.run.pools import replica_gpus
+from tailrace.pipeline.run.pools import ranker_gpus, replica_gpus
 from tailrace.pipeline.run.prompts.data_check import check_data
 from tailrace.pipeline.run.prompts.reading import FoundPrompts
 from tailrace.pipeline.run.prompts.stop_tokens import stop_tokens
@@ -147,6 +148,15 @@ def check_devices(config: RunConfig) -> None:
     kinds = {f"rollout.pools.{place}.device": pool.device for place, pool in enumerate(config.rollout.pools)}
     kind = next((name for name, device in kinds.items() if device), None)
     gpus = replica_gpus(config) + config.trainer.processes * config.executor.trainer_gpus
+    if takes_cores(config):
+        gpus += config.executor.scorer_gpus + ranker_gpus(config)
+        cores = cores_here(config)
+        if gpus > cores:
+            raise NotHereError(
+                f"keys 'executor.replica_gpus' and 'executor.trainer_gpus': found {gpus:g} cores asked for (executor.device = "
+                f"'cpu') and {cores} here, expected no more than there are; --ray-address joins a cluster"
+            )
+        return
     if key is None and kind is None and not gpus:
         return
     here = _gpus_here()

@@ -180,10 +180,10 @@ class Failures:
             self._evict_machine(member, failure)
             self._restart(member, reason, machine=self._with_room(failure, room))
         elif action is _ACTIONS.STANDBY and failure.standbys:
-            replica = standbys(self._state, failure.machine)[0].member
-            member.stands = replica.machine  # hybrids follow it there
+            replicas = [replica.member for replica in standbys(self._state, failure.machine)[0]]
+            member.stands = replicas[0].machine  # hybrids follow it there
             self._evict_machine(member, failure)
-            self._stand_in(member, replica, reason)
+            self._stand_in(member, replicas, reason)
         elif action is _ACTIONS.EVICT and (failure.others or member.role == RANKER):  # nothing waits for a ranker
             numbers = {**reason.numbers, "left": float(failure.others)}
             told = c.Reason(reason.why, reason.who, numbers)  # of a suspect the process still lives
@@ -246,14 +246,17 @@ class Failures:
             other.health = c.Health.DOWN
             self._restart(other, c.Reason(c.Why.MACHINE, machine))
 
-    def _stand_in(self, trainer: MemberState, replica: MemberState, reason: c.Reason) -> None:
-        """Start the trainer on the machine of a replica, and the replica elsewhere."""
-        taken = replica.machine
-        lost(self._state, replica)
-        replica.health = c.Health.DOWN
+    def _stand_in(self, trainer: MemberState, replicas: list[MemberState], reason: c.Reason) -> None:
+        """Start the trainer on the machine of replicas, and these elsewhere."""
+        taken = replicas[0].machine
+        for replica in replicas:
+            lost(self._state, replica)
+            replica.health = c.Health.DOWN
         self.lent_machines += 1
         self._restart(trainer, reason, machine=taken)
-        self._restart(replica, c.Reason(c.Why.STANDBY, f"{trainer.role} {trainer.id}"))
+        avoid = () if self._members.named else (taken,)  # there it would take what the trainer waits for
+        for replica in replicas:
+            self._restart(replica, c.Reason(c.Why.STANDBY, f"{trainer.role} {trainer.id}"), avoid=avoid)
 
     def came_up(self, member: MemberState) -> bool:
         """Whether a member that came up may stay: its machine may have been given up while it started."""

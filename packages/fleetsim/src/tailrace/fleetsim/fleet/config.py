@@ -281,6 +281,21 @@ class FleetConfig(_Strict):
     workload: WorkloadConfig | None = None
 
 
+def site_link(fleet: Mapping[str, Any], site: str) -> SiteLink:
+    """The link to a site of the table ``[fleet]``, which need not name it.
+
+    Raises:
+        FleetError: what it says of the site is wrong.
+    """
+    sites = fleet.get("sites", {})
+    try:
+        return SiteLink.model_validate(sites.get(site, {}) if isinstance(sites, Mapping) else sites)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = [str(part) for part in first["loc"]]
+        raise FleetError(f"table 'fleet.sites.{site}': {explain(SiteLink, path, first)}") from None
+
+
 def fleet_config(table: Mapping[str, Any]) -> FleetConfig:
     """The table as a model.
 

@@ -54,7 +54,8 @@ def fleet_table(
     passes = float(recomputed) + bool(settings.kl_coefficient) + settings.open_loss().needs_proximal
     colocated = config.trainer.colocated
     return {
-        **{name: value for name, value in config.fleet.items() if name in ("workload", "scoring", "sites", "ranker")},
+        **{name: value for name, value in config.fleet.items() if name in ("workload", "scoring", "ranker")},
+        "sites": {**{site: {} for site in config.relay.sites}, **config.fleet.get("sites", {})},
         "model": known_name(model),
         "weights": "relays",
         "placement": "colocated" if colocated else "split",
@@ -68,7 +69,7 @@ def fleet_table(
             "data_s": seconds_of(moved, FETCH, PUBLISH),
             "optimizer_s": _OPTIMIZER_S + seconds_of(moved, OFFLOAD),
         },
-        "rollout": [*_pools(config, standing, kind)],
+        "rollout": [*_pools(config, machines, standing)],
         "delays": {"copy_s": seconds_of(moved, COPY), "checkpoint_s": seconds_of(moved, WRITE)},
     }
 
@@ -89,7 +90,8 @@ def known_name(model: RunModel) -> str:
     raise FleetError(f"found {model.name}, whose shape is none of the simulator's models ({', '.join(models())})")
 
 
-def _pools(config: RunConfig, standing: Standing, kind: str) -> list[dict[str, Any]]:
+def _pools(config: RunConfig, machines: Machines, standing: Standing) -> list[dict[str, Any]]:
+    kinds = {site.site: site.device.name for site in machines.sites if site.device is not None}
     by_pool: dict[int | None, list[StandingMember]] = {}
     for member in standing.replicas:
         by_pool.setdefault(member.pool, []).append(member)
@@ -104,7 +106,7 @@ def _pools(config: RunConfig, standing: Standing, kind: str) -> list[dict[str, A
             own |= {"name": pool.name, "hybrid": pool.hybrid}
         found.append(
             {
-                "device": kind,
+                "device": kinds[machines.at(standing.nodes[members[0]]).site],
                 "gpus": len(members) * options.tensor_parallel_size,
                 "tensor_parallel": options.tensor_parallel_size,
                 "max_running": options.max_num_seqs or 256,

@@ -11,8 +11,10 @@ from tailrace.fleetsim.footprint.model import RunModel
 from tailrace.fleetsim.footprint.standing import Standing, StandingMember
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.roles.peer_weights import SLOTS
+from tailrace.pipeline.run.abilities import sleep_level
 from tailrace.pipeline.run.build import trainer_config
 from tailrace.pipeline.run.checkpoint_plan import CheckpointPlan, plan_checkpoints
+from tailrace.pipeline.run.device_shares import takes_cores
 from tailrace.pipeline.run.machines import PEER
 from tailrace.pipeline.run.pools import offers_weights, relay_count, relay_slots
 from tailrace.rollout import EngineOptions, select_engine
@@ -56,10 +58,11 @@ def host_places(config: RunConfig, machines: Machines, standing: Standing, model
     """Memory and shared memory of each host, and the disk of the run directory."""
     found = []
     for node in range(machines.nodes):
-        named = "" if machines.nodes == 1 else f" of machine {node}"
+        site = machines.at(node)
+        named = "" if machines.nodes == 1 else f" of machine {node}{f' ({site.site})' if site.site else ''}"
         shared = shared_parts(config, machines, standing, model, node)
         parts = [*_members(config, machines, standing, model, node), *shared]
-        capacity = None if machines.device is None else machines.device.host_memory_bytes
+        capacity = None if site.device is None else site.device.host_memory_bytes
         keys = "'rollout.replicas', 'trainer.processes' and 'relay.count'"
         found.append(MemoryPlace(f"host memory{named}", tuple(parts), capacity, keys))
         found.append(
@@ -74,9 +77,12 @@ def host_places(config: RunConfig, machines: Machines, standing: Standing, model
 
 
 def relays_on(config: RunConfig, machines: Machines, node: int) -> int:
-    """Relays of a machine: they are spread, the master's site first."""
-    count, nodes = relay_count(config), machines.nodes
-    return count // nodes + (node < count % nodes)
+    """Relays of a machine: those of a site are spread over its machines."""
+    if machines.device is None:
+        return relay_count(config)
+    site = machines.at(node).site
+    here, count = machines.nodes_at(site), config.relay.sites.get(site, 0) if site else config.relay.count
+    return count // len(here) + (node - here.start < count % len(here))
 
 
 def weights_bytes(config: RunConfig, model: RunModel) -> float:
@@ -167,8 +173,12 @@ def _members(
         yield from _ranks(config, model, ranks)
     pools: dict[int | None, list[StandingMember]] = {}
     for member in here:
-        if member.role != TRAINER and not member.devices and model.shape is not None:
+        if member.role != TRAINER and model.shape is not None and (takes_cores(config) or not member.devices):
             pools.setdefault(member.pool, []).append(member)
+    sleeping = [one for one in here if one.role != TRAINER and one.devices]
+    if sleeping and sleep_level(config, select_engine(config.rollout.engine)) == 1:
+        size = sum((4 if options_of(config, one).dtype == "float32" else 2) * model.parameters for one in sleeping)
+        yield OwnedBytes("replicas", "weights, while their devices are lent", size)
     for alike in pools.values():
         options = options_of(config, alike[0])
         size = 2 if options.dtype in ("bfloat16", "float16") else 4
@@ -207,9 +217,9 @@ def _processes(
         yield OwnedBytes("relays", "processes", relays * (base["relay"] + (0 if alone else base["role"])))
     if replicas and offers_weights(config):
         yield OwnedBytes("replicas", "processes that offer weights", len(replicas) * base["relay"])
-    if config.environment.name is not None:
+    if config.environment.name is not None and node < machines.here:
         workers = config.environment.members * (1 + config.environment.workers)
-        yield OwnedBytes("environments", "processes", workers * base["environment"] / machines.nodes)
+        yield OwnedBytes("environments", "processes", workers * base["environment"] / machines.here)
     if node:
         return
     yield OwnedBytes("scorer", "verifiers", config.reward.math.workers * base["verifier"])
@@ -223,7 +233,7 @@ def _processes(
 
 
 def _ranks(config: RunConfig, model: RunModel, ranks: list[StandingMember]) -> Iterator[OwnedBytes]:
-    count, on_gpu = len(ranks), bool(ranks[0].devices)
+    count, on_gpu = len(ranks), bool(ranks[0].devices) and not takes_cores(config)
     if not on_gpu:
         for part in rank_parts(config, model, gpu=False)[0]:
             yield OwnedBytes("trainer", part.what, count * part.size, part.phase)

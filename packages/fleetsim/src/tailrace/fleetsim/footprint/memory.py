@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from tailrace.fleetsim.cost.capacity import kv_capacity_tokens
 from tailrace.fleetsim.errors import DoesNotFitError, FleetError
 from tailrace.fleetsim.footprint.machines import Machines
-from tailrace.fleetsim.footprint.model import RunModel
+from tailrace.fleetsim.footprint.model import RunModel, run_model
 from tailrace.fleetsim.footprint.standing import DeviceSeat, Standing, StandingMember
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import trainer_config
+from tailrace.pipeline.run.device_shares import takes_cores
 from tailrace.pipeline.run.pools import engine_options, tensor_parallel
 from tailrace.rollout import EngineOptions
-from tailrace.runtime.executor.deployment import TRAINER
+from tailrace.runtime.executor.deployment import RANKER, SCORER, TRAINER
 from tailrace.trainer.memory import DTYPE_BYTES, TrainerMemory, advice, trainer_memory
 
 CUDA_BYTES = 1_500_000_000
@@ -130,27 +131,46 @@ def device_places(config: RunConfig, machines: Machines, standing: Standing, mod
     Raises:
         DoesNotFitError: the weights of a replica leave no room for its KV cache.
     """
+    if takes_cores(config):
+        return []  # what members on cores have is their host's memory
     alike: dict[tuple[object, ...], list[DeviceSeat]] = {}
     for seat in standing.seats:
         key = tuple((member.role, member.devices, member.pool) for member in seat.members)
         if key:
-            alike.setdefault(key, []).append(seat)
+            alike.setdefault((machines.at(seat.node).site, *key), []).append(seat)
     found = []
     for seats in alike.values():
         parts: list[OwnedBytes] = []
-        advised = ""
+        advised, room = "", _room(config, machines.at(seats[0].node))
         for member in sorted(seats[0].members, key=lambda member: member.role == TRAINER):
             if member.role == TRAINER:  # the last: it has what is left
-                limit = _room(config, machines) - sum(part.size for part in parts)
+                limit = room - sum(part.size for part in parts)
                 of_rank, advised = rank_parts(config, model, limit=limit)
                 parts += of_rank
+            elif member.role == SCORER:
+                parts += judge_parts(config, machines)
+            elif member.role == RANKER:
+                share = room * min(1.0, member.devices)  # what its fine-tuning takes is checked beside its settings
+                parts.append(OwnedBytes(RANKER, "its share", share, at_most=True))
             else:
-                parts += replica_parts(config, machines, model, member)
+                parts += replica_parts(config, machines.at(seats[0].node), model, member)
         keys = "'trainer.options'" if advised else "'rollout.options' and 'executor'"
         if machines.device is None:
             keys += ", or 'executor.gpu_memory_gb', what each GPU has"
-        found.append(MemoryPlace(_named(seats, machines), tuple(parts), _room(config, machines), keys, advised))
+        found.append(MemoryPlace(_named(seats, machines), tuple(parts), room, keys, advised))
     return found
+
+
+def judge_parts(config: RunConfig, machines: Machines) -> list[OwnedBytes]:
+    """What a judge has on its device: its model, or as much of it as it may."""
+    judge, parts = config.reward.judge, [OwnedBytes("judge", "CUDA", CUDA_BYTES)]
+    if judge.memory_mib is not None:
+        return [*parts, OwnedBytes("judge", "weights, at most memory_mib", judge.memory_mib * 2**20)]
+    if judge.model is None:
+        return parts
+    table = config.model.model_copy(update={"path": judge.model})
+    model = run_model(config.model_copy(update={"model": table}), on_paper=machines.device is not None)
+    return [*parts, OwnedBytes("judge", "weights", 2 * model.parameters)]
 
 
 def rank_parts(
@@ -208,6 +228,9 @@ def options_of(config: RunConfig, member: StandingMember) -> EngineOptions:
 
 def replica_parts(config: RunConfig, machines: Machines, model: RunModel, member: StandingMember) -> list[OwnedBytes]:
     """What a replica has on each of its devices.
+
+    Args:
+        machines: those of its site.
 
     Raises:
         DoesNotFitError: there is no room for one trajectory in its KV cache.
@@ -277,7 +300,8 @@ def _room(config: RunConfig, machines: Machines) -> float:
 
 
 def _named(seats: Sequence[DeviceSeat], machines: Machines) -> str:
-    kind = "" if machines.device is None else f" ({machines.device.name})"
+    site = machines.at(seats[0].node)
+    kind = "" if site.device is None else f" ({site.device.name}{f' at {site.site}' if site.site else ''})"
     if machines.nodes == 1:
         return f"GPU {_ranges(seat.index for seat in seats)}{kind}"
     by_node: dict[str, list[int]] = {}

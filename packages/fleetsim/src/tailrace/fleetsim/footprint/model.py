@@ -24,7 +24,7 @@ class RunModel:
         name: the directory's name, or a word for one that the run builds itself.
         parameters: how many it has; 0 if that is not known.
         shape: its shape; None of an architecture that is not counted.
-        dense: the same as the trainer's arithmetic reads it; None also of a mixture of experts.
+        dense: the same as the trainer's arithmetic reads it, a mixture of experts too.
     """
 
     name: str
@@ -67,11 +67,9 @@ def run_model(config: RunConfig, *, on_paper: bool = False) -> RunModel:
         return RunModel(name, 0, None, None)
 
 
-def dense(shape: ModelShape) -> DenseModel | None:
-    """The shape as the trainer's arithmetic reads it; None of a mixture of experts, whose activations it does not count."""
-    if shape.experts:
-        return None
-    return DenseModel(
+def dense(shape: ModelShape) -> DenseModel:
+    """The shape as the trainer's arithmetic reads it."""
+    found = DenseModel(
         hidden=shape.hidden,
         layers=shape.layers,
         heads=shape.query_heads,
@@ -83,6 +81,7 @@ def dense(shape: ModelShape) -> DenseModel | None:
         head_norms=shape.head_norm,
         biases=shape.qkv_bias,
     )
+    return found.mixture(shape.experts, shape.experts_per_token) if shape.experts else found
 
 
 def _small(small: SmallModelConfig, config: RunConfig) -> ModelShape:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from tailrace.fleetsim.cost.weights import WeightCost
 from tailrace.fleetsim.errors import ProfileError
+from tailrace.fleetsim.fleet.config import site_link
 from tailrace.fleetsim.footprint.hosts import (
     TOKEN_BYTES,
     checkpoint_bytes,
@@ -20,6 +21,7 @@ from tailrace.fleetsim.footprint.hosts import (
 from tailrace.fleetsim.footprint.machines import Machines
 from tailrace.fleetsim.footprint.model import RunModel
 from tailrace.fleetsim.footprint.standing import Standing
+from tailrace.fleetsim.hardware.links import Link
 from tailrace.fleetsim.profile.machine import MachineProfile, load_machine
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import trainer_config
@@ -31,7 +33,9 @@ VERIFY_S = 0.01
 SANDBOX_S = 0.029
 """Seconds of a core for a program that does nothing, in the sandbox `sandlock` (measured: docs/sandboxes.md)."""
 _RECORD = "devices.toml"
+_LINKED = "fleet.sites, or 80 Gbps"
 FETCH, PUBLISH, BROADCAST, PULL = "fetch a batch", "publish a version", "pass a version on", "pull a version"
+CROSS = "send a version to the site"
 COPY, WRITE, OFFLOAD, SCORE = "copy the state", "write a checkpoint", "moments there and back", "score a batch"
 
 
@@ -104,14 +108,24 @@ def _weights(config: RunConfig, machines: Machines, standing: Standing, model: R
     rate = None if device is None else device.publish_bandwidth
     mine = version / ranks
     yield StepTransfer(PUBLISH, f"each of {ranks} ranks", mine, _at(mine, rate), True, _RECORD)
-    nodes = sum(relays_on(config, machines, node) > 0 for node in range(machines.nodes))
-    if nodes > 1 and device is not None and model.shape is not None:
-        cost = WeightCost.of(model.shape, device, 1, node=machines.node)
-        whole_s = cost.broadcast_s(nodes)
-        yield StepTransfer(BROADCAST, f"{nodes} relays, in a chain", version, whole_s, False, "Laminar, eq. 1")
-    part = version / max((member.spans for member in standing.replicas), default=1)
-    rate = None if device is None else device.pull_bandwidth
-    yield StepTransfer(PULL, "each worker of a replica", part, _at(part, rate), False, _RECORD)
+    for site in machines.sites:
+        where = f" at {site.site}" if site.site else ""
+        if site.site:
+            link = site_link(config.fleet, site.site)
+            crossing = version * link.share
+            seconds = Link(site.site, link.bandwidth, link.latency_s).transfer_s(crossing)
+            yield StepTransfer(CROSS, f"one relay{where}", crossing, seconds, False, _LINKED)
+        nodes = sum(relays_on(config, machines, node) > 0 for node in machines.nodes_at(site.site))
+        if nodes > 1 and site.device is not None and model.shape is not None:
+            whole_s = WeightCost.of(model.shape, site.device, 1, node=site.node).broadcast_s(nodes)
+            by = f"{nodes} relays{where}, in a chain"
+            yield StepTransfer(BROADCAST, by, version, whole_s, False, "Laminar, eq. 1")
+        alike = {member.spans for member in standing.replicas if machines.device is None or member.site == site.site}
+        if alike:
+            part = version / max(alike)
+            rate = None if site.device is None else site.device.pull_bandwidth
+            by = f"each worker of a replica{where}"
+            yield StepTransfer(PULL, by, part, _at(part, rate), False, _RECORD)
 
 
 def _state(config: RunConfig, machines: Machines, standing: Standing, model: RunModel) -> Iterator[StepTransfer]:

@@ -158,7 +158,7 @@ def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape | None:
             kv_heads=int(config.get("num_key_value_heads") or heads),
             head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
             vocab=int(config["vocab_size"]),
-            experts=int(config["num_experts"]) if mixture else 0,
+            experts=int(_experts(config)) if mixture else 0,
             experts_per_token=int(config["num_experts_per_tok"]) if mixture else 0,
             qkv_bias=kind.startswith("qwen2"),
             head_norm=kind.startswith("qwen3"),
@@ -166,6 +166,11 @@ def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape | None:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise FleetError(f"model {name}: its config.json does not tell its shape: {error!r}") from error
+
+
+def _experts(config: Mapping[str, Any]) -> Any:
+    """Experts of a layer; transformers 5 writes them under another name than Qwen does."""
+    return config["num_experts"] if "num_experts" in config else config["num_local_experts"]
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from tailrace.contracts import Command, Event, Place
+from tailrace.contracts import Command, Event, Place, ProcessSeat
 from tailrace.faulttol import FaultKind
 from tailrace.faulttol.injection import LOAD
 from tailrace.fleetsim.errors import DriverDiedError
@@ -41,6 +41,7 @@ class VirtualMember:
         "phases",
         "pool",
         "role",
+        "seat",
         "tp",
     )
 
@@ -59,6 +60,7 @@ class VirtualMember:
     ) -> None:
         self._host, self.role, self.id, self.incarnation, self.model = host, role, id_, incarnation, model
         self.machine, self.tp, self.pool = machine, tp, pool
+        self.seat = ProcessSeat(machine)
         self.dead = self.hung = False
         self._poll: Pending | None = None
         self._starting: Pending | None = None
@@ -266,12 +268,13 @@ class VirtualHandle:
         epoch: of this controller.
     """
 
-    __slots__ = ("_epoch", "_member", "machine")
+    __slots__ = ("_epoch", "_member", "machine", "seat")
 
     pid = None
 
     def __init__(self, member: VirtualMember, epoch: int) -> None:
         self._member, self._epoch, self.machine = member, epoch, member.machine
+        self.seat = member.seat
 
     def call(self, method: str, *arguments: Any) -> Answer:
         return self._member.call_for(self._epoch, method, arguments)

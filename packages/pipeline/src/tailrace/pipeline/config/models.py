@@ -351,9 +351,9 @@ class ExecutorConfig(_Strict):
     ray_address: str | None = None
     """a Ray cluster to join: auto or HOST:PORT; none: one on this machine"""
     replica_gpus: float = Field(default=0.0, ge=0)
-    """GPUs of a replica"""
+    """GPUs of a replica; with device = "cpu" cores, to which it is pinned"""
     trainer_gpus: float = Field(default=0.0, ge=0)
-    """GPUs of a rank of the trainer"""
+    """GPUs of a rank of the trainer; with device = "cpu" cores, to which it is pinned"""
     gpu_memory_gb: float = Field(default=80.0, gt=0)
     """memory of each GPU in 10^9 bytes; a run whose trainer or replicas would take more is refused"""
     scorer_gpus: float = Field(default=0.0, ge=0)

@@ -30,7 +30,7 @@ from tailrace.pipeline.roles.trainer import TrainerRole, TrainerSettings
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
 from tailrace.pipeline.run.abilities import applies_adapters, check_abilities, sleep_level
-from tailrace.pipeline.run.device_shares import check_shares, trainer_group
+from tailrace.pipeline.run.device_shares import check_shares, cores_here, takes_cores, trainer_group
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.engine import abilities_of, selected_engine
 from tailrace.pipeline.run.environments import (
@@ -306,12 +306,12 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     rendezvous = directory.root.absolute() / "rendezvous"
     if config.trainer.processes > 1:
         rendezvous.mkdir(exist_ok=True)
-    ranker = {}
+    ranker, cores = {}, takes_cores(config)
     if config.ranker is not None:
         settings = ranker_settings(config, prepared.model, directory.root.absolute() / "ranker")
         threads = {"OMP_NUM_THREADS": str(config.ranker.threads)}
         gpus = ranker_gpus(config)
-        ranker[RANKER] = RoleSpec.of(RankerRole, settings, gpus=gpus, environment=threads, home=True)
+        ranker[RANKER] = RoleSpec.of(RankerRole, settings, gpus=gpus, environment=threads, home=True, cores=cores)
     scorer = score_settings(config, prepared.verifiers)
     replica = RoleSpec.of(
         ReplicaRole,
@@ -319,15 +319,19 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         gpus=config.executor.replica_gpus,
         environment=CPU_ENVIRONMENT,
         nice=config.rollout.nice,
+        cores=cores,
+    )
+    of_trainer_role = RoleSpec.of(
+        TrainerRole, trainer, gpus=config.executor.trainer_gpus, environment=CPU_ENVIRONMENT, cores=cores
     )
     return Deployment(
         name="tailrace-" + hashlib.sha256(str(directory.root.absolute()).encode()).hexdigest()[:10],
         token=token,
         roles={
             DATA: RoleSpec.of(DataRole, data, home=True),
-            SCORER: RoleSpec.of(ScorerRole, scorer, gpus=config.executor.scorer_gpus, home=True),
+            SCORER: RoleSpec.of(ScorerRole, scorer, gpus=config.executor.scorer_gpus, home=True, cores=cores),
             RELAY: RoleSpec.of(RelayRole, RelaySettings(transfer, relay_slots(config), offers_weights(config))),
-            TRAINER: RoleSpec.of(TrainerRole, trainer, gpus=config.executor.trainer_gpus, environment=CPU_ENVIRONMENT),
+            TRAINER: of_trainer_role,
             REPLICA: replica,
             **ranker,
             **environment_role(config, prepared.model.absolute(), stops, CPU_ENVIRONMENT),
@@ -359,7 +363,9 @@ def holding(deployment: Deployment, held: Path) -> Deployment:
 
 def build_host(config: RunConfig) -> LocalHost | RayHost:
     """A host for the roles of a run whose members end with this process."""
-    return LocalHost() if config.executor.name == "local" else RayHost(config.executor.ray_address)
+    if config.executor.name == "local":
+        return LocalHost()
+    return RayHost(config.executor.ray_address, cores=cores_here(config))
 
 
 def _engine_options(config: RunConfig) -> Any:

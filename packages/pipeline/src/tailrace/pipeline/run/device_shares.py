@@ -1,14 +1,33 @@
-"""Whether the GPUs and shares of GPUs that members ask for can be given to them: Ray gives whole GPUs, or a share of one."""
+"""Whether the devices and shares that members ask for can be given to them: Ray gives whole GPUs, or a share of one.
+
+With ``executor.device = "cpu"`` the devices are cores, and all else is the same.
+"""
 
 from __future__ import annotations
 
+import os
+
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.policies import build_policy
+from tailrace.pipeline.run.facts import facts_of
 from tailrace.pipeline.run.pools import ranker_gpus, replica_pools, tensor_parallel
 from tailrace.runtime.executor.deployment import REPLICA, TRAINER, rank_id
 from tailrace.runtime.executor.seam import Bundle
 
 _ROUNDING = 1e-6
+
+
+def takes_cores(config: RunConfig) -> bool:
+    """Whether the devices that members ask for are cores of a CPU, to which they are pinned."""
+    executor = config.executor
+    asked = executor.trainer_gpus, executor.replica_gpus, executor.scorer_gpus, ranker_gpus(config)
+    return executor.device == "cpu" and any(asked)
+
+
+def cores_here(config: RunConfig) -> int:
+    """Cores of this machine that stand for GPUs in a cluster of the run's own; 0 if none do."""
+    return len(os.sched_getaffinity(0)) if takes_cores(config) else 0
 
 
 def check_shares(config: RunConfig) -> None:
@@ -49,12 +68,24 @@ def check_shares(config: RunConfig) -> None:
                 "on its GPU, expected 1 at most"
             )
             break
-    if ranks > 1 and 0 < executor.trainer_gpus <= 0.5 and not config.trainer.colocated:
+    if ranks > 1 and 0 < executor.trainer_gpus <= 0.5 and not (config.trainer.colocated or takes_cores(config)):
         gathered.add(
             f"keys 'executor.trainer_gpus' and 'trainer.processes': found {executor.trainer_gpus:g} and {ranks}, expected more "
             "than 0.5: two ranks would share a GPU, which NCCL refuses"
         )
     own_tp = tensor_parallel(config.rollout.options)
+    if config.executor.name == "local" and takes_cores(config):
+        gathered.add(
+            "keys 'executor.name' and 'executor.device': found 'local' and devices of a CPU, expected 'ray': threads of one "
+            "process are pinned to no cores of their own"
+        )
+    sizes = build_policy("provisioning", config.pipeline.provisioning, facts_of(config)).sizes_of_replicas()
+    if 0 < executor.replica_gpus < 1 and (largest := max(sizes, default=1)) > 1:
+        gathered.add(
+            f"keys 'executor.replica_gpus' and 'pipeline.provisioning': found {executor.replica_gpus:g} of a GPU and "
+            f"{config.pipeline.provisioning.name!r}, whose replicas span up to {largest}, expected whole GPUs (1), or a policy "
+            "that keeps their size, such as 'scale-down': an engine over several GPUs takes no shares of them"
+        )
     for tp in sorted({own_tp, *(pool.tp for pool in replica_pools(config))}):
         each = executor.replica_gpus * tp / own_tp
         if tp > 1 and each and (each < tp or not _whole(each / tp)):

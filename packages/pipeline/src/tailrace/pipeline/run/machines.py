@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from tailrace.pipeline.config.gathered import Gathered
@@ -81,8 +82,8 @@ def check_standby(config: RunConfig) -> None:
     key = "key 'pipeline.recovery.standby'"
     if not build_policy("recovery", config.pipeline.recovery).takes_standbys():
         return
-    if not machine_names(config):
-        raise ConfigError(f"{key}: found it on 1 machine, expected executor.machines = 2 or more")
+    if not machine_names(config) and config.executor.ray_address is None:
+        raise ConfigError(f"{key}: found it on 1 machine, expected executor.machines = 2 or more, or a cluster to join")
     pools, replicas = replica_pools(config), config.rollout.replicas
     if pools:
         replicas = sum(pool.count for pool in pools if pool.standby)
@@ -92,11 +93,13 @@ def check_standby(config: RunConfig) -> None:
                 f"{key}: found only replicas of another kind of device or at another site than the trainer's (pools {other}), "
                 "expected standbys of its kind at its site"
             )
-    reserve = config.trainer.processes
+    executor, reserve = config.executor, config.trainer.processes
+    if executor.replica_gpus and executor.trainer_gpus:  # what is lent are devices
+        reserve = math.ceil(reserve * executor.trainer_gpus / executor.replica_gpus)
     if replicas <= reserve:
         raise ConfigError(
             f"{key} and 'rollout.replicas': found {replicas} replicas that can stand in, expected at least {reserve + 1}: "
-            f"as many as the trainer's largest parallel group has processes ({reserve}), and one that goes on generating"
+            f"as many as the trainer's {config.trainer.processes} processes take ({reserve}), and one that goes on generating"
         )
 
 
@@ -144,6 +147,12 @@ def check_machines(config: RunConfig, machines: int) -> None:
     Raises:
         ConfigError: it has not.
     """
+    standby = build_policy("recovery", config.pipeline.recovery).takes_standbys()
+    if standby and config.executor.ray_address is not None and machines < 2:
+        raise ConfigError(
+            f"key 'pipeline.recovery.standby': found it on a cluster of {machines} machine, expected two at least: nobody "
+            "stands in for the only one"
+        )
     if PEER in config.checkpoint.domains and machines < 2:
         raise ConfigError(
             f"{_WHERE}: found '{PEER}' on {machines} machine, which is the only failure domain, expected two at least: set "

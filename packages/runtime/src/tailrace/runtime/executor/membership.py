@@ -195,6 +195,7 @@ class Membership:
             all_said = [each or Ready() for each in results]  # one that is taken over says nothing
             said = all_said[0]
             first.address = said.address or first.address
+            seats = tuple(rank.member.seat for rank in ranks)
             self._tell(
                 c.Up(
                     first.role,
@@ -206,6 +207,7 @@ class Membership:
                     partial=dict(said.partial),
                     answers=seq,
                     took=self._took(first, all_said),
+                    seats=seats if any(seat.devices for seat in seats) else (),
                 )
             )
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from tailrace.contracts import Cause, Place
+from tailrace.contracts import Cause, Place, ProcessSeat
 from tailrace.faulttol import FaultKind
 from tailrace.runtime.errors import RoleError
 
@@ -82,6 +82,11 @@ class Member(Protocol):
     @property
     def machine(self) -> str:
         """The machine that it runs on, empty before it is ready unless its place named one."""
+        ...
+
+    @property
+    def seat(self) -> ProcessSeat:
+        """The machine that it runs on and its devices there, once it is ready; none where the host gives members none."""
         ...
 
     def call(self, method: str, *arguments: Any) -> Answer:
@@ -179,7 +184,8 @@ class RoleSpec:
         factory: creates the role object.
         arguments: the factory's arguments. Those of a member are `settings`, its role's, and `start`, a `MemberStart`.
         cpus: number of CPU cores, for scheduling only.
-        gpus: number of GPUs.
+        gpus: number of devices, or the share of one.
+        cores: whether its devices are cores of a CPU, to which its process is pinned.
         environment: environment variables of the role's process.
         nice: niceness of the role's process, 0 to 19.
         device: kind of its GPUs; empty for any.
@@ -196,6 +202,7 @@ class RoleSpec:
     device: str = ""
     home: bool = False
     bundle: Bundle | None = None
+    cores: bool = False
 
     @classmethod
     def of(
@@ -207,9 +214,11 @@ class RoleSpec:
         environment: Mapping[str, str] = MappingProxyType({}),
         nice: int = 0,
         home: bool = False,
+        cores: bool = False,
     ) -> RoleSpec:
         """How to start the members of a role: each is ``factory(settings, start)``."""
-        return cls(factory, {"settings": settings}, gpus=gpus, environment=environment, nice=nice, home=home)
+        given = {"settings": settings}
+        return cls(factory, given, gpus=gpus, environment=environment, nice=nice, home=home, cores=cores)
 
     @property
     def settings(self) -> Any:

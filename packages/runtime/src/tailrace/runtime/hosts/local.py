@@ -11,7 +11,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Any
 
-from tailrace.contracts import Place
+from tailrace.contracts import Place, ProcessSeat
 from tailrace.faulttol import FaultKind
 from tailrace.runtime.errors import DeadlineError
 from tailrace.runtime.executor.seam import MemberDeadError, RoleSpec
@@ -44,6 +44,11 @@ class LocalMember:
     def machine(self) -> str:
         """This machine."""
         return "local"
+
+    @property
+    def seat(self) -> ProcessSeat:
+        """This machine; members share what devices this process has."""
+        return ProcessSeat(self.machine)
 
     @property
     def dead(self) -> bool:
@@ -160,7 +165,7 @@ class LocalHandle:
 
     def __init__(self, member: LocalMember, epoch: int) -> None:
         self._member, self._epoch = member, epoch
-        self.pid, self.machine = member.pid, member.machine
+        self.pid, self.machine, self.seat = member.pid, member.machine, member.seat
         self.strike, self.kill, self.close = member.strike, member.kill, member.close
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:

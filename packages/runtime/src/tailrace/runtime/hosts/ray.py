@@ -13,20 +13,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tailrace.contracts import Place, extra
+from tailrace.contracts import Place, ProcessSeat, extra
 from tailrace.controller.errors import PipelineError
 from tailrace.faulttol import FaultKind, strike
 from tailrace.faulttol.elastic import NamedActors, cause_of_death
 from tailrace.runtime.errors import DeadlineError
-from tailrace.runtime.executor.seam import MachineDeadError, MemberDeadError, RoleSpec
+from tailrace.runtime.executor.seam import Bundle, MachineDeadError, MemberDeadError, RoleSpec
 from tailrace.runtime.hosts import ray_session
+from tailrace.runtime.hosts.cluster_machines import ClusterMachines
 from tailrace.runtime.hosts.ray_actor import RayCaller, RoleActor
 from tailrace.runtime.hosts.ray_cluster import RayCluster
 from tailrace.runtime.hosts.ray_groups import PlacementGroups
 from tailrace.runtime.hosts.ray_machines import RayMachine
 from tailrace.runtime.hosts.ray_options import check_own, environment, options, own_cluster
 from tailrace.runtime.hosts.ray_session import own_signals
-from tailrace.runtime.hosts.ray_sites import Needs, labelled_sites, labels_of, machines_at, room_elsewhere
+from tailrace.runtime.hosts.ray_sites import Needs, excluded, labelled_sites, labels_of, machines_at, room_elsewhere
 from tailrace.runtime.hosts.real_time import OwnProcess, RealTime
 
 _THREADS_PER_MEMBER = 8
@@ -48,6 +49,8 @@ class RayMember:
         epoch: of the controller that calls.
         machines: the run's own machines, by Ray's ids; none if it has none.
         place: name of the one where it was told to start, until its own word is heard.
+        spec: what it was started as.
+        known: the machines of the cluster, if the run has none of its own.
     """
 
     def __init__(
@@ -58,13 +61,19 @@ class RayMember:
         epoch: int,
         machines: Mapping[str, RayMachine] = MappingProxyType({}),
         place: str = "",
+        spec: RoleSpec | None = None,
+        known: ClusterMachines | None = None,
     ) -> None:
         self._name, self._logs, self._epoch = name, logs, epoch
+        self._known = known
+        self._lost: bool | None = None  # whether its machine was gone as it died
+        self._share, self._cores = (1.0, False) if spec is None else (min(1.0, spec.gpus), spec.cores)
         self._actor, self._machines, self._place = actor, machines, place
         # a controller's calls have threads that no other member's call takes
         self._control = actor.call.options(concurrency_group=_CONTROL)
         self._node: str | None = None
         self._pid: int | None = None
+        self._devices: tuple[int, ...] = ()
         self._killed = False
         self._where = _translated(self._actor.where.remote(), self._dead)
         self._where.add_done_callback(self._remember)
@@ -85,7 +94,14 @@ class RayMember:
         if self._node is None:
             return self._place
         own = self._machines.get(self._node)
-        return self._node if own is None else own.name
+        if own is not None:
+            return own.name
+        return self._node if self._known is None else self._known.name(self._node)
+
+    @property
+    def seat(self) -> ProcessSeat:
+        """Its machine and the devices that Ray gave it there, once it is up."""
+        return ProcessSeat(self.machine, self._devices, "core" if self._cores else "GPU", self._share)
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method of the role. `ready` also finds out the member's process and machine."""
@@ -142,11 +158,16 @@ class RayMember:
         own = next((machine for machine in self._machines.values() if machine.name == self.machine), None)
         if own is not None and not own.alive:
             return MachineDeadError(f"its machine {own.name} is gone")
+        if self._known is not None and self._node is not None:
+            if self._lost is None:
+                self._lost = self._known.gone(self._node)
+            if self._lost:
+                return MachineDeadError(f"its machine {self.machine} is gone")
         return MemberDeadError(cause_of_death(str(error), self._logs, self._pid))
 
     def _remember(self, future: Future[Any]) -> None:
         if not future.exception():
-            self._node, self._pid = future.result()
+            self._node, self._pid, self._devices = future.result()
 
 
 class RayHost(OwnProcess):
@@ -155,6 +176,7 @@ class RayHost(OwnProcess):
     Args:
         address: ``None`` starts a cluster on this machine that ends with this process; ``"auto"`` or ``"host:port"`` joins one.
         cpus: logical CPUs of a cluster that is started here.
+        cores: cores that stand for GPUs there, see `own_cluster`.
         started_s: time now on the run's clock, in seconds.
         cluster: where the members live that controllers share, instead; they outlive this process.
         root: the run directory, with `cluster`.
@@ -169,6 +191,7 @@ class RayHost(OwnProcess):
         address: str | None = None,
         *,
         cpus: int = 64,
+        cores: int = 0,
         started_s: float = 0.0,
         cluster: RayCluster | None = None,
         root: Path | None = None,
@@ -190,10 +213,12 @@ class RayHost(OwnProcess):
         arguments = options(None if cluster is None else cluster.run)
         self._folder = ray_session.make() if own and not ray.is_initialized() else None
         if self._folder is not None:
-            arguments |= own_cluster(cpus, self._folder)
+            arguments |= own_cluster(cpus, self._folder, cores)
         elif not own:
             arguments["address"] = address if cluster is None else cluster.address
         self._machines = {} if cluster is None else {machine.node: machine for machine in cluster.own_machines}
+        joins = not own and (cluster is None or cluster.keeper is None)
+        self._known = None if self._machines else ClusterMachines(lost=joins)
         self._newest: dict[tuple[str, str], int] = {}
         self._prepared: dict[tuple[str, str], Any] = {}
         self._needs: dict[tuple[str, str], tuple[RayMember, Needs | None]] = {}  # None: another controller started it
@@ -264,8 +289,8 @@ class RayHost(OwnProcess):
             Stands for the end of the function.
         """
         options = self._options(role, id_, _FIRST, spec, place)
-        actor = self._start(options, spec.nice)
-        self._prepared[role, id_] = actor, options, spec.nice
+        actor = self._start(options, spec)
+        self._prepared[role, id_] = actor, options, spec.nice, spec.cores
         return actor.prepare.remote(spec.factory, dict(spec.arguments), after)
 
     def spawn(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> RayMember:
@@ -273,13 +298,13 @@ class RayHost(OwnProcess):
         self._newest[role, id_] = incarnation
         options = self._options(role, id_, incarnation, spec, place)
         actor, *prepared_as = self._prepared.pop((role, id_), (None,))
-        if actor is not None and _plain(prepared_as) != _plain([options, spec.nice]):
+        if actor is not None and _plain(prepared_as) != _plain([options, spec.nice, spec.cores]):
             self._actors.replace(actor, role, id_, _FIRST)
             actor = None
         if actor is None:
-            actor = self._start(options, spec.nice)
+            actor = self._start(options, spec)
         actor.build.remote(spec.factory, dict(spec.arguments))
-        member = self._member(f"{role}-{id_}-{incarnation}", actor, place.machine)
+        member = self._member(f"{role}-{id_}-{incarnation}", actor, place.machine, spec)
         self._needs[role, id_] = member, (spec.cpus, spec.gpus)
         return member
 
@@ -294,13 +319,15 @@ class RayHost(OwnProcess):
         self._newest[role, id_] = incarnation
         if spec is not None:
             actor.build.remote(spec.factory, dict(spec.arguments))
-        member = self._member(f"{role}-{id_}-{incarnation}", actor)
+        member = self._member(f"{role}-{id_}-{incarnation}", actor, spec=spec)
         self._needs[role, id_] = member, None if spec is None else (spec.cpus, spec.gpus)
         return member
 
-    def _member(self, name: str, actor: Any, place: str = "") -> RayMember:
+    def _member(self, name: str, actor: Any, place: str = "", spec: RoleSpec | None = None) -> RayMember:
         logs = None if self._session is None else self._session / "logs"
-        return RayMember(name, actor, logs, self.epoch, self._machines, place)
+        if self._known is not None:
+            self._known.look(self._ray.nodes())
+        return RayMember(name, actor, logs, self.epoch, self._machines, place, spec, self._known)
 
     def _options(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> dict[str, Any]:
         options = self._actors.options(role, id_, incarnation)
@@ -309,8 +336,10 @@ class RayHost(OwnProcess):
             options |= self._on_own(place)
         elif spec.bundle is not None and (self._joined or any(spec.bundle.parts)):
             labels = labels_of(place.site, spec.device, self.sites())
-            options |= self._groups.options(spec.bundle, place.avoid, labels)
-        elif spec.home and self._joined and self._here not in place.avoid:
+            options |= self._groups.options(
+                spec.bundle, self._ids(place.avoid), labels, self._whole(spec.bundle, place)
+            )
+        elif spec.home and self._joined and self._here not in self._ids(place.avoid):
             options |= _affinity(self._here, soft=_takes(spec))
         elif place.machine or place.index is not None or place.avoid:
             options |= self._placed(place, incarnation, spec) or self._anywhere(spec, place)
@@ -324,9 +353,9 @@ class RayHost(OwnProcess):
     def _here(self) -> str:
         return str(self._ray.get_runtime_context().get_node_id())
 
-    def _start(self, options: dict[str, Any], nice: int) -> Any:
+    def _start(self, options: dict[str, Any], spec: RoleSpec) -> Any:
         actor = self._ray.remote(concurrency_groups={_CONTROL: _THREADS_OF_CONTROL})(RoleActor)
-        return self._actors.start(actor, options, nice, self._unclaimed_s)
+        return self._actors.start(actor, options, spec.nice, self._unclaimed_s, spec.cores)
 
     def _anywhere(self, spec: RoleSpec, place: Place) -> dict[str, Any]:
         selector = labels_of(place.site, spec.device, self.sites())
@@ -335,13 +364,32 @@ class RayHost(OwnProcess):
     def _placed(self, place: Place, incarnation: int, spec: RoleSpec) -> dict[str, Any]:
         """Ray options: the machine that the place names, if it lives; else one that it does not rule out."""
         alive = sorted(machines_at(place.site, self._ray.nodes()))
-        fit = [node for node in alive if node not in place.avoid] or alive
-        if place.machine in fit:
-            return _affinity(place.machine, soft=_takes(spec))
+        avoid, (wanted, *_) = self._ids(place.avoid), (*self._ids((place.machine,)), "")
+        fit = [node for node in alive if node not in avoid] or alive
+        if wanted in fit:
+            return _affinity(wanted, soft=_takes(spec))
         if place.index is None and not place.avoid:
             return {}
+        if spec.gpus and len(fit) < len(alive):  # whichever of the others has what it needs, now or later
+            labels = labels_of(place.site, spec.device, self.sites())
+            return {"label_selector": labels | excluded([node for node in alive if node not in fit])}
         index = incarnation if place.index is None else place.index
         return _affinity(fit[index % len(fit)], soft=_takes(spec))
+
+    def _ids(self, machines: Sequence[str]) -> list[str]:
+        """Ray's ids of machines by their names in the run."""
+        if self._known is None:
+            return list(machines)
+        self._known.look(self._ray.nodes())
+        return [self._known.id(machine) for machine in machines]
+
+    def _whole(self, bundle: Bundle, place: Place) -> str:
+        """Ray's id of the machine that a place names, if a whole group has room there; empty: Ray chooses."""
+        wanted = self._ids((place.machine,))[0] if place.machine else ""
+        rows = {row["NodeID"]: row for row in self._ray.nodes() if row["Alive"]}
+        if wanted not in rows or bundle.strategy.endswith("spread"):
+            return ""
+        return wanted if sum(bundle.parts) <= float(rows[wanted]["Resources"].get("GPU", 0.0)) else ""
 
     def _on_own(self, place: Place) -> dict[str, Any]:
         """Ray options: the machine that the place names, or if it is gone the first that lives; the head if it names none."""
@@ -354,16 +402,21 @@ class RayHost(OwnProcess):
 
     def room(self, machine: str) -> tuple[str, ...] | None:
         """The other machines that have room, together, for all members of the run that stand on one; None if unknown."""
-        nodes = {own.name: node for node, own in self._machines.items()}
+        rows = [row for row in self._ray.nodes() if not self._machines or row["NodeID"] in self._machines]
+        if self._known is not None:
+            self._known.look(rows)
+            nodes = {self._known.name(row["NodeID"]): row["NodeID"] for row in rows}
+        else:
+            nodes = {own.name: node for node, own in self._machines.items()}
+        names = {node: name for name, node in nodes.items()}
         standing: dict[str, list[Needs]] = {}
         for member, needs in self._needs.values():
             if member.alive:
                 if needs is None:
                     return None
                 standing.setdefault(nodes.get(member.machine, member.machine), []).append(needs)
-        rows = [row for row in self._ray.nodes() if not self._machines or row["NodeID"] in self._machines]
         found = room_elsewhere(nodes.get(machine, machine), rows, standing)
-        return tuple(self._machines[node].name if node in self._machines else node for node in found)
+        return tuple(names.get(node, node) for node in found)
 
     def strike_machine(self, name: str | None) -> str | None:
         """Kill one of the run's own machines; the last one lives on."""

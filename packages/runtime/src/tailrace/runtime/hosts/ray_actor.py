@@ -6,8 +6,10 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from tailrace.faulttol import LateAnswerError, MemberGoneError
@@ -27,13 +29,16 @@ class RoleActor:
 
     Args:
         nice: added to its niceness.
+        cores: whether the devices that Ray gave it are cores, to which it is pinned; otherwise they are GPUs.
         unclaimed_s: the role is closed and the process ends when nobody has called it for so many seconds, no controller and no
             other member; infinite if it does not outlive its controller.
     """
 
-    def __init__(self, nice: int, unclaimed_s: float = math.inf) -> None:
+    def __init__(self, nice: int, unclaimed_s: float = math.inf, cores: bool = False) -> None:
         self._began_s: float | None = time.monotonic()
         os.nice(nice)
+        if cores and (devices := given_devices()):
+            pin(devices)
         self._unclaimed_s = unclaimed_s
         self._role: Future[Mailbox] = Future()
         self._calls = InjectedCalls()
@@ -76,13 +81,35 @@ class RoleActor:
         finally:
             os._exit(0)
 
-    def where(self) -> tuple[str, int]:
+    def where(self) -> tuple[str, int, tuple[int, ...]]:
+        """Ray's id of the machine, the process, and the indices of its devices there."""
         import ray
 
-        return ray.get_runtime_context().get_node_id(), os.getpid()
+        return ray.get_runtime_context().get_node_id(), os.getpid(), given_devices()
 
     def call(self, method: str, arguments: tuple[Any, ...], epoch: int | None = None) -> Any:
         return self._calls.call(self._role.result(), method, arguments, epoch)
+
+
+def given_devices() -> tuple[int, ...]:
+    """The indices of the devices that Ray gave this process, rising; those that have names, such as MIG's, have none."""
+    import ray
+
+    given = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    return tuple(sorted(int(index) for index in given if str(index).isdigit()))
+
+
+def pin(devices: Sequence[int]) -> None:
+    """Keep this process on some of the cores that it may use: its threads, and those and the processes that it starts.
+
+    Args:
+        devices: which of these cores, by their order; beyond the last one they begin again.
+    """
+    allowed = sorted(os.sched_getaffinity(0))
+    chosen = {allowed[device % len(allowed)] for device in devices}
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread.name), chosen)
 
 
 class RayCaller(NamedCaller):

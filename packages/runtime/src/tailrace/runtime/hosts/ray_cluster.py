@@ -114,7 +114,7 @@ class RayCluster:
         keeper.kill()
 
 
-def start_cluster(root: Path, *, cpus: int, unclaimed_s: float, machines: int = 0) -> RayCluster:
+def start_cluster(root: Path, *, cpus: int, unclaimed_s: float, machines: int = 0, cores: int = 0) -> RayCluster:
     """Start a cluster on this machine for the run in a directory, beside this process.
 
     Args:
@@ -122,6 +122,7 @@ def start_cluster(root: Path, *, cpus: int, unclaimed_s: float, machines: int = 
         cpus: logical CPUs of its head.
         unclaimed_s: see `RayCluster`.
         machines: machines beside the head, over which members are placed; 0: all stand at the head.
+        cores: see `own_cluster`.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -134,7 +135,7 @@ def start_cluster(root: Path, *, cpus: int, unclaimed_s: float, machines: int = 
         (root / name).unlink(missing_ok=True)
     (root / CLAIM).touch()
     write_private(root / TOKEN, secrets.token_hex(32))
-    arguments = map(str, (root, cpus, unclaimed_s, machines))
+    arguments = map(str, (root, cpus, unclaimed_s, machines, cores))
     command = [sys.executable, "-m", "tailrace.runtime.hosts.ray_keeper", *arguments]
     with (root / LOG).open("ab") as log:
         keeper = subprocess.Popen(  # noqa: S603 - this package's own module

@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import Any
 
 from tailrace.runtime.executor.seam import Bundle
+from tailrace.runtime.hosts.ray_sites import NODE, excluded
 
 _LOOK_AHEAD = 8  # most groups of a name that were replaced by an earlier controller
-_NODE = "ray.io/node-id"
 _A_LITTLE = 0.001  # a part must take something: CPUs, where its members take no GPUs
 
 
@@ -30,13 +30,14 @@ class PlacementGroups:
         self._run, self._detached = run, detached
         self._groups: dict[str, tuple[int, Any]] = {}
 
-    def options(self, bundle: Bundle, avoid: Sequence[str], labels: Mapping[str, str]) -> dict[str, Any]:
+    def options(self, bundle: Bundle, avoid: Sequence[str], labels: Mapping[str, str], at: str = "") -> dict[str, Any]:
         """Ray's options of a member that stands in a part of a group. The group is made if it is not there.
 
         Args:
             bundle: the part.
             avoid: Ray's ids of machines that must not be used.
             labels: those that its machines must have.
+            at: Ray's id of the machine on which a group that is made now is to stand whole; empty: Ray chooses.
         """
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -45,7 +46,7 @@ class PlacementGroups:
             self._remove(group)
             group = None
         if group is None:
-            number, group = number + 1, self._make(bundle, number + 1, avoid, labels)
+            number, group = number + 1, self._make(bundle, number + 1, avoid, labels, at)
         self._groups[bundle.group] = number, group
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle.index, False)}
 
@@ -59,10 +60,10 @@ class PlacementGroups:
                     self._remove(ray.util.get_placement_group(row["name"]))
         self._groups.clear()
 
-    def _make(self, bundle: Bundle, number: int, avoid: Sequence[str], labels: Mapping[str, str]) -> Any:
+    def _make(self, bundle: Bundle, number: int, avoid: Sequence[str], labels: Mapping[str, str], at: str) -> Any:
         import ray
 
-        selector = dict(labels) | ({_NODE: f"!in({','.join(sorted(avoid))})"} if avoid else {})
+        selector = dict(labels) | ({NODE: at} if at else excluded(avoid))
         return ray.util.placement_group(
             [{"GPU": gpus} if gpus else {"CPU": _A_LITTLE} for gpus in bundle.parts],
             strategy=bundle.strategy.upper().replace("-", "_"),

@@ -1,4 +1,4 @@
-"""Keeps a Ray cluster for a run whose controllers come and go: ``python -m ...ray_keeper ROOT CPUS SECONDS MACHINES``.
+"""Keeps a Ray cluster for a run whose controllers come and go: ``python -m ...ray_keeper ROOT CPUS SECONDS MACHINES CORES``.
 
 It ends the cluster when it is told to (SIGTERM), and when no controller has claimed the run for so many seconds and the members
 have had time to stop by themselves. If it is killed, Ray's processes die with it.
@@ -23,7 +23,7 @@ from tailrace.runtime.hosts.ray_options import check_own, environment, options, 
 _LOOK_S = 0.5
 
 
-def keep(root: Path, cpus: int, unclaimed_s: float, machines: int) -> None:
+def keep(root: Path, cpus: int, unclaimed_s: float, machines: int, cores: int) -> None:
     """Start a cluster, note it in the run directory, and end it when its time has come."""
     environment(own=True)
     import ray
@@ -32,7 +32,7 @@ def keep(root: Path, cpus: int, unclaimed_s: float, machines: int) -> None:
     folder = ray_session.make()
     started = None
     try:
-        context = ray.init(**options(namespace=run), **own_cluster(cpus, folder))
+        context = ray.init(**options(namespace=run), **own_cluster(cpus, folder, cores))
         session = check_own(context)
         address = context.address_info["gcs_address"]
         started, keeper = StartedMachines(root, address), asdict(ProcessId.current())
@@ -55,4 +55,4 @@ def keep(root: Path, cpus: int, unclaimed_s: float, machines: int) -> None:
 
 
 if __name__ == "__main__":
-    keep(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
+    keep(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))

@@ -54,15 +54,16 @@ def options(namespace: str | None = None) -> dict[str, Any]:
     return found if namespace is None else {**found, "namespace": namespace}
 
 
-def own_cluster(cpus: int, folder: Path) -> dict[str, Any]:
+def own_cluster(cpus: int, folder: Path, cores: int = 0) -> dict[str, Any]:
     """Further arguments of ``ray.init`` that start a cluster on this machine, whatever RAY_ADDRESS says.
 
     Args:
         cpus: logical CPUs.
         folder: its private folder, see `ray_session`.
+        cores: cores of the CPU that stand for GPUs; 0: it has the GPUs that Ray finds.
     """
     own = {"address": "local", "num_cpus": cpus, "include_dashboard": False, "dashboard_host": LOOPBACK}
-    return own | {"_temp_dir": ray_session.temporary(folder)}
+    return own | {"_temp_dir": ray_session.temporary(folder)} | ({"num_gpus": cores} if cores else {})
 
 
 def check_own(context: Any) -> Path:

@@ -1,4 +1,4 @@
-"""Which machines of a Ray cluster a member may stand on, from the label `tailrace-site` of each. Pure.
+"""The machines of a Ray cluster: their names, and on which a member may stand, from the label `tailrace-site`. Pure.
 
 A machine at another site than the trainer's was started with ``ray start --labels tailrace-site=NAME``. Where no machine has
 the label, as in a cluster that was started for one run, one machine stands for all sites.
@@ -11,11 +11,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 SITE = "tailrace-site"
-_DEVICE = "ray.io/accelerator-type"
+_DEVICE, NODE = "ray.io/accelerator-type", "ray.io/node-id"
 Machine = Mapping[str, Any]
 """A row of `ray.nodes()`."""
 Needs = tuple[float, float]
 """CPUs and GPUs of a member."""
+
+
+def machine_names(machines: Iterable[Machine]) -> dict[str, str]:
+    """The name of each machine by Ray's id: what ``ray start --node-name`` gave it, else its address.
+
+    Where several have one name, as a machine that came back and the one that it was, the beginning of the id follows.
+    """
+    plain = {str(row["NodeID"]): str(row.get("NodeName") or row.get("NodeManagerAddress", "")) for row in machines}
+    many = Counter(plain.values())
+    return {id_: name if name and many[name] == 1 else f"{name}/{id_[:8]}" for id_, name in plain.items()}
 
 
 def labelled_sites(machines: Iterable[Machine]) -> dict[str, int]:
@@ -42,6 +52,12 @@ def labels_of(site: str, device: str, sites: Mapping[str, int]) -> dict[str, str
     """
     where = {SITE: site or f"!in({','.join(sorted(sites))})"} if sites else {}
     return where | ({_DEVICE: device} if device else {})
+
+
+def excluded(machines: Iterable[str]) -> dict[str, str]:
+    """The label that a machine must have which is none of these, by their ids; empty if there are none."""
+    ids = ",".join(sorted(machines))
+    return {NODE: f"!in({ids})"} if ids else {}
 
 
 def room_elsewhere(name: str, machines: Sequence[Machine], standing: Mapping[str, Sequence[Needs]]) -> tuple[str, ...]:

@@ -55,7 +55,8 @@ class RunStatus:
 
     `turns` counts turns that ended, `waiting_turns` those that wait for a session. `environments` are the members that answer
     them, each with `workers` worker processes, `answer_p50_s` and `answer_p99_s` how long their last 512 answers took.
-    `relays` says what each relay holds in memory, by its id.
+    `relays` says what each relay holds in memory, by its id. `seats` says where each process with devices of its own stands, by
+    its name.
     """
 
     simulated: bool = False
@@ -97,6 +98,7 @@ class RunStatus:
     environments: list[dict[str, Any]] = field(default_factory=list)
     workers: int = 0
     relays: dict[str, str] = field(default_factory=dict)
+    seats: dict[str, str] = field(default_factory=dict)
     partial_rollout: bool = False
     interrupting_pulls: int = 0
     migrated: int = 0
@@ -134,7 +136,7 @@ class RunStatus:
         self.over, self.left_s, self.trainer, self.generated_tokens_per_s = True, None, "", 0.0
         self.recent_tokens_per_s = None
         self.replicas, self.members, self.waits, self.down = [], [], [], []
-        self.environments, self.waiting_turns, self.warning, self.relays = [], 0, "", {}
+        self.environments, self.waiting_turns, self.warning, self.relays, self.seats = [], 0, "", {}, {}
 
 
 class StatusObserver:
@@ -266,6 +268,7 @@ class StatusObserver:
         status.replicas = [asdict(replica) for replica in run.replicas()]
         status.environments = [asdict(each) for each in run.environments()]
         status.relays = run.relays()
+        status.seats = {name: str(seat) for name, seat in run.seats()}
         status.waiting_turns = run.waiting_turns
         if self._answers:
             answers = sorted(self._answers)

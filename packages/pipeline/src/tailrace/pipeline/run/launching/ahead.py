@@ -9,7 +9,7 @@ from tailrace.contracts import Start, Tick
 from tailrace.controller.controller import Controller
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import CPU_ENVIRONMENT, build_spec
-from tailrace.pipeline.run.device_shares import trainer_group
+from tailrace.pipeline.run.device_shares import takes_cores, trainer_group
 from tailrace.pipeline.run.engine import selected_engine
 from tailrace.pipeline.run.pools import relay_count
 from tailrace.runtime.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER
@@ -27,12 +27,14 @@ def start_ahead(host: RayHost, config: RunConfig) -> None:
     for role, ids in ((DATA, ["0"]), (SCORER, ["0"]), (RELAY, [str(index) for index in range(relay_count(config))])):
         for id_ in ids:
             gpus = config.executor.scorer_gpus if role == SCORER else 0.0
-            host.prepare(role, id_, RoleSpec(_nothing, gpus=gpus, home=role != RELAY), places[role, id_])
+            spec = RoleSpec(_nothing, gpus=gpus, home=role != RELAY, cores=takes_cores(config) and role == SCORER)
+            host.prepare(role, id_, spec, places[role, id_])
     group = trainer_group(config)
     if (TRAINER, "0") not in group:
         backend = {"name": config.trainer.backend}
         gpus = config.executor.trainer_gpus
-        spec = RoleSpec(import_backend, backend, gpus=gpus, environment=CPU_ENVIRONMENT)
+        cores = takes_cores(config)
+        spec = RoleSpec(import_backend, backend, gpus=gpus, environment=CPU_ENVIRONMENT, cores=cores)
         host.prepare(TRAINER, "0", spec, places[TRAINER, "0"])
     replicas = [
         id_ for role, id_ in places if role == REPLICA and not config.rollout.pools and (role, id_) not in group
@@ -44,6 +46,7 @@ def start_ahead(host: RayHost, config: RunConfig) -> None:
         gpus=factor * config.executor.replica_gpus,
         environment=CPU_ENVIRONMENT,
         nice=config.rollout.nice,
+        cores=takes_cores(config),
     )
     first = None
     for id_ in replicas:  # the others find bytecode and warm files

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.run.device_shares import cores_here
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import take_over_log
 from tailrace.pipeline.run.machines import machine_names
@@ -84,7 +85,8 @@ def make_cluster(config: RunConfig, directory: RunDirectory) -> RayCluster:
     unclaimed_s = config.deadlines.unclaimed_s
     if config.executor.ray_address is None:
         machines = len(machine_names(config))
-        return start_cluster(directory.root.absolute(), cpus=_CPUS, unclaimed_s=unclaimed_s, machines=machines)
+        root, cores = directory.root.absolute(), cores_here(config)
+        return start_cluster(root, cpus=_CPUS, unclaimed_s=unclaimed_s, machines=machines, cores=cores)
     run, token = name_run()
     cluster = RayCluster(run, config.executor.ray_address, token, time.time(), unclaimed_s)
     cluster.write(directory.root)
