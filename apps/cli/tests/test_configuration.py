@@ -1,6 +1,10 @@
 """A configuration file lies over what it is based on: the defaults, the quick start, another file."""
 
+import pytest
+
 from tailrace.pipeline.config.target import configuration
+from tailrace.pipeline.run.abilities import lends_devices, sleep_level
+from tailrace.pipeline.run.build import build_spec
 
 
 def write(path, **keys):
@@ -28,3 +32,16 @@ def test_a_file_may_lie_over_a_file_beside_it(tmp_path):
     config = configuration(write(tmp_path / "folder" / "above.toml", app='"staleflow"', base='"below.toml"', seed=4))
     assert (config.seed, config.faults) == (4, ("replica@step2",))
     assert config.model.small is not None
+
+
+@pytest.mark.parametrize("app", ["laminar", "rollpacker", "robustrl", "staleflow", "streamrl"])
+def test_trainer_and_replicas_of_every_app_may_take_turns_on_the_same_devices(tmp_path, app):
+    keys = {"mode": "sync", "admission": "on-policy", "provisioning": "hybrid"}
+    pipeline = "".join(f'{key} = "{value}"\n' for key, value in keys.items())
+    (tmp_path / "a.toml").write_text(f'app = "{app}"\nbase = "quickstart"\n[pipeline]\n{pipeline}')
+    config = configuration(str(tmp_path / "a.toml"))
+    spec = build_spec(config)
+    assert spec.colocated
+    assert all(spec.stands_on_trainer(pool.name) for pool in spec.pools) or not spec.pools
+    assert lends_devices(config)
+    assert sleep_level(config, "transformers") == 1  # unless told otherwise
