@@ -12,6 +12,7 @@ from tailrace.paramserver import (
     Publisher,
     RelayReader,
     RelayUnreachable,
+    SourceBusy,
     VersionNotYet,
     VersionRetired,
     fetch,
@@ -53,7 +54,7 @@ def test_a_source_has_one_puller_at_a_time(serve, peer, token):
     pulling = peer.dial(source)
     pulling.request({"op": "pull", "version": 1, "wait_s": 1}, 10)  # it is offered the version, and takes its time
     began = time.monotonic()
-    with pytest.raises(VersionNotYet, match="serves 1 others"):
+    with pytest.raises(SourceBusy, match="serves 1 others"):
         peer.ask(source, {"op": "pull", "version": 1, "wait_s": 0.2})
     with pytest.raises(VersionNotYet, match=r"not complete on the relay .* in 1.5 s"):
         fetch(first.address, 1, [source.address], token=token, timeout_s=1.5)
@@ -66,14 +67,16 @@ def test_a_source_has_one_puller_at_a_time(serve, peer, token):
 
 
 def test_a_busy_source_is_waited_for_or_left_for_one_that_is_free(serve, peer, token):
-    busy, free, relay, other = serve(pullers=1), serve(pullers=1), serve(), serve()
+    busy, free, relay, other, relay_without = serve(pullers=1), serve(pullers=1), serve(), serve(), serve()
     for source in (busy, free):
         publish(source, token)
     pulling = peer.dial(busy)
     pulling.request({"op": "pull", "version": 1, "wait_s": 1}, 10)
     assert fetch(relay.address, 1, [busy.address, free.address], token=token, timeout_s=20) == free.address
+    with pytest.raises(VersionNotYet):  # one that lacks the version is not waited for
+        fetch(other.address, 1, [relay_without.address], token=token, timeout_s=60, patient=False)
     threading.Timer(0.5, pulling.close).start()
-    assert fetch(other.address, 1, [busy.address], token=token, timeout_s=20) == busy.address
+    assert fetch(other.address, 1, [busy.address], token=token, timeout_s=20, patient=False) == busy.address
 
 
 def test_nothing_comes_from_one_that_has_not_all_of_it(serve, peer, token):

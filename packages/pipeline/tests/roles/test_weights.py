@@ -2,10 +2,13 @@ import os
 import signal
 import threading
 import time
+import uuid
 
 import pytest
 
-from tailrace.paramserver import Publisher, RelayUnreachable
+from tailrace.paramserver import Publisher, RelayReader, RelayUnreachable
+from tailrace.pipeline.roles.peer_weights import OfferedWeights
+from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.roles.weights import Base, RelayWeights
 from tailrace.runtime.errors import RoleError
 from tailrace.trainer import AdapterConfig, load_weights_file
@@ -202,3 +205,67 @@ class TestAdapters:
         for merges in (True, False):
             found = self.served(self.weights(token, tmp_path, base, merges=merges), 1)
             assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.fixture
+def offering(token, tmp_path):
+    """Makes the weights of replicas that are peers, and what each offers."""
+    made = []
+
+    def make():
+        offered = OfferedWeights(f"test-{uuid.uuid4().hex}", token, WeightTransfer())
+        made.append((RelayWeights(token=token, checkpoints=tmp_path, offered=offered), offered))
+        return made[-1]
+
+    yield make
+    for weights, offered in made:
+        weights.close()
+        offered.close()
+
+
+def test_a_replica_passes_on_what_it_has_pulled_also_when_no_relay_lives(offering, token, spawn):
+    (first, offered), (second, _), relay = offering(), offering(), spawn()
+    publish(token, relay, 1, 1)
+    first.use((relay.address,))
+    assert loaded(first, 1) == {1.0}
+    assert first.source_of(1) == relay.address
+    relay.kill()
+    assert loaded(first, 1) == {1.0}  # it is here
+    assert first.source_of(1) == relay.address
+    second.use((relay.address, offered.address))
+    assert loaded(second, 1) == {1.0}
+    assert (second.source_of(1), second.source_of(2)) == (offered.address, "")
+
+
+def test_what_no_source_has_comes_from_its_checkpoint_at_once_and_is_not_passed_on(
+    offering, token, spawn, model, tmp_path
+):
+    (tmp_path / "3").symlink_to(model)
+    (weights, offered), relay = offering(), spawn()
+    for sources in ((), ("127.0.0.1:1",), (relay.address,)):
+        weights.use(sources)
+        began = time.monotonic()
+        with weights.load(3, 60.0) as tensors:
+            assert len(list(tensors)) == len(dict(load_weights_file(model)))
+        assert time.monotonic() - began < 30
+        assert weights.source_of(3) == ""
+    with RelayReader(offered.address, token=token) as reader:
+        assert reader.versions() == []
+    weights.use(("127.0.0.1:1",))
+    with pytest.raises(RelayUnreachable), weights.load(4, 5.0):
+        pass
+
+
+def test_a_replica_whose_offer_is_gone_is_replaced(offering, until):
+    _, offered = offering()
+    offered.check()
+    os.kill(offered.pid, signal.SIGKILL)
+
+    def said():
+        try:
+            offered.check()
+        except RoleError as error:
+            return "of this replica is gone" in str(error)
+        return False
+
+    until(said, "the replica to say so")

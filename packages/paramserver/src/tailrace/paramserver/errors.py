@@ -63,6 +63,10 @@ class VersionNotYet(ParamServerError, TimeoutError):
     """The version did not become visible in time."""
 
 
+class SourceBusy(VersionNotYet):
+    """The relay has the version and sends it to others: it had no turn in time."""
+
+
 class SlotBusy(ParamServerError, TimeoutError):
     """The slot that a new version needs stayed leased for longer than the writer may wait."""
 
@@ -97,6 +101,7 @@ _WIRE: dict[str, type[ParamServerError]] = {
         ChunkDamaged,
         VersionRetired,
         VersionNotYet,
+        SourceBusy,
         SlotBusy,
         LeaseExpired,
         TransportUnavailable,

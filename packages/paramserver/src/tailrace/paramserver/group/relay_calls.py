@@ -11,6 +11,7 @@ from tailrace.paramserver.errors import (
     ProtocolError,
     RelayTimeout,
     RelayUnreachable,
+    SourceBusy,
     VersionNotYet,
     VersionRetired,
 )
@@ -80,11 +81,12 @@ _GRACE_S = 5.0
 _SOURCE_FAILED = (RelayUnreachable, RelayTimeout, ProtocolError, ChunkDamaged, VersionRetired)
 
 
-def fetch(address: str, version: int, sources: Sequence[str], *, token: str, timeout_s: float) -> str:
+def fetch(
+    address: str, version: int, sources: Sequence[str], *, token: str, timeout_s: float, patient: bool = True
+) -> str:
     """Have a relay pull a version from others that show it (RobustRL, section 5.2.1). Where one breaks off, the next goes on.
 
-    What arrived is kept, and the next source sends the rest. One that serves somebody else, or may still get the version, is
-    asked again.
+    What arrived is kept, and the next source sends the rest. One that serves somebody else is asked again.
 
     Args:
         address: the relay that lacks it.
@@ -92,6 +94,7 @@ def fetch(address: str, version: int, sources: Sequence[str], *, token: str, tim
         sources: addresses of other relays, best first.
         token: shared secret.
         timeout_s: deadline in seconds for all of it.
+        patient: whether one that may still get the version is asked again; otherwise it counts as one that failed.
 
     Returns:
         The source with which it was complete; "" if the relay had it already.
@@ -111,8 +114,10 @@ def fetch(address: str, version: int, sources: Sequence[str], *, token: str, tim
             message: dict[str, object] = {"op": "fetch", "version": version, "source": source, "whole": True}
             try:
                 _ask(address, {**message, "timeout_s": left}, token, left + _GRACE_S)
-            except VersionNotYet:
+            except SourceBusy:
                 later = True
+            except VersionNotYet as error:
+                later, failure = later or patient, error
             except _SOURCE_FAILED as error:
                 failure = error
             else:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tailrace.paramserver.errors import VersionNotYet
+from tailrace.paramserver.errors import SourceBusy
 from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.relays.slots import SlotTable
 from tailrace.paramserver.wire.capabilities import Means
@@ -30,13 +30,13 @@ class PullTurns:
         """Take a turn for as long as the context is open.
 
         Raises:
-            VersionNotYet: there was none in `wait_s`.
+            SourceBusy: there was none in `wait_s`.
         """
         deadline = self._now() + wait_s
         with self._changed:
             while self._most is not None and self._taken >= self._most:
                 if (remaining := deadline - self._now()) <= 0:
-                    raise VersionNotYet(f"the relay serves {self._taken} others, and had no turn in {wait_s:.3g} s")
+                    raise SourceBusy(f"the relay serves {self._taken} others, and had no turn in {wait_s:.3g} s")
                 self._changed.wait(remaining)
             self._taken += 1
         try:

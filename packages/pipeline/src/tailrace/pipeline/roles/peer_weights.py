@@ -44,13 +44,21 @@ class OfferedWeights:
         )
         self.address = self._process.address
 
-    def fetch(self, version: int, sources: Sequence[str], timeout_s: float) -> str:
+    def fetch(self, version: int, sources: Sequence[str], timeout_s: float, *, patient: bool) -> str:
         """Have a version here. Returns the source with which it was complete; "" if it was here already.
+
+        Args:
+            patient: whether to wait for a source that may still get it.
 
         Raises:
             ParamServerError: see `tailrace.paramserver.fetch`.
         """
-        return fetch(self.address, version, sources, token=self._token, timeout_s=timeout_s)
+        return fetch(self.address, version, sources, token=self._token, timeout_s=timeout_s, patient=patient)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the relay."""
+        return self._process.pid
 
     def check(self) -> None:
         """Raise unless the process lives.

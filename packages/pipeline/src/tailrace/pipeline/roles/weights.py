@@ -129,7 +129,7 @@ class RelayWeights:
     def _fetched(self, offered: OfferedWeights, version: int, saved: bool, timeout_s: float) -> bool:
         """Have a version on the replica's own relay. Returns whether it is there; if not, it has a checkpoint."""
         try:
-            source = offered.fetch(version, self._sources, timeout_s)
+            source = offered.fetch(version, self._sources, timeout_s, patient=not saved)
         except ParamServerError:
             if not saved:
                 raise
