@@ -8,6 +8,7 @@ from typing import Any
 
 from tailrace.paramserver.errors import (
     ChunkDamaged,
+    ParamServerError,
     ProtocolError,
     RelayTimeout,
     RelayUnreachable,
@@ -108,7 +109,8 @@ def fetch(
         return ""
     deadline = HOST.now() + timeout_s
     while True:
-        later, failure = False, None
+        later = False
+        failure: ParamServerError | None = None
         for source in sources:
             left = max(0.0, deadline - HOST.now())
             message: dict[str, object] = {"op": "fetch", "version": version, "source": source, "whole": True}
