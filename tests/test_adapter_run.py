@@ -1,4 +1,6 @@
-"""A whole run that trains an adapter: it alone is saved, a killed trainer comes back, and the audit finds the same bits."""
+"""A whole run that trains an adapter: it alone is saved, whoever is killed comes back, and the audit finds the same bits."""
+
+import json
 
 import pytest
 
@@ -29,7 +31,15 @@ def test_what_does_not_fit_is_one_line_before_anything_starts(tmp_path, capsys, 
 
 def test_only_the_adapter_is_trained_saved_and_published(small_run):
     run = small_run(heads=2, kv_heads=1, head_dim=32)
-    run.train("adapter = { rank = 4, alpha = 8 }\noptions = { lr = 1e-2, threads = 1 }", "local")
+    trainer = "adapter = { rank = 4, alpha = 8 }\noptions = { lr = 1e-2, threads = 1 }"
+    run.train(trainer, "local", "--kill", "replica@step1:pull")  # while it loads an adapter
+    summary = json.loads((run.directory / "summary.json").read_text())
+    assert (summary["adapter"], summary["restarts"]["replica"]) == ("applied", 1)
+    assert [fault["phase"] for fault in summary["faults"] if fault["role"] == "replica"] == ["pull"]
+    lines = [json.loads(line) for line in (run.directory / "events.jsonl").read_text().splitlines()[1:]]
+    pulls = [event for line in lines for event in line["events"] if event["is"] == "Pulled"]
+    assert len(pulls) == summary["served_digests_checked"] >= 4
+    assert {event["compared"] for event in pulls} == {1.0}, "all of the adapter, and of the base where it was read anew"
     saved = run.directory / "checkpoints" / "4"
     assert not list(saved.glob("model*.safetensors"))
     assert (saved / "adapter_model.safetensors").stat().st_size < 50_000

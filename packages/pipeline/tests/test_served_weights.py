@@ -103,7 +103,7 @@ def test_digests_are_not_asked_of_an_engine_that_gives_none(monkeypatch):
         )
 
     check(told({"digest_bytes": 4096}))
-    monkeypatch.setattr("tailrace.rollout.engine_abilities", lambda _: EngineAbilities(seeds=True))
+    monkeypatch.setattr("tailrace.rollout.engine_abilities", lambda *_: EngineAbilities(seeds=True))
     with pytest.raises(
         ConfigError,
         match=r"found 'transformers', which lacks digests of its weights, asked for by rollout.digest_bytes = 4096",

@@ -4,6 +4,7 @@ import itertools
 import logging
 import math
 import random
+from contextlib import contextmanager
 
 import pytest
 
@@ -11,9 +12,20 @@ pytest.importorskip("torch")
 
 import torch
 
-from tailrace.contracts import Finished, Pulled, PullFailed, Snapshot, WeightBox, WeightDigest, WeightSlice
-from tailrace.rollout import OptionError, WeightComparison, WeightsDifferError, digest_of
-from tailrace.rollout.served_weights import WeightSample, sampled_boxes
+from tailrace.contracts import (
+    AdapterWeights,
+    Finished,
+    Lend,
+    Pulled,
+    PullFailed,
+    Return,
+    Snapshot,
+    WeightBox,
+    WeightDigest,
+    WeightSlice,
+)
+from tailrace.rollout import OptionError, ReplicaCrashedError, WeightComparison, WeightsDifferError, digest_of
+from tailrace.rollout.served_weights import WeightSample, read_whole, sampled_boxes
 from tailrace.rollout.testing import FakeEngine, MemorySource, MemoryWeights, TensorFakeEngine
 from tailrace.rollout.testing.fakes import fake_weights
 
@@ -180,6 +192,61 @@ def test_a_replica_serves_nothing_whose_engine_has_other_weights(name, lies, fai
         h.worker.submit(route(4, "0"))
         h.until("it to finish", lambda: h.of(Finished))
         assert set(h.source.kept["0"].versions) == {3}
+
+
+class Adapting(TensorFakeEngine):
+    """It applies an adapter of ``v``, and keeps the one before in every load whose number is among its lies."""
+
+    def __init__(self, lies):
+        super().__init__()
+        self.load_weights(fake_weights(100).items())  # as an engine begins with the model's own weights
+        self.lies, self.loads, self.matrices = lies, 0, {}
+
+    def load_adapter(self, adapter):
+        self.loads += 1
+        if self.loads not in self.lies:
+            ((a, b),) = adapter.layers.values()
+            self.matrices = {"v.lora_A.weight": a.clone(), "v.lora_B.weight": b * adapter.scale}
+
+    def digests(self, boxes):
+        return list(read_whole({**self.tensors, **self.matrices}, boxes))
+
+
+class Adapters(MemoryWeights):
+    @contextmanager
+    def load(self, version, timeout_s):
+        draw = torch.Generator().manual_seed(version)
+        pair = torch.randn(4, 3, generator=draw), torch.randn(2, 4, generator=draw)
+        yield AdapterWeights({"v": pair}, 4, 0.3, lambda: fake_weights(100).items())
+
+
+@pytest.mark.parametrize(("lies", "failed"), [((2,), [2]), ((1,), [1]), ((), [])])
+def test_a_replica_serves_nothing_whose_engine_has_the_adapter_of_before(lies, failed):
+    with Harness(MemorySource({}), engine=Adapting(lies), weights=Adapters({}), comparison=WeightComparison()) as h:
+        for seq in (1, 2, 3):
+            h.pull(seq, seq=seq)
+        assert [event.version for event in h.of(PullFailed)] == failed
+        assert all(event.differs.startswith("v.lora_") for event in h.of(PullFailed))
+        assert {event.version for event in h.of(Pulled) if event.compared == 1.0} == {1, 2, 3} - set(failed)
+
+
+class Forgetful(Lying):
+    def sleep(self, level):
+        super().sleep(level)
+        self.tensors = {}
+
+
+def test_weights_that_come_back_after_a_sleep_are_compared_too():
+    engine = Forgetful("v", (3,))
+    with Harness(
+        MemorySource(prompts(1)), engine=engine, weights=VERSIONS, comparison=WeightComparison(), sleep_level=2
+    ) as h:
+        h.pull(1)
+        h.pull(2, seq=2)
+        for command in (Lend(3, "r0", (0,)), Return(4, "r0"), route(5, "0")):
+            h.worker.submit(command)
+        with pytest.raises(ReplicaCrashedError, match="parameter 'v' of version 2, elements"):
+            h.until("the crash", lambda: False)
 
 
 def test_nothing_is_compared_unless_it_is_asked_for():

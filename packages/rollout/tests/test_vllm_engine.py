@@ -18,6 +18,7 @@ class TestVLLMEngine(EngineContract):
     options: ClassVar = {"gpu_memory_utilization": 0.2}  # on a GPU a test builds a second engine beside the first
     seeds = True
     digests = True
+    deterministic = True
     tells_preemptions = True
     tells_cached_tokens = True
 

@@ -1,6 +1,8 @@
 """vLLM takes other weights, in process and in worker processes: it says what transformers says, and digests show each fault."""
 
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,6 +109,18 @@ def rolled(worker):
         parameter.data.copy_(parameter.data.roll(7, 0))
 
 
+def process_of(worker):
+    """A worker's process."""
+    del worker
+    import os
+
+    return os.getpid()
+
+
+def resident_bytes(pid):
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def read_share(worker):
     """The share of the version's bytes that this worker reads."""
     reader = worker._tailrace_reader._reader
@@ -141,8 +155,16 @@ def test_two_workers_read_their_own_parts_from_the_relay(models, kind):
                     wrong.check(engine.digests(wrong.boxes()))
                 assert gap(engine, model) < 1e-4
                 assert gap(engine, other) > 0.1
-            for share in engine._llm.collective_rpc(read_share):
+            shares = engine._llm.collective_rpc(read_share)
+            print(f"shares of the bytes of {kind} that the workers read: {shares}")
+            assert len(shares) == 2
+            for share in shares:
                 assert 0.4 < share < 0.62  # norms and routers go to both
+            workers = engine._llm.collective_rpc(process_of)
+            assert len({os.getpid(), *workers}) == 3
+            engine._on_cpu = False  # as on CUDA, where a worker alone has its device
+            assert engine.memory_bytes() == pytest.approx(sum(map(resident_bytes, workers)), rel=0.1)
+            engine._on_cpu = True
             engine.load_weights(new.named_parameters())  # what only this process has goes to the workers whole
             assert gap(engine, new) < 1e-4
             small = sampled(new.named_parameters(), 4096)

@@ -303,6 +303,10 @@ class SleepingEngine(Engine, Protocol):
         """Take the memory again. After level 2 the engine serves nothing until `load_weights`. Does nothing if it is awake."""
         ...
 
+    def memory_bytes(self) -> int:
+        """Memory in use: of the devices that hold the model, by whomever; on CPU, resident, of the engine's processes."""
+        ...
+
 
 @runtime_checkable
 class DigestingEngine(Engine, Protocol):
@@ -311,8 +315,11 @@ class DigestingEngine(Engine, Protocol):
     def digests(self, boxes: Sequence[WeightBox]) -> Sequence[WeightDigest]:
         """What it generates with now, read from its own parameters, wherever and however it keeps them.
 
-        Called between `load_weights` and the next `submit`. A worker that has a part of a box answers with that part; all parts
-        of one box make it up, and what several workers have is told by each.
+        Called between `load_weights` or `load_adapter` and the next `submit`. A worker that has a part of a box answers with
+        that part; all parts of one box make it up, and what several workers have is told by each.
+
+        The matrices of an adapter (`AdaptingEngine`) are named as PEFT names them: ``x.lora_A.weight`` and ``x.lora_B.weight``
+        change the weight ``x.weight``. B is told as it is applied: times the adapter's scale, in the engine's dtype.
 
         Raises:
             NotImplementedError: it keeps the weights of this model in a way that it cannot read back; the message says how.
@@ -359,6 +366,11 @@ class EnginePlugin(ABC):
     @abstractmethod
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         """Build an engine for a Hugging Face model directory."""
+
+    def abilities_with(self, options: Mapping[str, Any]) -> EngineAbilities:
+        """What an engine with these options can do: all of its `abilities`, unless an option takes some away."""
+        del options
+        return self.abilities
 
     def check_options(self, options: Mapping[str, Any]) -> None:  # noqa: B027 - most need nothing
         """Refuse options that `__call__` would refuse, before anything starts. It imports nothing heavy and builds nothing.

@@ -1,6 +1,6 @@
 """LoRA adapters beside the weights of an engine (arXiv:2106.09685): a version is kilobytes, and the base stays as it is.
 
-    y = W x + scale B A x      transformers: a hook on each linear layer      vLLM: its own LoRA kernels, one adapter at a time
+    y = W x + scale B A x    transformers: a hook on each linear layer    vLLM: its own LoRA kernels, one adapter at a time
 
 Each version takes the place of the one before. vLLM keeps an adapter for as long as its id is in use, whatever the files say;
 so each version has an id, a name and a directory of its own, and its prefix cache never answers for another version.
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tailrace.contracts import AdapterWeights
 from tailrace.rollout.errors import EngineDiedError, OptionError, WeightsError
@@ -20,7 +21,25 @@ from tailrace.rollout.errors import EngineDiedError, OptionError, WeightsError
 if TYPE_CHECKING:
     from torch import Tensor
 
+Half = Literal["A", "B"]
 SHARED = Path("/dev/shm")  # noqa: S108, RUF100 - the memory that processes share
+
+
+def matrix_name(weight: str, half: Half) -> str:
+    """The name that PEFT gives a matrix of an adapter.
+
+    Args:
+        weight: the name of the weight that it changes.
+    """
+    return f"{weight.removesuffix('.weight')}.lora_{half}.weight"
+
+
+def matrix_of(name: str) -> tuple[str, Half] | None:
+    """The weight that a matrix of an adapter changes, and which of the two it is; None for any other parameter."""
+    for half in get_args(Half):
+        if name.endswith(end := f".lora_{half}.weight"):
+            return name.removesuffix(end) + ".weight", half
+    return None
 
 
 def check_adapter(adapter: AdapterWeights, shapes: Mapping[str, tuple[int, ...]], most_rank: int) -> None:
@@ -95,6 +114,14 @@ class LoraHooks:
             self._hooks.append(module.register_forward_hook(_beside(a, b, adapter.scale)))
         return True
 
+    def matrices(self) -> dict[str, Tensor]:
+        """What is applied, by the names of `matrix_name`: A, and B times the scale."""
+        return {
+            matrix_name(name, half): matrix
+            for name, (a, b) in self._pairs.items()
+            for half, matrix in zip(get_args(Half), (a, b * self._scale), strict=True)
+        }
+
     def drop(self) -> bool:
         """Serve the model's own weights. Returns whether there was an adapter."""
         for hook in self._hooks:
@@ -151,13 +178,12 @@ class VLLMAdapters:
 
         self._serial += 1
         # vLLM reads the files once. A name that no other adapter had keeps its prefix cache from mixing two.
-        with tempfile.TemporaryDirectory(prefix="tailrace-adapter-", dir=SHARED if SHARED.is_dir() else None) as folder:
-            request = LoRARequest(f"adapter-{self._serial}", self._serial, folder)
-            try:
-                _write(adapter, Path(folder))
+        try:
+            with written(adapter) as folder:
+                request = LoRARequest(f"adapter-{self._serial}", self._serial, str(folder))
                 taken = llm.add_lora(request)
-            except Exception as error:
-                raise WeightsError(f"the adapter does not load: {type(error).__name__}: {error}") from error
+        except Exception as error:
+            raise WeightsError(f"the adapter does not load: {type(error).__name__}: {error}") from error
         if not taken:
             raise WeightsError("vLLM takes no adapter, expected it to")
         self.drop(llm)
@@ -172,27 +198,23 @@ class VLLMAdapters:
             self.request = None
 
 
+@contextmanager
+def written(adapter: AdapterWeights) -> Iterator[Path]:
+    """A folder with an adapter as PEFT has it, which is how vLLM takes one. It is in memory, and goes afterwards."""
+    with tempfile.TemporaryDirectory(prefix="tailrace-adapter-", dir=SHARED if SHARED.is_dir() else None) as folder:
+        _write(adapter, Path(folder))
+        yield Path(folder)
+
+
 def _write(adapter: AdapterWeights, folder: Path) -> None:
-    """Write an adapter as PEFT has it, which is how vLLM takes one."""
     from safetensors.torch import save_file
 
     tensors = {
-        f"base_model.model.{name.removesuffix('.weight')}.lora_{half}.weight": tensor.detach()
-        .cpu()
-        .contiguous()
-        .clone()
+        f"base_model.model.{matrix_name(name, half)}": tensor.detach().cpu().contiguous().clone()
         for name, pair in adapter.layers.items()
-        for half, tensor in zip("AB", pair, strict=True)
+        for half, tensor in zip(get_args(Half), pair, strict=True)
     }
     targets = sorted({name.split(".")[-2] for name in adapter.layers})
     settings = {"peft_type": "LORA", "r": adapter.rank, "lora_alpha": adapter.scale * adapter.rank, "bias": "none"}
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({**settings, "target_modules": targets}), encoding="utf-8")
-
-
-def parameters_of(model: Any) -> set[str]:
-    """Names of the parameters of a model of vLLM as it loads them, which are those of files.
-
-    In a layer that may get an adapter vLLM's own name of the weight is ``....base_layer.weight``.
-    """
-    return {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""Memory that an engine gives back while it sleeps, and how much a process has."""
+"""How deep an engine sleeps, what it takes then, and the memory that it gives back."""
 
 from __future__ import annotations
 
@@ -10,10 +10,85 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tailrace.rollout.errors import EngineAsleepError, EngineBusyError, OptionError
+
+SLEEPS = (1, 2)
+"""The levels of sleep: 1 frees the KV cache, 2 the weights too."""
+
+
+class Wakefulness:
+    """What an engine takes: nothing while it sleeps, and no requests before it has weights again.
+
+    Attributes:
+        level: how deep it sleeps; 0: it is awake.
+        empty: whether it dropped its weights as it slept, and none have come since.
+    """
+
+    def __init__(self) -> None:
+        self.level = 0
+        self.empty = False
+
+    def check_awake(self) -> None:
+        """Refuse a change of weights or an adapter while it sleeps.
+
+        Raises:
+            EngineAsleepError: it does.
+        """
+        if self.level:
+            raise EngineAsleepError(f"the engine sleeps at level {self.level}; wake it first")
+
+    def check_idle(self, in_flight: int, before: str) -> None:
+        """Refuse what needs an engine that is awake and has no request in flight.
+
+        Raises:
+            EngineAsleepError: it sleeps.
+            EngineBusyError: it has some.
+        """
+        self.check_awake()
+        check_idle(in_flight, before)
+
+    def check_serves(self) -> None:
+        """Refuse requests.
+
+        Raises:
+            EngineAsleepError: it sleeps, or has no weights since.
+        """
+        self.check_awake()
+        if self.empty:
+            raise EngineAsleepError("found a request and no weights since the engine slept; load some first")
+
+
+def check_idle(in_flight: int, before: str) -> None:
+    """Refuse what needs an engine without requests.
+
+    Args:
+        in_flight: requests that it has.
+        before: what is to happen, for the message.
+
+    Raises:
+        EngineBusyError: it has some.
+    """
+    if in_flight:
+        raise EngineBusyError(f"{in_flight} requests are in flight; abort them before {before}")
+
+
+def check_level(level: object, deepest: int, why: str = "") -> None:
+    """Refuse a level of sleep that an engine does not know.
+
+    Args:
+        deepest: the deepest that it knows.
+        why: what that follows from, for the message.
+
+    Raises:
+        OptionError: it does not.
+    """
+    if level not in SLEEPS[:deepest]:
+        raise OptionError(f"found sleep level {level!r}, expected 1 to {deepest}{why}")
+
 
 def memory_bytes() -> int:
-    """Memory that is in use: of the CUDA device that this process uses, by whomever; without one the resident memory of this
-    process and of those below it. 0 where the system does not say."""
+    """Memory in use: of the CUDA device that this process uses, by whomever; without one the resident memory of this process
+    and of those below it. 0 where the system does not say. An engine whose model is in another process asks that one."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         free, total = torch.cuda.mem_get_info()
@@ -40,6 +115,12 @@ def free_heap() -> None:
 
 # vLLM on CPU ignores its own sleep mode. These run in each of its workers, and take the memory out from under the tensors, so
 # that whatever refers to them, or to views of them, is right again afterwards.
+
+
+def worker_memory_bytes(worker: Any) -> int:
+    """The `memory_bytes` of a worker's own process, which alone has its CUDA device."""
+    del worker
+    return memory_bytes()
 
 
 def free_worker(worker: Any, level: int) -> None:

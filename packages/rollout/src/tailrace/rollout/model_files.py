@@ -80,7 +80,7 @@ def tied_names(model_path: str) -> frozenset[str]:
     Raises:
         ModelLoadError: ``config.json`` cannot be read.
     """
-    return frozenset({"lm_head.weight"} if _config(model_path).get("tie_word_embeddings") else ())
+    return frozenset({"lm_head.weight"} if configuration(model_path).get("tie_word_embeddings") else ())
 
 
 def end_tokens(model_path: str) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ def vocabulary(model_path: str) -> int | None:
     Raises:
         ModelLoadError: the file cannot be read.
     """
-    config = _config(model_path)
+    config = configuration(model_path)
     found = config.get("text_config", config).get("vocab_size")
     return found if isinstance(found, int) else None
 
@@ -158,11 +158,16 @@ def model_type(model_path: str) -> str | None:
     Raises:
         ModelLoadError: ``config.json`` cannot be read.
     """
-    found = _config(model_path).get("model_type")
+    found = configuration(model_path).get("model_type")
     return found if isinstance(found, str) else None
 
 
-def _config(model_path: str) -> dict[str, Any]:
+def configuration(model_path: str) -> dict[str, Any]:
+    """The settings in a model directory's ``config.json``.
+
+    Raises:
+        ModelLoadError: it cannot be read.
+    """
     return _read(Path(model_path) / "config.json")
 
 

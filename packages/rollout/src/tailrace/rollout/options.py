@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,8 @@ class EngineOptions:
         sleep_level: the deepest level at which the engine is put to sleep; 0: it is not. vLLM on CUDA has to know it from
             the start.
         engine_args: arguments of the engine itself, by its own names, such as ``{"schedule_policy": "fcfs"}``: of SGLang those
-            of ``sglang.launch_server``, which win over what the options above say; of vLLM those of its ``EngineArgs`` that no
-            option sets, and its variables (``VLLM_*``).
+            of ``sglang.launch_server``, of vLLM those of its ``EngineArgs`` and its variables (``VLLM_*``); neither has those
+            that an option sets.
         python: interpreter of the environment that has the engine, where that is another than Tailrace's (SGLang only).
         server: address of a server that runs, such as ``http://10.0.0.7:30000``, for one replica alone; empty: the replica
             starts its own (SGLang only).
@@ -131,6 +132,40 @@ class EngineOptions:
             if key not in known:
                 raise OptionError(f"engine option {key!r} is unknown, {expected_one_of(str(key), known)}")
         return cls(**options)
+
+
+def check_engine_args(given: Mapping[str, Any], option_of: Mapping[str, str], kept: Mapping[str, str]) -> None:
+    """Refuse arguments of the engine itself (`EngineOptions.engine_args`) that are not for the user to set.
+
+    Args:
+        given: arguments by name.
+        option_of: the engine option that sets an argument, by the argument's name.
+        kept: why an argument has its value, by its name.
+
+    Raises:
+        OptionError: there is one.
+    """
+    for name in given:
+        if name in option_of:
+            raise OptionError(f"engine option engine_args: found {name!r}, expected engine option {option_of[name]!r}")
+        if name in kept:
+            raise OptionError(f"engine option engine_args: found {name!r}, expected it left out: {kept[name]}")
+
+
+def check_known(name: str, known: Sequence[str], engine: str) -> None:
+    """Refuse an argument that the installed engine does not have.
+
+    Args:
+        known: the names that it has.
+        engine: what it is called.
+
+    Raises:
+        OptionError: it does not have it.
+    """
+    if name not in known:
+        near = get_close_matches(name, known, n=3)
+        expected = f"did you mean {' or '.join(map(repr, near))}?" if near else f"expected one of its {len(known)}"
+        raise OptionError(f"engine option engine_args: found {name!r}, which {engine} does not know; {expected}")
 
 
 def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

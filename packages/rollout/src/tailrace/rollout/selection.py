@@ -54,14 +54,14 @@ def build_engine(name: str, model_path: str, options: EngineOptions | Mapping[st
     return _plugin(name)(str(model_path), given)
 
 
-def engine_abilities(name: str = "auto") -> EngineAbilities:
-    """What the engine of a name can do. Builds nothing.
+def engine_abilities(name: str = "auto", options: Mapping[str, Any] | None = None) -> EngineAbilities:
+    """What the engine of a name can do, with options. Builds nothing.
 
     Raises:
         EngineMissingError: the engine is unknown or not installed.
         PluginError: the engine's plugin is broken.
     """
-    return _plugin(name).abilities
+    return _plugin(name).abilities_with(options or {})
 
 
 def able_engines(able: Callable[[EngineAbilities], bool]) -> list[str]:

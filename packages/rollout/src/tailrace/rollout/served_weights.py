@@ -6,6 +6,8 @@ Of each matrix a few runs of elements are kept as they were published, at places
 elements back from its own parameters, after it has cast, cut, fused and repacked them, and tells their digest. So a layer that
 was not loaded, a shard of another rank, or weights of another version show at once, whatever the loader believes.
 
+An adapter's matrices are compared like weights, B times the adapter's scale, since engines keep the two as one.
+
 Neighbouring versions may differ in few elements (bfloat16 weights at a small learning rate): with a share f of a matrix changed
 and n of its elements compared, a stale matrix passes with probability (1 - f)^n. By default n is 32,768 in bfloat16.
 """
@@ -19,7 +21,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tailrace.contracts import WeightBox, WeightDigest, WeightSlice, element_digest
+from tailrace.contracts import AdapterWeights, WeightBox, WeightDigest, WeightSlice, element_digest
+from tailrace.rollout.adapters import matrix_name
 from tailrace.rollout.errors import WeightsDifferError
 
 DIGEST_BYTES = 65_536
@@ -89,11 +92,17 @@ def digest_of(elements: Any) -> str:
 
 @dataclass(slots=True)
 class _Kept:
-    """Elements as they were published, on the CPU."""
+    """Elements as they were published, on the CPU, and what an engine multiplies them by in its own dtype."""
 
     box: Box
     elements: Any
+    scale: float = 1.0
     filled: int = 0
+
+    def digest(self, where: tuple[slice, ...], dtype: Any) -> str:
+        """The digest of some of them in an engine that has this dtype."""
+        elements = self.elements[where].to(dtype)
+        return digest_of(elements if self.scale == 1.0 else elements * self.scale)
 
 
 class WeightSample:
@@ -114,17 +123,27 @@ class WeightSample:
         """Whether it has seen any weights."""
         return bool(self._kept)
 
-    def take(self, piece: WeightSlice) -> None:
-        """Keep what the sample has of a slice. A parameter's slices come in any order."""
+    def take_adapter(self, adapter: AdapterWeights) -> None:
+        """Keep what the sample has of an adapter's matrices."""
+        for name, (a, b) in adapter.layers.items():
+            self.take(WeightSlice(matrix_name(name, "A"), tuple(a.shape), (), a))
+            self.take(WeightSlice(matrix_name(name, "B"), tuple(b.shape), (), b), adapter.scale)
+
+    def take(self, piece: WeightSlice, scale: float = 1.0) -> None:
+        """Keep what the sample has of a slice. A parameter's slices come in any order.
+
+        Args:
+            scale: what an engine multiplies the parameter by.
+        """
         name, shape, index, tensor = piece
         if name not in self._kept:
             elements = self._nbytes // tensor.element_size()
             boxes = sampled_boxes(shape, elements, f"{self._seed} {name}")
-            self._kept[name] = [_Kept(box, tensor.new_empty(_extent(box), device="cpu")) for box in boxes]
+            self._kept[name] = [_Kept(box, tensor.new_empty(_extent(box), device="cpu"), scale) for box in boxes]
             self._shapes[name] = tuple(shape)
         here = _box(index, shape)
         for kept in self._kept[name]:
-            common = _common(kept.box, here)
+            common = common_box(kept.box, here)
             if common is not None:
                 kept.elements[_inside(common, kept.box)] = tensor.detach()[_inside(common, here)].to("cpu")
                 kept.filled += _volume(common)
@@ -164,7 +183,7 @@ class WeightSample:
                         continue
                     where = _inside(part.box, kept.box)
                     told[where] = True
-                    expected = digest_of(kept.elements[where].to(getattr(torch, part.dtype)))
+                    expected = kept.digest(where, getattr(torch, part.dtype))
                     if part.digest != expected:
                         found = f"found the digest {part.digest} in worker {part.worker}"
                         raise self._error(name, part.box, f"{found}, expected {expected} as published")
@@ -182,7 +201,8 @@ def _box(index: Sequence[slice], shape: Sequence[int]) -> Box:
     return (*given, *((0, size) for size in shape[len(given) :]))
 
 
-def _common(first: Box, second: Box) -> Box | None:
+def common_box(first: Box, second: Box) -> Box | None:
+    """What two boxes have in common; None if nothing."""
     box = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))
     return box if all(start < stop for start, stop in box) else None
 
@@ -208,12 +228,38 @@ def _volume(box: Box) -> int:
     return math.prod(_extent(box))
 
 
+def local_boxes(shard: Any, boxes: Iterable[WeightBox]) -> Iterator[tuple[str, Box, Any, tuple[Any, ...]]]:
+    """Where a rank that has parts of parameters, cut and fused, has boxes of them.
+
+    Args:
+        shard: the rank's, of a `tailrace.paramserver.layout.Layout`.
+
+    Yields:
+        The parameter's name, the part of a box that the rank has, its buffer, and the index in it.
+    """
+    for name, _, box in boxes:
+        for buffer, piece in shard.pieces.get(name, ()):
+            common = common_box(box, piece.box)
+            if common is None:
+                continue
+            lead = piece.at[: len(piece.at) - len(box)]
+            shifts = [at - start for at, (start, _) in zip(piece.at[len(lead) :], piece.box, strict=True)]
+            yield (
+                name,
+                common,
+                buffer,
+                (*lead, *(slice(a + by, b + by) for (a, b), by in zip(common, shifts, strict=True))),
+            )
+
+
 def read_whole(parameters: Any, boxes: Sequence[WeightBox]) -> Iterator[WeightDigest]:
     """The digests of boxes where an engine has each parameter whole and under its own name.
 
     Args:
-        parameters: a mapping of names to torch tensors.
+        parameters: a mapping of names to torch tensors. What it lacks is not told of, which `WeightSample.check` finds.
     """
     for name, _, box in boxes:
+        if name not in parameters:
+            continue
         here = parameters[name][tuple(slice(start, stop) for start, stop in box)]
         yield WeightDigest(name, box, str(here.dtype).removeprefix("torch."), digest_of(here))

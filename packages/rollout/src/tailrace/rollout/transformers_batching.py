@@ -34,8 +34,6 @@ from tailrace.contracts import (
 from tailrace.rollout.adapters import LoraHooks, check_adapter
 from tailrace.rollout.engine_seeds import keep_transformers_seeds
 from tailrace.rollout.errors import (
-    EngineAsleepError,
-    EngineBusyError,
     EngineDiedError,
     EngineMissingError,
     ModelLoadError,
@@ -43,7 +41,7 @@ from tailrace.rollout.errors import (
     RequestError,
     WeightsError,
 )
-from tailrace.rollout.memory import free_heap
+from tailrace.rollout.memory import SLEEPS, Wakefulness, check_idle, check_level, free_heap, memory_bytes
 from tailrace.rollout.model_files import parameter_names
 from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
 from tailrace.rollout.resumption import check_request, finished_with, merged, tokens_left
@@ -56,7 +54,6 @@ _MAX_BATCH_TOKENS = {"cpu": 512, "cuda": 2048}
 _STEP_WAIT_S = 0.05
 _STOP_TIMEOUT_S = 30.0
 _NEXT_SEED = 1_000_003
-SLEEPS = (1, 2)
 
 
 @dataclass(slots=True)
@@ -128,9 +125,8 @@ class TransformersEngine:
         self._managers_built: Counter[bool] = Counter()
         self._adapters = LoraHooks(self._model)
         self._shapes = {name: tuple(tensor.shape) for name, tensor in self._model.named_parameters()}
-        self._asleep = 0
+        self._wakefulness = Wakefulness()
         self._resting: set[bool] = set()  # the kinds of managers that there were before the engine slept
-        self._empty = False  # whether the weights were dropped and none have come since
         self._generations: dict[str, _Generation] = {}
         self._by_name: dict[str, _Generation] = {}
         self._complete: list[Delta] = []
@@ -145,9 +141,7 @@ class TransformersEngine:
             EngineDiedError: the manager has stopped.
             EngineAsleepError: the engine sleeps, or has no weights since.
         """
-        self._check_awake()
-        if self._empty:
-            raise EngineAsleepError("found a request and no weights since the engine slept; load some first")
+        self._wakefulness.check_serves()
         for request in requests:
             check_request(request, self._generations, self._max_model_len, self._vocabulary)
             sampling = request.sampling
@@ -231,7 +225,7 @@ class TransformersEngine:
             EngineAsleepError: the engine sleeps.
             WeightsError: a parameter is missing, unknown or of another shape.
         """
-        self._check_idle("the weights change")
+        self._wakefulness.check_idle(len(self._generations), "the weights change")
         import torch
 
         if self._adapters.drop():
@@ -253,7 +247,7 @@ class TransformersEngine:
         missing = {name for name in missing if name not in filled or filled[name] < parameters[name].numel()}
         if missing:
             raise WeightsError(f"found no weights for {len(missing)} parameters, the first is {min(missing)!r}")
-        self._empty = False
+        self._wakefulness.empty = False
 
     def load_adapter(self, adapter: AdapterWeights) -> None:
         """Serve the weights with an adapter, while the managers pause. Those of the same layers are replaced in place.
@@ -263,7 +257,7 @@ class TransformersEngine:
             EngineAsleepError: the engine sleeps.
             WeightsError: the adapter does not fit the model. Nothing was changed.
         """
-        self._check_idle("the adapter changes")
+        self._wakefulness.check_idle(len(self._generations), "the adapter changes")
         check_adapter(adapter, self._shapes, self._options.adapter_rank)
         with self._all_paused():
             changed = self._adapters.load(adapter)
@@ -277,40 +271,31 @@ class TransformersEngine:
             EngineBusyError: a request is in flight.
             OptionError: the level is unknown.
         """
-        if level not in SLEEPS:
-            raise OptionError(f"found sleep level {level!r}, expected 1 or 2")
-        if self._generations:
-            raise EngineBusyError(
-                f"{len(self._generations)} requests are in flight; abort them before the engine sleeps"
-            )
+        check_level(level, max(SLEEPS))
+        check_idle(len(self._generations), "the engine sleeps")
         self._resting |= set(self._managers.by_greedy)
         self._stop_managers()
-        if level == 2 and self._asleep < 2:
+        if level == 2 and self._wakefulness.level < 2:
             self._adapters.drop()
             for parameter in self._model.parameters():
                 parameter.data = parameter.data.new_empty(0)
-            self._empty = True
-        self._asleep = max(self._asleep, level)
+            self._wakefulness.empty = True
+        self._wakefulness.level = max(self._wakefulness.level, level)
         free_heap()
 
     def wake(self) -> None:
         """Take the memory of the weights and of the KV caches again."""
-        if self._asleep == 2:
+        if self._wakefulness.level == 2:
             for name, parameter in self._model.named_parameters():
                 parameter.data = parameter.data.new_empty(self._shapes[name])
-        self._asleep = 0
+        self._wakefulness.level = 0
         for greedy in sorted(self._resting):
             self._manager(greedy)
         self._resting.clear()
 
-    def _check_awake(self) -> None:
-        if self._asleep:
-            raise EngineAsleepError(f"the engine sleeps at level {self._asleep}; wake it first")
-
-    def _check_idle(self, before: str) -> None:
-        self._check_awake()
-        if self._generations:
-            raise EngineBusyError(f"{len(self._generations)} requests are in flight; abort them before {before}")
+    def memory_bytes(self) -> int:
+        """Memory in use: of the CUDA device that has the model, by whomever; on CPU the resident memory of this process."""
+        return memory_bytes()
 
     @contextmanager
     def _all_paused(self) -> Iterator[None]:
@@ -320,8 +305,8 @@ class TransformersEngine:
             yield
 
     def digests(self, boxes: Sequence[WeightBox]) -> Sequence[WeightDigest]:
-        """What the model that the managers generate with has in boxes of its parameters."""
-        return list(read_whole(self._tensors(), boxes))
+        """What the model that the managers generate with has in boxes of its parameters, and of an adapter's matrices."""
+        return list(read_whole({**self._tensors(), **self._adapters.matrices()}, boxes))
 
     def stats(self) -> EngineStats:
         """KV usage, running and waiting counts, from the managers' schedulers."""

@@ -11,10 +11,9 @@ With asynchronous scheduling (on CUDA, or by `EngineOptions.async_scheduling`) o
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 from tailrace.contracts import (
@@ -38,22 +37,29 @@ from tailrace.rollout.adapters import VLLMAdapters, check_adapter
 from tailrace.rollout.engine_seeds import keep_vllm_seeds
 from tailrace.rollout.errors import (
     DeviceMissingError,
-    EngineAsleepError,
-    EngineBusyError,
     EngineDiedError,
     EngineMissingError,
     ModelLoadError,
-    OptionError,
     RequestError,
     WeightsError,
 )
-from tailrace.rollout.memory import fill_worker, free_worker
+from tailrace.rollout.memory import (
+    SLEEPS,
+    Wakefulness,
+    check_level,
+    fill_worker,
+    free_worker,
+    memory_bytes,
+    worker_memory_bytes,
+)
 from tailrace.rollout.model_files import lacking, parameter_names, parameter_shapes
 from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
 from tailrace.rollout.vllm_arguments import check_arguments, set_variables, without_variables
 from tailrace.rollout.vllm_process import (
     CORES,
+    bind_workers,
+    check_parallel,
     correct_wheel_tag,
     kept_groups,
     own_inspection,
@@ -61,6 +67,7 @@ from tailrace.rollout.vllm_process import (
     quiet_setup,
     updatable_linears,
     why_not,
+    worker_threads,
 )
 from tailrace.rollout.vllm_versions import cached_tokens, check_interface, check_version, core_request_of
 from tailrace.rollout.vllm_weights import load, load_in_workers, read_back, read_in_workers
@@ -68,7 +75,6 @@ from tailrace.rollout.vllm_weights import load, load_in_workers, read_back, read
 _CPU_BLOCK_TOKENS = 128  # vLLM's own default on CPU
 _MAX_NUM_SEQS = 256
 _MAX_BATCH_TOKENS = 2048
-SLEEPS = (1, 2)
 _OWN_FORWARD = threading.Lock()
 """The engine whose model runs in this process itself holds it; all others of the process run theirs in a worker process.
 
@@ -104,12 +110,8 @@ class VLLMEngine:
                 from vllm.platforms import current_platform
                 from vllm.v1.engine.llm_engine import LLMEngine
                 from vllm.v1.executor import Executor
-            except (
-                ImportError,
-                RuntimeError,
-                OSError,
-                AttributeError,
-            ) as error:  # torchvision's are of all these kinds
+            # torchvision's errors are of all these kinds
+            except (ImportError, RuntimeError, OSError, AttributeError) as error:
                 raise EngineMissingError(why_not(error)) from error
             on_cpu = bool(current_platform.is_cpu())
             device = "cpu" if options.device == "auto" and on_cpu else resolve_device(options)
@@ -174,8 +176,7 @@ class VLLMEngine:
         self._max_num_seqs = max_num_seqs
         self._on_cpu, self._options = on_cpu, options
         self._shapes = parameter_shapes(model_path) if options.adapter_rank else {}
-        self._asleep = 0
-        self._empty = False  # whether the weights were dropped and none have come since
+        self._wakefulness = Wakefulness()
         self._thread: int | None = None
         self._client = self._llm.engine_core
         self._core = self._client.engine_core
@@ -185,9 +186,8 @@ class VLLMEngine:
         self._serial = 0
         self._names: dict[str, str] = {}  # request id -> id inside vLLM, new for each submission
         self._requests: dict[str, str] = {}  # id inside vLLM -> request id
-        self._complete: list[
-            Delta
-        ] = []  # for the next step: of requests with nothing left to generate, and taken in early
+        # for the next step: of requests with nothing left to generate, and taken in early
+        self._complete: list[Delta] = []
         self._preemptions = self._cached_tokens = 0
         self._count_preemptions()
         try:
@@ -203,9 +203,7 @@ class VLLMEngine:
             RequestError: see `check_request`, or vLLM refuses a request.
             EngineAsleepError: the engine sleeps, or has no weights since.
         """
-        self._check_awake()
-        if self._empty:
-            raise EngineAsleepError("found a request and no weights since the engine slept; load some first")
+        self._wakefulness.check_serves()
         for request in requests:
             check_request(request, self._names, self._max_model_len, self._vocabulary)
             finish = finished_with(request.kept, request.sampling)
@@ -327,7 +325,7 @@ class VLLMEngine:
         missing += lacking(self._names_expected, shapes)
         if missing:
             raise WeightsError(f"found no weights for {len(missing)} parameters, the first is {missing[0]!r}")
-        self._empty = False
+        self._wakefulness.empty = False
         self._reset_prefix_cache()
 
     def load_adapter(self, adapter: AdapterWeights) -> None:
@@ -351,40 +349,39 @@ class VLLMEngine:
             OptionError: the level is unknown or, on CUDA, the engine was built for a smaller one (option ``sleep_level``).
         """
         deepest = max(SLEEPS) if self._on_cpu else self._options.sleep_level
-        if level not in SLEEPS or level > deepest:
-            raise OptionError(f"found sleep level {level!r}, expected 1 to {deepest}, the engine option sleep_level")
-        if self._asleep >= level:
+        check_level(level, deepest, ", the engine option sleep_level")
+        if self._wakefulness.level >= level:
             return
         self.wake()
         self._make_idle("the engine sleeps")
         if level == 2:
             self._adapters.drop(self._llm)
-            self._empty = True
+            self._wakefulness.empty = True
         self._reset_prefix_cache()
         if self._on_cpu:
             self._llm.collective_rpc(free_worker, args=(level,))
         else:
             self._llm.sleep(level)
-        self._asleep = level
+        self._wakefulness.level = level
 
     def wake(self) -> None:
         """Take the memory again."""
-        if not self._asleep:
+        if not self._wakefulness.level:
             return
         if self._on_cpu:
             self._llm.collective_rpc(fill_worker)
         else:
             self._llm.wake_up()
-        self._asleep = 0
+        self._wakefulness.level = 0
 
-    def _check_awake(self) -> None:
-        if self._asleep:
-            raise EngineAsleepError(f"the engine sleeps at level {self._asleep}; wake it first")
+    def memory_bytes(self) -> int:
+        """Memory in use: of the devices that hold the model, by whomever; on CPU, resident, of the engine's processes."""
+        if self._here or self._on_cpu:
+            return memory_bytes()
+        return sum(self._llm.collective_rpc(worker_memory_bytes))
 
     def _make_idle(self, before: str) -> None:
-        self._check_awake()
-        if self._requests:
-            raise EngineBusyError(f"{len(self._requests)} requests are in flight; abort them before {before}")
+        self._wakefulness.check_idle(len(self._requests), before)
         self._drain()
         if self._scheduler.has_requests():
             self._client.get_output()  # makes the worker free the blocks of aborted requests
@@ -494,46 +491,3 @@ class _Build(EnginePlugin):
 
 
 build = _Build()
-
-
-# An engine of vLLM whose model runs in worker processes beside the engine's own: one for each device that it spans (tensor
-# parallelism), or a single one, where another engine runs in the engine's process already.
-
-
-def check_parallel(shape: CacheShape, workers: int) -> None:
-    """Refuse a number of devices that does not divide the model's heads.
-
-    Raises:
-        OptionError: it does not.
-    """
-    if shape.heads % workers:
-        raise OptionError(
-            f"engine option tensor_parallel_size: found {workers}, expected a divisor of the model's {shape.heads} heads"
-        )
-
-
-def bind_workers(workers: int) -> None:
-    """Give each worker process of an engine that is built next a core of its own. Left to itself, vLLM wants a NUMA node each.
-
-    Raises:
-        DeviceMissingError: this process may use fewer cores than there are workers.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < workers:
-        raise DeviceMissingError(f"found {len(cores)} cores, expected one for each of tensor_parallel_size={workers}")
-    os.environ[CORES] = "|".join(map(str, cores[:workers]))
-
-
-@contextmanager
-def worker_threads(threads: int | None) -> Iterator[None]:
-    """Let worker processes that start in this context use so many threads for an operator on CPU; None: OpenMP's choice."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    if threads is not None:
-        os.environ["OMP_NUM_THREADS"] = str(threads)
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop("OMP_NUM_THREADS", None)
-        else:
-            os.environ["OMP_NUM_THREADS"] = before

@@ -12,13 +12,13 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tailrace.rollout.errors import EngineMissingError, OptionError
+from tailrace.rollout.options import check_engine_args, check_known
 
 _VARIABLE = "VLLM_"
 _OPTION_OF = {
@@ -61,18 +61,11 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         OptionError: one is unknown, or Tailrace sets it.
         EngineMissingError: there are some, and vLLM is not installed.
     """
+    check_engine_args(given, _OPTION_OF, _KEPT)
     for name, value in given.items():
-        if name in _OPTION_OF:
-            raise OptionError(f"engine option engine_args: found {name!r}, expected engine option {_OPTION_OF[name]!r}")
-        if name in _KEPT:
-            raise OptionError(f"engine option engine_args: found {name!r}, expected it left out: {_KEPT[name]}")
         if name.startswith(_REPLICAS):
             raise OptionError(f"engine option engine_args: found {name!r}, expected rollout.replicas")
-        known = variables() if name.startswith(_VARIABLE) else arguments()
-        if name not in known:
-            near = get_close_matches(name, known, n=3)
-            expected = f"did you mean {' or '.join(map(repr, near))}?" if near else f"expected one of its {len(known)}"
-            raise OptionError(f"engine option engine_args: found {name!r}, which vLLM does not know; {expected}")
+        check_known(name, variables() if name.startswith(_VARIABLE) else arguments(), "vLLM")
         if name.startswith(_VARIABLE) and not isinstance(value, str | int | float):
             raise OptionError(
                 f"engine option engine_args: found {value!r} as {name}, expected a text, a number or true or false"

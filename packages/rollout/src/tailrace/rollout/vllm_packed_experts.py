@@ -5,27 +5,34 @@ How the kernel packs is its own matter. Each matrix is a permutation of its elem
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 from typing import Any
 
 
-def unpacked_experts(model: Any, parameters: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of a worker, those of packed experts as they were loaded.
+def plain_parameters(model: Any) -> Callable[[str], Any]:
+    """Looks up a worker's parameters by vLLM's name, those of packed experts as they were loaded; None where there is none.
+
+    A stack of experts is unpacked when it is asked for, and the last two are kept: a whole mixture would not fit beside itself.
 
     Args:
         model: the worker's part of the model.
-        parameters: its parameters by name.
     """
+    parameters = {  # a layer that may get an adapter has its own weights one step deeper
+        name.replace(".base_layer.", "."): parameter for name, parameter in model.named_parameters()
+    }
     packed = {
         f"{name}.{matrices}": isa
         for name, layer in model.named_modules()
         if (isa := _packed_for(layer)) is not None
         for matrices in ("w13_weight", "w2_weight")
     }
-    return {
-        name: _unpacked(parameter, packed[name]) if name in packed else parameter
-        for name, parameter in parameters.items()
-    }
+
+    @lru_cache(maxsize=2)
+    def unpacked(name: str) -> Any:
+        return _unpacked(parameters[name], packed[name])
+
+    return lambda name: unpacked(name) if name in packed else parameters.get(name)
 
 
 def _packed_for(layer: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Prepares the process and the installation for vLLM: variables before its import, linear layers that can be updated, a tag."""
+"""Prepares processes and the installation for vLLM: variables, cores, linear layers that can be updated, a wheel's tag."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
+
+from tailrace.rollout.errors import DeviceMissingError, OptionError
+from tailrace.rollout.options import CacheShape
 
 CORES = "VLLM_CPU_OMP_THREADS_BIND"
 _ENVIRONMENT = {
@@ -162,6 +165,45 @@ def plain_linears() -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
     layers.dispatch_cpu_unquantized_gemm = plain
+
+
+def check_parallel(shape: CacheShape, workers: int) -> None:
+    """Refuse a number of devices that does not divide the model's heads.
+
+    Raises:
+        OptionError: it does not.
+    """
+    if shape.heads % workers:
+        raise OptionError(
+            f"engine option tensor_parallel_size: found {workers}, expected a divisor of the model's {shape.heads} heads"
+        )
+
+
+def bind_workers(workers: int) -> None:
+    """Give each worker process of an engine that is built next a core of its own. Left to itself, vLLM wants a NUMA node each.
+
+    Raises:
+        DeviceMissingError: this process may use fewer cores than there are workers.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < workers:
+        raise DeviceMissingError(f"found {len(cores)} cores, expected one for each of tensor_parallel_size={workers}")
+    os.environ[CORES] = "|".join(map(str, cores[:workers]))
+
+
+@contextmanager
+def worker_threads(threads: int | None) -> Iterator[None]:
+    """Let worker processes that start in this context use so many threads for an operator on CPU; None: OpenMP's choice."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("OMP_NUM_THREADS", None)
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
 
 
 _WRONG, _RIGHT = "Tag: cp312-cp312-", "Tag: cp38-abi3-"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailrace.contracts import WeightBox, WeightDigest
-from tailrace.rollout.adapters import SHARED, parameters_of
-from tailrace.rollout.served_weights import digest_of
-from tailrace.rollout.vllm_packed_experts import unpacked_experts
+from tailrace.rollout.adapters import SHARED, matrix_of
+from tailrace.rollout.served_weights import common_box, digest_of, local_boxes
+from tailrace.rollout.vllm_packed_experts import plain_parameters
 from tailrace.rollout.vllm_process import updatable_linears
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def load(model: Any, config: Any, weights: Iterable[tuple[str, Any]]) -> list[st
     from tailrace.paramserver.bridges.vllm_reload import keeps_what_it_loads, reload
 
     if keeps_what_it_loads(model):
-        return sorted(parameters_of(model) - set(model.load_weights(weights)))
+        own = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}  # as files name them
+        return sorted(own - set(model.load_weights(weights)))
     with updatable_linears():
         return reload(model, config.model_config, weights)
 
@@ -136,43 +137,90 @@ def read_back(model: Any, config: Any, boxes: Sequence[WeightBox]) -> list[Weigh
     Args:
         model: the worker's part of the model.
         config: the engine's `VllmConfig`.
-        boxes: at least one of every parameter that was published.
+        boxes: of parameters, and of matrices of the adapter that is applied.
 
     Raises:
         NotImplementedError: the layout of such a model is not known, or the worker keeps a parameter in another form.
     """
+    matrices = [box for box in boxes if matrix_of(box.name)]
+    found = list(_read_adapter(model, config, matrices)) if matrices else []
+    boxes = [box for box in boxes if not matrix_of(box.name)]
+    if not boxes:
+        return found
+    shard = _own_shard(config, {box.name: box.shape for box in boxes})
+    parameters = plain_parameters(model)
+    for name, common, buffer, index in local_boxes(shard, boxes):
+        here = _parameter(parameters, buffer.name, buffer.shape)[index]
+        found.append(WeightDigest(name, common, str(here.dtype).removeprefix("torch."), digest_of(here)))
+    return found
+
+
+def _read_adapter(model: Any, config: Any, boxes: Sequence[WeightBox]) -> Iterator[WeightDigest]:
+    """The digests of what a worker has in boxes of an adapter's matrices: A, and B times the scale.
+
+    vLLM keeps one stack of A and of B for each part of a fused layer, a place in it for each adapter: ``[1, 1, rank, in]`` and
+    ``[1, 1, out, rank]``. A layer that it cut by rows has rows of B, one that it cut by columns has columns of A.
+    """
+    if config.lora_config.fully_sharded_loras:
+        raise NotImplementedError("vLLM cuts the ranks of adapters (fully_sharded_loras), which cannot be read back")
+    asked: dict[str, dict[str, list[WeightBox]]] = {}
+    for box in boxes:
+        weight, half = matrix_of(box.name) or ("", "")
+        asked.setdefault(weight, {"A": [], "B": []})[half].append(box)
+    shapes = {weight: (of["B"][0].shape[0], of["A"][0].shape[1]) for weight, of in asked.items() if of["A"] and of["B"]}
+    shard = _own_shard(config, shapes)
+    layers: dict[str, Any] = dict(model.named_modules())
+    for weight in shapes:
+        for buffer, piece in shard.pieces.get(weight, ()):
+            layer: Any = layers.get(buffer.name.removesuffix(".weight"))
+            if not hasattr(layer, "lora_a_stacked"):
+                continue  # then no worker tells of it, which is a difference
+            (row, column), (rows, columns) = piece.at, piece.box
+            first = 0
+            for a, b, size in zip(layer.lora_a_stacked, layer.lora_b_stacked, layer.output_slices, strict=True):
+                if first <= row < first + size:
+                    ranks = (0, a.shape[2])
+                    yield from _in_matrix(asked[weight]["A"], a[0, 0], (ranks, columns), (0, column))
+                    yield from _in_matrix(asked[weight]["B"], b[0, 0], (rows, ranks), (row - first, 0))
+                first += size
+
+
+def _in_matrix(
+    boxes: Sequence[WeightBox], matrix: Any, held: tuple[tuple[int, int], ...], at: tuple[int, int]
+) -> Iterator[WeightDigest]:
+    """The digests of boxes where a worker holds a box of a matrix, which begins at an index of its own tensor."""
+    for name, _, box in boxes:
+        common = common_box(box, held)
+        if common is None:
+            continue
+        here = matrix[
+            tuple(
+                slice(a - start + by, b - start + by) for (a, b), (start, _), by in zip(common, held, at, strict=True)
+            )
+        ]
+        yield WeightDigest(name, common, str(here.dtype).removeprefix("torch."), digest_of(here))
+
+
+def _own_shard(config: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
+    """Where a worker has its parts of parameters (a `ShardLayout`), by the engine's parallel sizes.
+
+    Raises:
+        NotImplementedError: the layout of such a model is not known.
+    """
     from tailrace.paramserver.bridges.vllm_layout import engine_layout, worker_rank
     from tailrace.paramserver.layout import GlobalTensor, LayoutInvalid
 
-    shapes = {box.name: box.shape for box in boxes}
     try:
         layout = engine_layout(config, [GlobalTensor(name, "float32", shape) for name, shape in shapes.items()])
     except LayoutInvalid as error:
         raise NotImplementedError(f"where vLLM has the weights of this model is not known: {error}") from error
-    shard = layout.shards[worker_rank(config)]
-    parameters = {  # a layer that may get an adapter has its own weights one step deeper
-        name.replace(".base_layer.", "."): parameter
-        for name, parameter in unpacked_experts(model, dict(model.named_parameters())).items()
-    }
-    found = []
-    for name, _, box in boxes:
-        for buffer, piece in shard.pieces.get(name, ()):
-            common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, piece.box, strict=True)]
-            if any(start >= stop for start, stop in common):
-                continue
-            lead = piece.at[: len(piece.at) - len(box)]
-            shifts = [at - start for at, (start, _) in zip(piece.at[len(lead) :], piece.box, strict=True)]
-            index = (*lead, *(slice(a + by, b + by) for (a, b), by in zip(common, shifts, strict=True)))
-            here = _parameter(parameters, buffer.name, buffer.shape)[index]
-            dtype = str(here.dtype).removeprefix("torch.")
-            found.append(WeightDigest(name, tuple(common), dtype, digest_of(here)))
-    return found
+    return layout.shards[worker_rank(config)]
 
 
-def _parameter(parameters: dict[str, Any], name: str, shape: tuple[int, ...]) -> Any:
-    parameter = parameters.get(
-        name, parameters.get(name.replace(".routed_experts.", "."))
-    )  # vLLM 0.2x has no such module
+def _parameter(parameters: Callable[[str], Any], name: str, shape: tuple[int, ...]) -> Any:
+    parameter = parameters(name)
+    if parameter is None:  # vLLM 0.2x has experts in no module of their own
+        parameter = parameters(name.replace(".routed_experts.", "."))
     if parameter is None:
         raise NotImplementedError(f"vLLM has no parameter {name!r}")
     dtype = str(parameter.dtype).removeprefix("torch.")

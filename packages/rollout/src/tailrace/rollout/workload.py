@@ -58,7 +58,6 @@ from tailrace.rollout.errors import (
     WeightsDifferError,
     WeightsError,
 )
-from tailrace.rollout.memory import memory_bytes
 from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.reports import Reports
@@ -209,12 +208,13 @@ class ReplicaWork:
         if self._sleeping is None:
             self._reports.event(Lent(self._replica, lend.seq))
         else:
-            awake_bytes, began = memory_bytes(), time.perf_counter()
+            awake_bytes, began = self._sleeping.memory_bytes(), time.perf_counter()
             self._sleeping.sleep(self._sleep_level)
             took_s, self._asleep = time.perf_counter() - began, self._sleep_level
             if self._sleep_level > 1:
                 self._empty, self._base_there = True, False
-            self._reports.event(Lent(self._replica, lend.seq, self._sleep_level, took_s, awake_bytes, memory_bytes()))
+            asleep_bytes = self._sleeping.memory_bytes()
+            self._reports.event(Lent(self._replica, lend.seq, self._sleep_level, took_s, awake_bytes, asleep_bytes))
         self._reports.flush()
 
     def _take_back(self, back: Return) -> None:
@@ -226,18 +226,20 @@ class ReplicaWork:
             began = time.perf_counter()
             self._sleeping.wake()
             took_s, self._asleep = time.perf_counter() - began, 0
-            self._reports.event(Returned(self._replica, back.seq, took_s, memory_bytes()))
+            self._reports.event(Returned(self._replica, back.seq, took_s, self._sleeping.memory_bytes()))
         self._reports.flush()
 
     def _restore(self, version: int) -> None:
         """Load the version again whose weights were dropped.
 
         Raises:
-            Exception: it cannot be had any more. The replica cannot go on.
+            Exception: it cannot be had any more, or the engine has other weights then. The replica cannot go on.
         """
         self._standstill.at(PULLING)
+        sample = self._sample(version)
         with self._weights.load(version, self._pull_timeout_s) as weights:
-            self._take(weights, self._standstill.moved)
+            self._take(weights, self._standstill.moved, sample)
+        self._compare(sample)
 
     def _take(
         self,
@@ -247,7 +249,7 @@ class ReplicaWork:
     ) -> None:
         """Have the engine serve weights. `arrives` is called before each tensor or slice, and before an adapter.
 
-        The sample is of whole weights: those of a version, or of the base that is read anew. An adapter is in none.
+        The sample is of all that the engine is given: weights, or an adapter's matrices and a base that is read anew.
         """
         if not isinstance(weights, AdapterWeights):
             self._base_there = False
@@ -258,6 +260,8 @@ class ReplicaWork:
             self._engine.load_weights(_Watched(weights.base(), arrives, sample))
             self._base_there = True
         arrives()
+        if sample is not None:
+            sample.take_adapter(weights)
         _adapting(self._engine).load_adapter(weights)
         self._empty = False
 

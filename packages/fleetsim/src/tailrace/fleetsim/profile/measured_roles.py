@@ -245,6 +245,11 @@ class MeasuredEngine:
         assert isinstance(self._engine, SleepingEngine)
         self._engine.wake()
 
+    def memory_bytes(self) -> int:
+        """Pass on."""
+        assert isinstance(self._engine, SleepingEngine)
+        return self._engine.memory_bytes()
+
     def stats(self) -> EngineStats:
         """Pass on."""
         stats = self._engine.stats()

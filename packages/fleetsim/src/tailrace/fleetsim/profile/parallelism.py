@@ -153,7 +153,7 @@ def possible_sizes(config: RunConfig, model: Path) -> list[int]:
     An engine that spans one device is measured with one.
     """
     facts = facts_of(config)
-    if not abilities_of(selected_engine(config)).resizes:
+    if not abilities_of(config, selected_engine(config)).resizes:
         return [1]
     most = min(facts.replicas * facts.tp, devices_here(config))
     heads = CacheShape.read(str(model)).heads

@@ -79,7 +79,7 @@ def check_abilities(config: RunConfig, engine: str) -> None:
     """
     from tailrace.rollout import able_engines
 
-    needs, able = needs_of(config), abilities_of(engine)
+    needs, able = needs_of(config), abilities_of(config, engine)
     if lacking := [need for need in needs if not need.met(able)]:
         others = able_engines(lambda able: all(need.met(able) for need in needs))
         expected = (
@@ -122,7 +122,7 @@ def applies_adapters(config: RunConfig, engine: str) -> bool:
     """
     asked = config.rollout.adapter
     return bool(config.trainer.adapter.rank) and (
-        asked == "applied" or (asked == "auto" and abilities_of(engine).adapters)
+        asked == "applied" or (asked == "auto" and abilities_of(config, engine).adapters)
     )
 
 
@@ -134,7 +134,7 @@ def sleep_level(config: RunConfig, engine: str) -> int:
     """
     if config.rollout.sleep_level is not None:
         return config.rollout.sleep_level
-    return 1 if lends_devices(config) and 1 in abilities_of(engine).sleeps else 0
+    return 1 if lends_devices(config) and 1 in abilities_of(config, engine).sleeps else 0
 
 
 def _provisioning(config: RunConfig) -> ProvisioningPolicy:

@@ -429,7 +429,7 @@ def _check_deterministic(config: RunConfig) -> None:
 def _comparison(config: RunConfig, engine: str) -> WeightComparison | None:
     """How much of the weights the replicas compare with what their engines have; nothing with one that cannot tell."""
     nbytes = config.rollout.digest_bytes
-    if nbytes == 0 or not abilities_of(engine).digests:
+    if nbytes == 0 or not abilities_of(config, engine).digests:
         return None
     return WeightComparison() if nbytes is None else WeightComparison(nbytes, required=True)
 

@@ -23,7 +23,7 @@ def selected_engine(config: RunConfig) -> str:
         raise ConfigError(f"key 'rollout.engine': {error}") from error
 
 
-def abilities_of(engine: str) -> EngineAbilities:
+def abilities_of(config: RunConfig, engine: str) -> EngineAbilities:
     """What the engine of a name can do.
 
     Raises:
@@ -32,6 +32,6 @@ def abilities_of(engine: str) -> EngineAbilities:
     from tailrace.rollout import engine_abilities
 
     try:
-        return engine_abilities(engine)
+        return engine_abilities(engine, config.rollout.options)
     except PluginError as error:  # of an old form, or it does not load
         raise ConfigError(f"key 'rollout.engine': {error}") from error

@@ -63,7 +63,7 @@ def allocated(config: RunConfig) -> RunConfig:
 def _spans_one(config: RunConfig) -> bool:
     """Whether the run's engine spans one device and never more. An engine that is not there is named with its key."""
     with contextlib.suppress(ConfigError):
-        return not abilities_of(selected_engine(config)).resizes
+        return not abilities_of(config, selected_engine(config)).resizes
     return False
 
 

@@ -1,11 +1,11 @@
-"""The contract of what not every engine can do (`EngineAbilities`), as a pytest suite: LoRA adapters and sleep."""
+"""The contract of what not every engine can do (`EngineAbilities`), as a pytest suite: LoRA adapters, their digests, sleep."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
@@ -15,19 +15,20 @@ import pytest
 from tailrace.contracts import (
     AdapterWeights,
     AdaptingEngine,
+    DigestingEngine,
     Engine,
     EngineAbilities,
     Request,
     Sampling,
     SleepingEngine,
 )
-from tailrace.rollout.errors import EngineAsleepError, EngineBusyError, OptionError, WeightsError
+from tailrace.rollout.errors import EngineAsleepError, EngineBusyError, OptionError, WeightsDifferError, WeightsError
 from tailrace.rollout.generation import Generation, generate
-from tailrace.rollout.testing.contract import greedy, log_probabilities, save_tiny_model
+from tailrace.rollout.served_weights import WeightSample
+from tailrace.rollout.testing.contract import OPTIONS, OnTinyModels, greedy, log_probabilities
 
 _RANK, _ALPHA = 4, 8.0
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_OPTIONS = {"dtype": "float32", "max_num_seqs": 16, "block_tokens": 32, "seed": 11, "threads": 1}
 _KV_BYTES = 256 << 20
 _TIMEOUT_S = 120.0
 _PROMPTS = [tuple((7 * place + length) % 149 for place in range(length)) for length in (1, 5, 20, 33, 65, 130)]
@@ -76,38 +77,24 @@ class _AbleEngine(AdaptingEngine, SleepingEngine, Protocol):
     """An engine with both abilities."""
 
 
-class EngineAbilitiesContract:
-    """Tests of what an engine's ability record promises, on a tiny random Qwen3 with tied embeddings.
+class EngineAbilitiesContract(OnTinyModels):
+    """Tests of what an engine's ability record promises: adapters, with their digests, and sleep.
 
     Attributes:
+        options, tolerance: see `OnTinyModels`.
         abilities: the record of the engine's plugin. What it does not promise is not tried.
-        options: options passed to `build`, in addition to those that the suite needs.
-        tolerance: largest error of a log-probability; the reference is plain transformers and PEFT in float32 on CPU.
         device: ``"cuda"`` for an engine on a GPU.
     """
 
     abilities: ClassVar[EngineAbilities] = EngineAbilities()
-    options: ClassVar[Mapping[str, Any]] = {}
-    tolerance: ClassVar[float] = 1e-4
     device: ClassVar[str] = "cpu"
-
-    def build(self, model_path: str, options: Mapping[str, Any]) -> Engine:
-        """The engine under test."""
-        raise TypeError(f"{type(self).__name__} must override build({model_path=}, {options=})")
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def models(cls, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
-        """A model directory, its model, and a model with other weights."""
-        folder = tmp_path_factory.mktemp("models")
-        return folder / "a", save_tiny_model(folder / "a", seed=1), save_tiny_model(folder / "b", seed=2)
 
     @pytest.fixture(scope="class")
     @classmethod
     def shared(cls, models: tuple[Path, Any, Any]) -> Iterator[_AbleEngine]:
         """One engine that can do all that the record promises, since building one takes seconds."""
         able = cls.abilities
-        options = {**_OPTIONS, "kv_cache_bytes": _KV_BYTES, **cls.options, "sleep_level": max(able.sleeps, default=0)}
+        options = {**OPTIONS, "kv_cache_bytes": _KV_BYTES, **cls.options, "sleep_level": max(able.sleeps, default=0)}
         engine = cls().build(str(models[0]), {**options, **({"adapter_rank": _RANK} if able.adapters else {})})
         yield cast("_AbleEngine", engine)  # what its record does not promise is not asked of it
         engine.close()
@@ -213,6 +200,33 @@ class EngineAbilitiesContract:
         with pytest.raises(EngineBusyError):
             adapting.load_adapter(good)
         adapting.abort(["r"])
+
+    @pytest.mark.parametrize("nbytes", [64, 1 << 20])  # two elements of each run, all of every matrix
+    def test_digests_of_an_adapter_are_those_of_what_is_applied(
+        self, adapting: _AbleEngine, models: tuple[Path, Any, Any], nbytes: int
+    ) -> None:
+        if not self.abilities.digests:
+            pytest.skip("the engine gives no digests, by its record")
+        assert isinstance(adapting, DigestingEngine)
+        base = models[1]
+        served, other = (make_adapter(base, seed=seed)[0] for seed in (10, 11))
+        fewer = make_adapter(base, seed=12, targets=("v_proj", "up_proj", "o_proj"))[0]
+        for adapter, wrong in ((other, served), (served, other), (fewer, served), (replace(served, scale=0.3), served)):
+            adapting.load_adapter(adapter)
+            sample, stale = WeightSample(5, nbytes, "adapter"), WeightSample(4, nbytes, "adapter")
+            sample.take_adapter(adapter)
+            stale.take_adapter(wrong)
+            sample.check(adapting.digests(sample.boxes()))
+            with pytest.raises(WeightsDifferError, match=r"lora_[AB]\.weight' of version 4"):
+                stale.check(adapting.digests(stale.boxes()))
+        name, (a, b) = list(served.layers.items())[3]
+        for layers, half in (((a, other.layers[name][1]), "B"), ((other.layers[name][0], b), "A")):
+            adapting.load_adapter(replace(served, layers={**served.layers, name: layers}))
+            sample = WeightSample(6, nbytes, "adapter")
+            sample.take_adapter(served)
+            with pytest.raises(WeightsDifferError) as caught:
+                sample.check(adapting.digests(sample.boxes()))
+            assert caught.value.parameter == name.replace(".weight", f".lora_{half}.weight")
 
     # ---- sleep
 

@@ -111,29 +111,27 @@ _BATCH = 16
 _SEED = 11
 _TIMEOUT_S = 120.0
 _BLOCK = 32
-_OPTIONS = {"dtype": "float32", "max_num_seqs": _BATCH, "block_tokens": _BLOCK, "seed": _SEED, "threads": 1}
+OPTIONS: Mapping[str, Any] = {
+    "dtype": "float32",
+    "max_num_seqs": _BATCH,
+    "block_tokens": _BLOCK,
+    "seed": _SEED,
+    "threads": 1,
+}
 
 Prompts = list[tuple[int, ...]]
 
 
-class EngineContract:
-    """Tests of what every engine must do, on a tiny random Qwen3 with tied embeddings.
+class OnTinyModels:
+    """What the suites of engines share: two tiny random Qwen3 with tied embeddings, and how the engine is built.
 
     Attributes:
         options: options passed to `build`, in addition to the sizes that the suite needs.
-        tolerance: largest error of a log-probability; the reference is plain transformers in float32 on CPU.
-        seeds: whether the engine keeps the seeds of requests, as its factory says.
-        digests: whether it is a `DigestingEngine`, as its factory says.
-        tells_preemptions: whether it counts preemptions and takes `kv_cache_bytes`.
-        tells_cached_tokens: whether it has a prefix cache and counts what that had (`EngineStats.cached_tokens`).
+        tolerance: largest error of a log-probability; the reference is plain transformers (and PEFT) in float32 on CPU.
     """
 
     options: ClassVar[Mapping[str, Any]] = {}
     tolerance: ClassVar[float] = 1e-4
-    seeds: ClassVar[bool] = False
-    digests: ClassVar[bool] = False
-    tells_preemptions: ClassVar[bool] = False
-    tells_cached_tokens: ClassVar[bool] = False
 
     def build(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         """The engine under test."""
@@ -146,11 +144,30 @@ class EngineContract:
         folder = tmp_path_factory.mktemp("models")
         return folder / "a", save_tiny_model(folder / "a", seed=1), save_tiny_model(folder / "b", seed=2)
 
+
+class EngineContract(OnTinyModels):
+    """Tests of what every engine must do.
+
+    Attributes:
+        options, tolerance: see `OnTinyModels`.
+        seeds: whether the engine keeps the seeds of requests, as its factory says.
+        digests: whether it is a `DigestingEngine`, as its factory says.
+        deterministic: whether it gives equal bits to equal calls, as its factory says.
+        tells_preemptions: whether it counts preemptions and takes `kv_cache_bytes`.
+        tells_cached_tokens: whether it has a prefix cache and counts what that had (`EngineStats.cached_tokens`).
+    """
+
+    seeds: ClassVar[bool] = False
+    digests: ClassVar[bool] = False
+    deterministic: ClassVar[bool] = False
+    tells_preemptions: ClassVar[bool] = False
+    tells_cached_tokens: ClassVar[bool] = False
+
     @pytest.fixture(scope="class")
     @classmethod
     def shared(cls, models: tuple[Path, Any, Any]) -> Iterator[Engine]:
         """One engine for the whole class, since building one takes seconds."""
-        engine = cls().build(str(models[0]), {**_OPTIONS, **cls.options})
+        engine = cls().build(str(models[0]), {**OPTIONS, **cls.options})
         yield engine
         engine.close()
 
@@ -512,6 +529,22 @@ class EngineContract:
             )
             assert all(responses[f"other {name}"].tokens != tokens for name, tokens in alone.items())
 
+    @pytest.mark.parametrize("threads", [1, 2])
+    def test_the_same_calls_between_the_same_steps_give_the_same_bits(
+        self, models: tuple[Path, Any, Any], prompts: Prompts, threads: int
+    ) -> None:
+        if not self.deterministic:
+            pytest.skip("its factory does not say that it is deterministic")
+        found = []
+        for _ in range(2):
+            engine = self.build(str(models[0]), {**OPTIONS, **self.options, "threads": threads})
+            try:
+                engine.load_weights(models[2].named_parameters())
+                found.append(_scripted(engine, prompts))
+            finally:
+                engine.close()
+        assert found[0] == found[1], f"seed {_SEED}"
+
     def test_a_small_cache_makes_it_preempt_and_changes_no_token(
         self, engine: Engine, models: tuple[Path, Any, Any], prompts: Prompts
     ) -> None:
@@ -521,7 +554,7 @@ class EngineContract:
         expected = generate(engine, requests, _TIMEOUT_S)
         bytes_per_token = 2 * 3 * 2 * 32 * 4  # keys and values, layers, heads, width, float32
         small = {"max_model_len": 256, "kv_cache_bytes": 12 * 32 * bytes_per_token}
-        tight = self.build(str(models[0]), {**_OPTIONS, **self.options, **small})
+        tight = self.build(str(models[0]), {**OPTIONS, **self.options, **small})
         try:
             tight.load_weights(models[1].named_parameters())
             assert tight.stats().preemptions == 0
@@ -535,6 +568,25 @@ class EngineContract:
                 assert response.tokens == expected[name].tokens, name
             expected_logprobs = log_probabilities(models[1], prompts[int(name)], response.tokens, 1.0)
             assert response.logprobs == pytest.approx(expected_logprobs, abs=self.tolerance)
+
+
+def _scripted(engine: Engine, prompts: Prompts) -> list[Any]:
+    """All deltas of seeded requests that come, and are interrupted, between steps that a seed chooses; to the last bit."""
+    draw, waiting, running, deltas = random.Random(_SEED), _seeded(prompts, 0.9, 40), set[str](), list[Any]()
+    for _ in range(400):
+        if waiting and draw.random() < 0.4:
+            engine.submit([waiting[0]])
+            running.add(waiting.pop(0).id)
+        made = list(engine.step())
+        if running and draw.random() < 0.03:
+            made += engine.abort([gone := draw.choice(sorted(running))])
+            running.discard(gone)
+        running -= {delta.id for delta in made if delta.finish is not None}
+        deltas.append(sorted((delta.id, delta.tokens, tuple(map(float.hex, delta.logprobs))) for delta in made))
+        if not (waiting or running):
+            break
+    assert not running, "the engine does not advance"
+    return deltas
 
 
 def _seeded(prompts: Prompts, temperature: float, length: int) -> list[Request]:

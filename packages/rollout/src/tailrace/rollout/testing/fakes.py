@@ -29,7 +29,8 @@ from tailrace.contracts import (
     WeightBox,
     WeightDigest,
 )
-from tailrace.rollout.errors import EngineAsleepError, EngineBusyError, WeightsError
+from tailrace.rollout.errors import WeightsError
+from tailrace.rollout.memory import Wakefulness, check_idle, memory_bytes
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
 from tailrace.rollout.served_weights import read_whole
 
@@ -58,12 +59,17 @@ class FakeEngine:
         self._seen: dict[str, int] = {}
         self._weights: int | None = None
         self._base: int | None = None
-        self.asleep = 0
+        self._wakefulness = Wakefulness()
         self.closed = False
+
+    @property
+    def asleep(self) -> int:
+        """The level at which it sleeps."""
+        return self._wakefulness.level
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests; raises RequestError for a request that no engine can carry out."""
-        self._check_awake()
+        self._wakefulness.check_awake()
         for request in requests:
             check_request(request, self._requests, self._max_model_len)
             self._requests[request.id] = request
@@ -95,7 +101,7 @@ class FakeEngine:
 
     def load_weights(self, weights: Iterable[tuple[str, int]]) -> None:
         """Replace the weights: one parameter ``"w"``, an integer."""
-        self._check_idle()
+        self._wakefulness.check_idle(len(self._requests), "the weights change")
         arrived = dict(weights)
         if arrived.keys() != {"w"}:
             raise WeightsError(f"found the parameters {sorted(arrived)}, expected w")
@@ -103,7 +109,7 @@ class FakeEngine:
 
     def load_adapter(self, adapter: AdapterWeights) -> None:
         """Add the product of two integers to the weights, which have to be there."""
-        self._check_idle()
+        self._wakefulness.check_idle(len(self._requests), "the adapter changes")
         if self._base is None or adapter.layers.keys() != {"w"}:
             raise WeightsError(f"found an adapter of {sorted(adapter.layers)} on {self._base}, expected one of w")
         a, b = adapter.layers["w"]
@@ -111,24 +117,18 @@ class FakeEngine:
 
     def sleep(self, level: int) -> None:
         """Refuse everything until `wake`; from level 2 on, forget the weights."""
-        if self._requests:
-            raise EngineBusyError(f"{len(self._requests)} requests are in flight; abort them before the engine sleeps")
-        self.asleep = max(self.asleep, level)
+        check_idle(len(self._requests), "the engine sleeps")
+        self._wakefulness.level = max(self.asleep, level)
         if level > 1:
             self._weights = self._base = None
 
     def wake(self) -> None:
         """Take requests and weights again."""
-        self.asleep = 0
+        self._wakefulness.level = 0
 
-    def _check_awake(self) -> None:
-        if self.asleep:
-            raise EngineAsleepError(f"the engine sleeps at level {self.asleep}; wake it first")
-
-    def _check_idle(self) -> None:
-        self._check_awake()
-        if self._requests:
-            raise EngineBusyError(f"{len(self._requests)} requests are in flight; abort them before the weights change")
+    def memory_bytes(self) -> int:
+        """The memory of this process."""
+        return memory_bytes()
 
     def stats(self) -> EngineStats:
         """The load. Each running request uses an equal share of the cache."""
