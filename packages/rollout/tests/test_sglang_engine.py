@@ -16,20 +16,36 @@ pytest.importorskip("tailrace.paramserver")
 import torch
 from safetensors.torch import save_file
 
-from tailrace.contracts import FinishReason, Request, Sampling
+from tailrace.contracts import FinishReason, Request, Sampling, WeightSlice
 from tailrace.paramserver.testing import SGLangStandIn
 from tailrace.paramserver.testing.sglang_server import CONTEXT, VOCABULARY, next_token, weights_of
-from tailrace.rollout import EngineDiedError, EngineMissingError, ModelLoadError, OptionError, build_engine, generate
-from tailrace.rollout.errors import EngineBusyError, RequestError, WeightsError
+from tailrace.rollout import (
+    EngineDiedError,
+    EngineMissingError,
+    ModelLoadError,
+    OptionError,
+    build_engine,
+    digest_of,
+    generate,
+    sglang_plugin,
+)
+from tailrace.rollout.errors import EngineAsleepError, EngineBusyError, RequestError, WeightsDifferError, WeightsError
+from tailrace.rollout.selection import check_engine_options
+from tailrace.rollout.served_weights import WeightSample
 from tailrace.rollout.sglang_server import KEY_VARIABLE
 from tailrace.rollout.sglang_stream import BrokenStreamError, EventStream
 
 KEY, SEED, TIMEOUT_S = "key-of-the-test", 7, 60.0
+OUT = "model.layers.0.self_attn.o_proj.weight"
 
 
 def weights(seed):
     draw = torch.Generator().manual_seed(seed)
-    return {"model.embed_tokens.weight": torch.randn(VOCABULARY, 4, generator=draw), "model.norm.weight": torch.ones(4)}
+    return {
+        "model.embed_tokens.weight": torch.randn(VOCABULARY, 4, generator=draw),
+        OUT: torch.randn(4, 4, generator=draw),
+        "model.norm.weight": torch.ones(4),
+    }
 
 
 def response(model, prompt, length, kept=()):
@@ -201,6 +217,94 @@ def test_an_abort_that_the_server_does_not_carry_out_has_a_deadline(model):
         engine.close()
 
 
+def sampled(tensors, nbytes=1 << 20):
+    sample = WeightSample(1, nbytes, "test")
+    for name, tensor in tensors.items():
+        sample.take(WeightSlice(name, tuple(tensor.shape), (), tensor))
+    return sample
+
+
+def test_digests_are_those_of_what_the_server_has(server, engine):
+    for nbytes in (1 << 20, 32):
+        served, other = sampled(weights(1), nbytes), sampled(weights(2), nbytes)
+        served.check(engine.digests(served.boxes()))
+        with pytest.raises(WeightsDifferError, match=r"'model\.embed_tokens\.weight' of version 1"):
+            other.check(engine.digests(other.boxes()))
+    for lie, error in (
+        ({"raw": '{"success": true}'}, "found no ranks with checksums"),
+        ({"status": 500}, "answered 500"),
+        ({"raw": json.dumps(refusal())}, "int8"),
+    ):
+        server.fail(__weights_checker=lie)
+        with pytest.raises((EngineDiedError, NotImplementedError), match=error):
+            engine.digests(served.boxes())
+
+
+def refusal():
+    """An answer of a server that keeps a parameter in a form that cannot be compared."""
+    told = {"checksums": {"0": "!SGLang keeps int8"}, "parallelism_info": [{"tp_rank": 0}]}
+    return {"success": True, "message": "", "ranks": [told]}
+
+
+def test_a_seed_goes_to_the_server_and_one_without_the_plugin_refuses_it_and_digests(server, engine, model):
+    asked = [Request(str(i), (i,), Sampling(max_tokens=2, seed=seed)) for i, seed in enumerate((7, None, -(2**63)))]
+    generate(engine, asked, TIMEOUT_S)
+    assert sorted(map(str, server.state()["seeds"])) == sorted(map(str, (7, None, -(2**63))))
+    server.fail(without=["plugin"])
+    plain = joined(server, model)
+    generate(plain, [Request("r", (1,), Sampling(max_tokens=2))], TIMEOUT_S)
+    with pytest.raises(EngineMissingError, match="found a seed in request 's', and a server that keeps none"):
+        plain.submit([Request("s", (1,), Sampling(seed=3))])
+    with pytest.raises(NotImplementedError, match="no tailrace-rollout in its environment"):
+        plain.digests(sampled(weights(1)).boxes())
+    plain.close()
+
+
+def test_a_server_sleeps_when_it_is_idle_and_wakes(server, engine, model):
+    with pytest.raises(OptionError, match="expected 1 to 0, the engine option sleep_level of a server of its own"):
+        engine.sleep(1)  # one that was joined
+    with pytest.raises(OptionError, match="'sleep_level': found it beside 'server'"):
+        joined(server, model, sleep_level=1)
+    engine._deepest = 2  # as of a server of its own
+    for level, tags in ((1, ["kv_cache"]), (2, ["kv_cache", "weights"])):
+        engine.submit(requests(1, 40))
+        with pytest.raises(EngineBusyError):
+            engine.sleep(level)
+        engine.abort(["0"])
+        engine.sleep(level)
+        assert server.state()["released"] == tags
+        engine.sleep(1)
+        assert server.state()["released"] == tags, "it sleeps deep enough"
+        with pytest.raises(EngineAsleepError):
+            engine.submit(requests(1, 5))
+        with pytest.raises(EngineAsleepError):
+            engine.load_weights(weights(2))
+        engine.wake()
+        engine.wake()
+        assert server.state()["released"] == []
+        if level == 2:
+            with pytest.raises(EngineAsleepError, match="no weights"):
+                engine.submit(requests(1, 5))
+        engine.load_weights(weights(level))
+        assert generate(engine, requests(1, 5), TIMEOUT_S)["0"].tokens == response(weights(level), prompts(1)[0], 5)[0]
+    server.fail(__release_memory_occupation={"status": 400})
+    with pytest.raises(EngineDiedError, match="answered 400 to /release_memory_occupation"):
+        engine.sleep(1)
+
+
+def test_the_plugin_tells_the_digests_that_engines_are_asked_for():
+    model = torch.nn.Module()
+    model.layer = torch.nn.Linear(6, 4, bias=False).to(torch.bfloat16)
+    model.packed = torch.nn.Parameter(torch.zeros(3, dtype=torch.int8), requires_grad=False)
+    weight = model.layer.weight.detach()
+    asked = [(1, "x", [(0, 1)]), (0, "layer.weight", [(1, 3), (2, 6)]), (0, "packed", [(0, 1)]), (0, "gone", [(0, 1)])]
+    found = sglang_plugin.digests(model, 0, json.loads(json.dumps(asked)))
+    assert found.pop("1") == f"bfloat16 {digest_of(weight[1:3, 2:6])}"
+    assert [text[0] for text in found.values()] == [sglang_plugin.REFUSED] * 2
+    assert "int8 (3,)" in found["2"]
+    assert "nothing" in found["3"]
+
+
 def test_new_weights_are_served_and_wrong_ones_refused(server, engine):
     before = server.state()
     good = weights(2)
@@ -209,11 +313,11 @@ def test_new_weights_are_served_and_wrong_ones_refused(server, engine):
     assert state["weights"] == weights_of(good)
     assert (state["flushed"], state["paused"], state["session"]) == (before["flushed"] + 1, None, False)
     assert generate(engine, requests(1, 5), TIMEOUT_S)["0"].tokens == response(good, prompts(1)[0], 5)[0]
-    embed, norm = good.items()
+    embed, out, norm = good.items()
     for wrong, message in (
-        ([embed], "no weights for 1 parameters, the first is 'model.norm.weight'"),
-        ([embed, norm, ("model.more", norm[1])], "'model.more', which the model does not have"),
-        ([embed, ("model.norm.weight", norm[1][:-1])], r"shape \(3,\) for 'model.norm.weight', expected \(4,\)"),
+        ([embed, out], "no weights for 1 parameters, the first is 'model.norm.weight'"),
+        ([embed, out, norm, ("model.more", norm[1])], "'model.more', which the model does not have"),
+        ([embed, out, ("model.norm.weight", norm[1][:-1])], r"shape \(3,\) for 'model.norm.weight', expected \(4,\)"),
     ):
         with pytest.raises(WeightsError, match=message):
             engine.load_weights(wrong)
@@ -254,6 +358,32 @@ def test_a_server_that_fails_in_an_update_is_noticed(model, plan, error, message
             engine.load_weights(weights(2))
             assert generate(engine, requests(1, 5), TIMEOUT_S)["0"].tokens == response(weights(2), prompts(1)[0], 5)[0]
         engine.close()
+
+
+def test_the_plugin_draws_by_seed_and_place_alone_and_as_the_distribution_says():
+    scores = torch.log(torch.tensor([[0.5, 0.25, 0.125, 0.125], [0.125, 0.125, 0.25, 0.5]]))
+    count = 4000
+    seeds, places = torch.arange(2 * count) - count, torch.arange(2 * count) % 7
+    drawn = sglang_plugin.draw(pytest.fail, scores.repeat(count, 1), seeds, places)
+    assert drawn.shape == (2 * count, 1)
+    again = torch.randperm(2 * count, generator=torch.Generator().manual_seed(SEED))[:50]
+    assert torch.equal(sglang_plugin.draw(pytest.fail, scores[again % 2], seeds[again], places[again]), drawn[again])
+    assert not torch.equal(
+        sglang_plugin.draw(pytest.fail, scores[again % 2], seeds[again], places[again] + 1), drawn[again]
+    )
+    for row, expected in enumerate(scores.exp()):
+        found = torch.bincount(drawn[row::2, 0], minlength=4) / count
+        assert (found - expected).abs().max() < 0.04, f"{found} of {count}: five standard deviations"
+
+
+def test_the_plugin_frees_a_storage_with_its_views_and_gives_it_back_at_zero():
+    whole = torch.ones(2, 3)
+    halves = [whole[0], whole[1]]
+    fill = sglang_plugin._emptied(halves[0])
+    assert whole.untyped_storage().nbytes() == 0
+    fill()
+    assert torch.equal(whole, torch.zeros(2, 3))
+    assert halves[1].data_ptr() == whole.data_ptr() + 12
 
 
 def test_load_is_counted(server, engine):
@@ -298,6 +428,44 @@ def test_bad_settings_are_one_line(server, model, monkeypatch, tmp_path):
         build_engine("sglang", model, {"python": sys.executable, "device": "cpu", "tensor_parallel_size": 2})
     with pytest.raises(ModelLoadError, match=r"does not start with .*: it ended with status 1: ModuleNotFoundError"):
         build_engine("sglang", model, {"python": sys.executable, "device": "cpu"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("host", "0.0.0.0", "expected it left out: the server listens on this machine alone"),
+        ("api_key", "x", "expected it left out: the server listens on this machine alone"),
+        ("incremental_streaming_output", False, "expected it left out: an engine counts the tokens of each event"),
+        ("weight_version", "7", "expected it left out: an engine names each version"),
+        ("enable_lora", True, "expected it left out: its adapters run on CUDA alone"),
+        ("random_seed", 3, "expected engine option 'seed'"),
+        ("tp_size", 2, "expected engine option 'tensor_parallel_size'"),
+    ],
+)
+def test_an_argument_that_an_engine_relies_on_is_refused_before_anything_starts(name, value, says):
+    options = {"python": sys.executable, "device": "cpu", "engine_args": {name: value}}
+    for refuse in (lambda: check_engine_options("sglang", options), lambda: build_engine("sglang", "nowhere", options)):
+        with pytest.raises(OptionError, match=f"found '{name}', {says}") as raised:
+            refuse()
+        assert "\n" not in str(raised.value)
+    with pytest.raises(EngineMissingError, match="found no list of SGLang's arguments with"):
+        check_engine_options("sglang", {**options, "engine_args": {"schedule_policy": "fcfs"}})
+
+
+@pytest.mark.parametrize(("taken", "says"), [(2, "no such model"), (9, "address already in use")])
+def test_a_server_whose_port_another_process_took_starts_again_with_another(tmp_path, model, taken, says):
+    program, ports = tmp_path / "python", tmp_path / "ports"
+    program.write_text(
+        f"#!/bin/sh\ngrep -o '[0-9]*' \"$3\" | tr '\\n' ' ' >> {ports}; echo >> {ports}\n"
+        f"[ $(wc -l < {ports}) -gt {taken} ] && echo no such model >&2 && exit 1\n"
+        "echo '[Errno 98] bind: Address already in use' >&2; echo it ends >&2; exit 1\n"
+    )
+    program.chmod(0o755)
+    with pytest.raises(ModelLoadError, match="does not start") as raised:
+        build_engine("sglang", model, {"python": str(program), "device": "cpu"})
+    assert (says in str(raised.value)) == (taken == 2), "the last line is told"
+    tried = ports.read_text().splitlines()
+    assert len(tried) == len(set(tried)) == 3
 
 
 def test_events_may_come_in_any_pieces():

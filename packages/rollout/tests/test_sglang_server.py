@@ -20,10 +20,11 @@ pytest.importorskip("tailrace.paramserver")
 from tailrace.contracts import Request, Sampling
 from tailrace.paramserver.testing.sglang_server import FIELDS
 from tailrace.processes import Child
-from tailrace.rollout import EngineDiedError, build_engine, generate
+from tailrace.rollout import EngineDiedError, OptionError, build_engine, engine_abilities, generate
 from tailrace.rollout.errors import RequestError, WeightsError
+from tailrace.rollout.selection import check_engine_options
 from tailrace.rollout.sglang_server import KEY_VARIABLE, TRIED
-from tailrace.rollout.testing import EngineContract, save_tiny_model
+from tailrace.rollout.testing import EngineAbilitiesContract, EngineContract, save_tiny_model
 from tailrace.rollout.testing.contract import VOCABULARY, log_probabilities
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(1200)]
@@ -104,6 +105,14 @@ def requests(count, length):
 
 class TestSGLangEngine(EngineContract):
     # SGLang lets requests wait before a small cache is full, so the suite's case preempts none: tells_preemptions stays False
+    seeds = digests = True
+
+    def build(self, model_path, options):
+        return build_engine("sglang", model_path, {"device": "cpu", "python": environment(), **options})
+
+
+class TestSGLangAbilities(EngineAbilitiesContract):
+    abilities = engine_abilities("sglang")
 
     def build(self, model_path, options):
         return build_engine("sglang", model_path, {"device": "cpu", "python": environment(), **options})
@@ -113,6 +122,14 @@ def test_the_stand_ins_fields_are_those_of_the_installed_sglang(python):
     found = subprocess.run([python, TOOLS / "fields"], capture_output=True, text=True, timeout=600)
     assert found.returncode == 0, found.stderr[-2000:]
     assert json.loads(found.stdout) == FIELDS
+
+
+def test_an_argument_that_sglang_lacks_is_named_before_anything_starts(python):
+    check_engine_options("sglang", {"python": python, "engine_args": {"schedule_policy": "fcfs", "log_level": "info"}})
+    with pytest.raises(
+        OptionError, match="'schedule_polic', which SGLang does not know; did you mean 'schedule_policy'"
+    ):
+        check_engine_options("sglang", {"python": python, "engine_args": {"schedule_polic": "fcfs"}})
 
 
 def test_a_server_serves_a_second_engine_that_joins_and_the_first_notices(models, python, monkeypatch):

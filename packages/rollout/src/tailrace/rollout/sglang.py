@@ -12,10 +12,13 @@ One thread reads all streams; no connection blocks. What is known of the server 
 * The id of an aborted request is a prefix: ids here have one length. A request that the server has not read yet is not aborted.
 * With stop tokens, those of the model's configuration end a response too: it goes on behind them here.
 * Each event names the version of its weights. Another one than was loaded is an error.
+
+Digests, seeds of single requests and, on a CPU, sleep come from Tailrace's plugin in the server (`sglang_plugin`).
 """
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 import selectors
@@ -32,14 +35,19 @@ from tailrace.contracts import (
     EngineStats,
     FinishReason,
     Request,
+    WeightBox,
+    WeightDigest,
     Weights,
     named_tensors,
 )
-from tailrace.rollout.errors import EngineBusyError, EngineDiedError, WeightsError
-from tailrace.rollout.model_files import parameter_shapes, tied_names, vocabulary
+from tailrace.rollout.errors import EngineDiedError, EngineMissingError, WeightsError
+from tailrace.rollout.memory import SLEEPS, Wakefulness, check_level, memory_bytes
+from tailrace.rollout.model_files import configuration, parameter_shapes, tied_names, vocabulary
 from tailrace.rollout.options import EngineOptions
 from tailrace.rollout.resumption import check_request, finished_with, merged, tokens_left
-from tailrace.rollout.sglang_server import address_of, interpreter, serve
+from tailrace.rollout.served_weights import local_boxes
+from tailrace.rollout.sglang_plugin import ELEMENTS, MEMORY, REFUSED
+from tailrace.rollout.sglang_server import address_of, check_arguments, interpreter, serve
 from tailrace.rollout.sglang_stream import BrokenStreamError, EventStream, Post
 
 _STEP_WAIT_S = 0.05
@@ -49,6 +57,8 @@ _LOADS_S = 0.1
 _ABORT_AGAIN_S = 0.1
 _UPDATE_S = 600.0
 _IN_VAIN = 3
+_FLUSH_S = 30
+_TAGS = {1: ("kv_cache",), 2: ("kv_cache", "weights")}
 
 
 @dataclass(slots=True)
@@ -108,6 +118,7 @@ class SGLangEngine:
         self._shapes, self._optional = parameter_shapes(model_path), tied_names(model_path)
         self._vocabulary = vocabulary(model_path)
         self._answer_s = options.answer_s
+        self._config = configuration(model_path)
         self._server = serve(model_path, options)
         try:
             self._weights = self._server.weights()
@@ -118,6 +129,8 @@ class SGLangEngine:
         self._max_model_len = self._server.max_model_len
         self._family, self._serial, self._updates = secrets.token_hex(6), 0, 0
         self._torn = False  # whether the server has parts of two versions
+        self._wakefulness = Wakefulness()
+        self._deepest = self._server.deepest_sleep
         self._generations: dict[str, _Generation] = {}
         self._complete: list[Delta] = []
         self._selector = selectors.DefaultSelector()
@@ -130,9 +143,17 @@ class SGLangEngine:
         Raises:
             RequestError: see `check_request`.
             WeightsError: the last update broke off, so the server has parts of two versions.
+            EngineAsleepError: the server sleeps, or has no weights since.
+            EngineMissingError: a request has a seed, and a server that was joined keeps none.
         """
+        self._wakefulness.check_serves()
         for request in requests:
             check_request(request, self._generations, self._max_model_len, self._vocabulary)
+            if request.sampling.seed is not None and not self._server.keeps_seeds:
+                raise EngineMissingError(
+                    f"found a seed in request {request.id!r}, and a server that keeps none; expected one with tailrace-rollout "
+                    "in its environment, or with --enable-deterministic-inference"
+                )
             if self._torn:
                 raise WeightsError("the last update broke off: the server has parts of two versions")
             finish = finished_with(request.kept, request.sampling)
@@ -186,14 +207,12 @@ class SGLangEngine:
 
         Raises:
             EngineBusyError: a request is in flight.
+            EngineAsleepError: the server sleeps.
             WeightsError: a parameter is missing, unknown or of another shape, or the server does not take the weights or
                 names another version. It serves nothing before a load that succeeds.
             EngineDiedError: the server ended or does not answer.
         """
-        if self._generations:
-            raise EngineBusyError(
-                f"{len(self._generations)} requests are in flight; abort them before the weights change"
-            )
+        self._wakefulness.check_idle(len(self._generations), "the weights change")
         from tailrace.paramserver.errors import BridgeError, EngineTimeout, EngineUnreachable
 
         self._updates += 1
@@ -204,7 +223,78 @@ class SGLangEngine:
             raise self._died(str(error)) from error
         except BridgeError as error:
             raise WeightsError(f"the weights do not load: {error}") from error
-        self._torn, self._label = False, label
+        self._torn, self._label, self._wakefulness.empty = False, label, False
+
+    def digests(self, boxes: Sequence[WeightBox]) -> Sequence[WeightDigest]:
+        """What the server's ranks have in boxes of the parameters, each of its own part. SGLang has vLLM's names and places.
+
+        Raises:
+            NotImplementedError: the server that was joined has no plugin, keeps a parameter in another form, or where it has
+                the parameters of such a model is not known.
+            EngineDiedError: the server does not answer.
+        """
+        if not self._server.extended:
+            raise NotImplementedError("the server that was joined has no tailrace-rollout in its environment")
+        from tailrace.paramserver.errors import BridgeError
+
+        asked: list[tuple[int, str, Any]] = []
+        places: list[tuple[str, Any]] = []
+        for rank, shard in enumerate(self._shards(boxes)):
+            for name, common, buffer, index in local_boxes(shard, boxes):
+                if not all(isinstance(part, slice) for part in index):
+                    raise NotImplementedError(
+                        f"SGLang keeps the experts of {name!r} in stacks, which are not read back"
+                    )
+                asked.append((rank, buffer.name, [(part.start, part.stop) for part in index]))
+                places.append((name, common))
+        try:
+            answers = self._server.ask_ranks(ELEMENTS + json.dumps(asked, separators=(",", ":")), self._answer_s)
+        except BridgeError as error:
+            raise self._died(str(error)) from error
+        found = []
+        for rank, told in answers.items():
+            for number, text in told.items():
+                if text.startswith(REFUSED):
+                    raise NotImplementedError(text.removeprefix(REFUSED))
+                dtype, _, digest = text.partition(" ")
+                found.append(WeightDigest(*places[int(number)], dtype, digest, rank))
+        return found
+
+    def sleep(self, level: int) -> None:
+        """Give back the KV cache (1), or the weights too (2). SGLang keeps no copy of either.
+
+        Raises:
+            EngineBusyError: a request is in flight.
+            OptionError: the level is unknown; on CUDA, the server was started for a smaller one (option ``sleep_level``); or
+                the server was joined.
+            EngineDiedError: the server does not do it.
+        """
+        check_level(level, self._deepest, ", the engine option sleep_level of a server of its own")
+        if self._wakefulness.level >= level:
+            return
+        self.wake()
+        self._wakefulness.check_idle(len(self._generations), "the engine sleeps")
+        self._tell(
+            f"/flush_cache?timeout={_FLUSH_S}", {}
+        )  # it ends on its own error if it is told to release while it works
+        self._tell("/release_memory_occupation", {"tags": _TAGS[level]})
+        self._wakefulness.level = level
+        self._wakefulness.empty |= level == 2
+
+    def wake(self) -> None:
+        """Take the memory again.
+
+        Raises:
+            EngineDiedError: the server does not do it.
+        """
+        if self._wakefulness.level:
+            self._tell("/resume_memory_occupation", {"tags": _TAGS[self._wakefulness.level]})
+            self._wakefulness.level = 0
+
+    def memory_bytes(self) -> int:
+        """Memory in use: of the server's devices, by whomever; on CPU the resident memory of its processes and of this one."""
+        on_devices = self._server.ask_ranks(MEMORY, self._answer_s) if self._server.extended else {}
+        return sum(int(told["bytes"]) for told in on_devices.values()) or memory_bytes()
 
     def stats(self) -> EngineStats:
         """Running and waiting counts as the streams show them; KV usage as the server says it, at most 0.1 s ago."""
@@ -244,6 +334,7 @@ class SGLangEngine:
         sampling: dict[str, Any] = {
             "temperature": request.sampling.temperature,
             "max_new_tokens": tokens_left(request, self._max_model_len) - made,
+            **({} if request.sampling.seed is None else {"sampling_seed": request.sampling.seed}),
             # without stop tokens those of the model's configuration are ignored, which they are not beside some
             **({"stop_token_ids": stops, "no_stop_trim": True} if stops else {"ignore_eos": True}),
         }
@@ -420,6 +511,35 @@ class SGLangEngine:
         if missing:
             raise WeightsError(f"found no weights for {len(missing)} parameters, the first is {min(missing)!r}")
 
+    def _shards(self, boxes: Sequence[WeightBox]) -> Sequence[Any]:
+        """Where each of the server's ranks has its part of parameters.
+
+        Raises:
+            NotImplementedError: it is not known of such a model.
+        """
+        from tailrace.paramserver.layout import GlobalTensor, LayoutInvalid, from_vllm
+
+        ranks = _whole(self._server.info.get("tp_size"))
+        tensors = [
+            GlobalTensor(name, "float32", shape) for name, shape in {box.name: box.shape for box in boxes}.items()
+        ]
+        try:
+            layout = from_vllm(tensors, self._config.get("text_config", self._config), tp=ranks)
+        except LayoutInvalid as error:
+            raise NotImplementedError(f"where SGLang has the weights of this model is not known: {error}") from error
+        return [layout.shards[f"rank{rank}"] for rank in range(ranks)]
+
+    def _tell(self, path: str, body: Mapping[str, Any]) -> None:
+        """Have the server do something that it answers nothing to."""
+        from tailrace.paramserver.errors import BridgeError
+
+        try:
+            status, said = self._server.calls.exchange("POST", path, body, self._answer_s + _FLUSH_S)
+        except BridgeError as error:
+            raise self._died(str(error)) from error
+        if status != 200:
+            raise self._died(f"it answered {status} to {path}: {said[:200]!r}")
+
     def _kv(self) -> float:
         """Share of the KV cache that requests use, by the server."""
         from tailrace.paramserver.errors import BridgeError
@@ -451,18 +571,24 @@ def _whole(value: object) -> int:
 class _Build(EnginePlugin):
     """The engine factory of entry point ``sglang``. Raises the errors of `SGLangEngine` and `EngineOptions`."""
 
-    abilities = EngineAbilities()
+    abilities = EngineAbilities(seeds=True, sleeps=SLEEPS, digests=True)
 
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
+        self.check_options(options)
         return SGLangEngine(model_path, EngineOptions.read(options))
 
+    def abilities_with(self, options: Mapping[str, Any]) -> EngineAbilities:
+        """A server that is joined may have no plugin, and was started without a memory saver."""
+        return EngineAbilities(digests=True) if options.get("server") else self.abilities
+
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Refuse options without a server, and an interpreter without SGLang."""
+        """Refuse options without a server, an interpreter without SGLang, and arguments that its server does not take."""
         read = EngineOptions.read(options)
         if read.server:
             address_of(read)
         else:
             interpreter(read)
+            check_arguments(read)
 
 
 build = _Build()

@@ -6,19 +6,23 @@ since SGLang pins another torch; its interpreter is engine option `python`. It i
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.util
 import json
 import logging
 import os
 import secrets
+import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -26,9 +30,19 @@ from tailrace.contracts import MissingExtraError, extra
 from tailrace.processes import Child
 from tailrace.processes.child import last_line
 from tailrace.processes.guard import guarded
+from tailrace.rollout import sglang_plugin
 from tailrace.rollout.errors import EngineDiedError, EngineMissingError, ModelLoadError, OptionError
+from tailrace.rollout.memory import SLEEPS
 from tailrace.rollout.model_files import model_type
-from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
+from tailrace.rollout.options import (
+    CacheShape,
+    EngineOptions,
+    check_engine_args,
+    check_known,
+    resolve_device,
+    resolve_dtype,
+)
+from tailrace.rollout.sglang_plugin import MEMORY
 
 if TYPE_CHECKING:
     from tailrace.paramserver.bridges.http_calls import HttpCalls
@@ -45,16 +59,49 @@ CALLED = (
     "/continue_generation",
     "/destroy_weights_update_group",
     "/end_weight_update",
+    "/flush_cache",
     "/generate",
     "/init_weights_update_group",
     "/model_info",
     "/pause_generation",
+    "/release_memory_occupation",
+    "/resume_memory_occupation",
     "/server_info",
     "/update_weights_from_distributed",
     "/v1/loads",
+    "/weights_checker",
 )
 """The paths of a server that an engine calls."""
+_OPTION_OF = {
+    "device": "device",
+    "dtype": "dtype",
+    "random_seed": "seed",
+    "context_length": "max_model_len",
+    "max_running_requests": "max_num_seqs",
+    "chunked_prefill_size": "max_batch_tokens",
+    "max_total_tokens": "kv_cache_bytes",
+    "mem_fraction_static": "gpu_memory_utilization",
+    "page_size": "block_tokens",
+    "disable_radix_cache": "prefix_cache",
+    "disable_cuda_graph": "eager",
+    "tp_size": "tensor_parallel_size",
+    "enable_memory_saver": "sleep_level",
+}
+_KEPT = {
+    "model_path": "model.path names the model",
+    "skip_tokenizer_init": "an engine gets token ids",
+    "incremental_streaming_output": "an engine counts the tokens of each event",
+    "sampling_backend": "the others refuse seeds where some requests of a batch are greedy",
+    "weight_version": "an engine names each version that it loads",
+    "enable_lora": "its adapters run on CUDA alone, where they were not tried; a replica merges each version into the base",
+    "pp_size": "SGLang takes weights by broadcast with tensor parallelism alone",
+    "dp_size": "a run has rollout.replicas for it",
+    **dict.fromkeys(
+        ("host", "port", "api_key", "admin_api_key"), "the server listens on this machine alone, with a key of its own"
+    ),
+}
 _START_S = 600.0
+_PORTS = 3
 _LOOK_S = 0.25
 _ASK_S = 60.0
 _END_GRACE_S = 10.0
@@ -72,7 +119,9 @@ class Server(ABC):
         ours: whether it is ours alone.
         calls: requests that wait for their answer.
         info: what ``/server_info`` says.
+        extended: whether it has Tailrace's plugin (`tailrace.rollout.sglang_plugin`).
         max_model_len: most prompt and response tokens of one request.
+        deepest_sleep: the deepest level of sleep that it can be put to.
     """
 
     host: str
@@ -81,7 +130,35 @@ class Server(ABC):
     ours: bool
     calls: HttpCalls
     info: Mapping[str, Any]
+    extended: bool
     max_model_len: int
+    deepest_sleep: int = 0
+
+    @property
+    def keeps_seeds(self) -> bool:
+        """Whether a request's seed counts."""
+        return self.extended or self.info.get("enable_deterministic_inference") is True
+
+    def ask_ranks(self, question: str, timeout_s: float) -> dict[int, dict[str, str]]:
+        """What each rank answers to a question to the plugin.
+
+        Raises:
+            BridgeError: the server does not answer, or not with that.
+        """
+        from tailrace.paramserver.errors import EngineRefused
+
+        answer = self.calls.call("POST", "/weights_checker", {"action": question}, timeout_s) or {}
+        try:
+            return {
+                int(rank["parallelism_info"][0]["tp_rank"]): {
+                    str(key): str(text) for key, text in rank["checksums"].items()
+                }
+                for rank in answer["ranks"]
+            }
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise EngineRefused(
+                f"found no ranks with checksums in the answer of /weights_checker: {answer!r:.200}"
+            ) from error
 
     def weights(self) -> SGLangServer:
         """What gives it weights."""
@@ -119,6 +196,17 @@ class Server(ABC):
             )
         if version not in TRIED:
             _log.warning("found SGLang %s at %s; tried are %s", version, self.calls.url, ", ".join(TRIED))
+        self.extended = self._has_plugin()
+
+    def _has_plugin(self) -> bool:
+        from tailrace.paramserver.errors import BridgeError, EngineRefused
+
+        try:
+            return bool(self.ask_ranks(MEMORY, _ASK_S))
+        except EngineRefused:
+            return False
+        except BridgeError as error:
+            raise EngineDiedError(str(error)) from error
 
 
 class OwnServer(Server):
@@ -142,29 +230,53 @@ class OwnServer(Server):
         self.max_model_len = min(options.max_model_len or shape.max_len, shape.max_len)
         python = interpreter(options)
         self.host, self.key = "127.0.0.1", secrets.token_hex(16)
-        self.port = _free_port(self.host)
-        self.calls = _calls(f"http://{self.host}:{self.port}", self.key)
         device = resolve_device(options)
-        settings = _settings(model_path, options, shape, device)
-        settings |= {"host": self.host, "port": self.port, "api_key": self.key, **options.engine_args}
+        self.deepest_sleep = max(SLEEPS) if device == "cpu" else min(options.sleep_level, max(SLEEPS))
+        settings = _settings(model_path, options, shape, device) | {"host": self.host, "api_key": self.key}
         self._folder = tempfile.TemporaryDirectory(prefix="tailrace-sglang-")
-        file = Path(self._folder.name) / "server.json"
-        file.write_text(json.dumps(_flags(settings)))
-        self._said: IO[bytes] = (Path(self._folder.name) / "said").open("w+b")
-        command = [python, "-c", _LAUNCH, str(file)]
-        self._child = Child(
-            guarded(command),
-            group=True,
-            stdout=self._said,
-            stderr=self._said,
-            environment=_environment(options, device),
-        )
+        folder = Path(self._folder.name)
+        variables = _environment(options, device) | {"PYTHONPATH": str(_lay_plugin(folder))}
+        self._said: IO[bytes] = (folder / "said").open("w+b")
+        for left in reversed(range(_PORTS)):
+            self.port = _free_port(self.host)
+            self.calls = _calls(f"http://{self.host}:{self.port}", self.key)
+            (folder / "server.json").write_text(
+                json.dumps(_flags({**settings, "port": self.port, **options.engine_args}))
+            )
+            self._child = Child(
+                guarded([python, "-c", _LAUNCH, str(folder / "server.json")]),
+                group=True,
+                stdout=self._said,
+                stderr=self._said,
+                environment=variables,
+            )
+            try:
+                self._await_start(model_path)
+                break
+            except BaseException as error:
+                if left and isinstance(error, ModelLoadError) and self._lost_its_port():
+                    self._child.end(_END_GRACE_S)
+                    continue
+                self.close()
+                raise
         try:
-            self._await_start(model_path)
             self._meet()
+            if not self.extended:
+                raise EngineMissingError(
+                    f"SGLang {self.info.get('version')} took no plugin from an entry point, expected that of {TRIED[-1]}"
+                )
         except BaseException:
             self.close()
             raise
+
+    def _lost_its_port(self) -> bool:
+        """Whether another process took the port before the server did. It has forgotten what the server said then."""
+        self._said.seek(0)
+        lost = b"address already in use" in self._said.read().lower()
+        if lost:
+            self._said.seek(0)
+            self._said.truncate()
+        return lost
 
     def ended(self) -> str | None:
         """Why it is no more: its status and its last line."""
@@ -257,6 +369,37 @@ def address_of(options: EngineOptions) -> tuple[str, int]:
     return host, port
 
 
+def check_arguments(options: EngineOptions) -> None:
+    """Refuse arguments of the server that an option sets, that an engine relies on, or that the installed SGLang does not have.
+
+    Raises:
+        OptionError: there is one.
+        EngineMissingError: there are some, and no SGLang has its list of them where it is expected.
+    """
+    check_engine_args(options.engine_args, _OPTION_OF, _KEPT)
+    known = _arguments(interpreter(options)) if options.engine_args else ()
+    for name in options.engine_args:
+        check_known(name, known, "SGLang")
+
+
+@lru_cache(maxsize=4)
+def _arguments(python: str) -> tuple[str, ...]:
+    """Names of the arguments of the SGLang that an interpreter has, which is read and not imported."""
+    find = "import importlib.util as u; print(u.find_spec('sglang').submodule_search_locations[0])"
+    try:
+        found = subprocess.run(  # noqa: S603 - the interpreter that the user names
+            [python, "-c", find], capture_output=True, text=True, timeout=_ASK_S, check=True
+        )
+        path = Path(found.stdout.strip()) / "srt" / "arg_groups" / "field_order.py"
+        names = [node.value for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant)]
+    except (OSError, subprocess.SubprocessError, SyntaxError, ValueError) as error:
+        raise EngineMissingError(
+            f"engine option engine_args: found no list of SGLang's arguments with {python} ({type(error).__name__}), expected "
+            f"that of {TRIED[-1]}"
+        ) from error
+    return tuple(name for name in names if isinstance(name, str) and name.isidentifier())
+
+
 def interpreter(options: EngineOptions) -> str:
     """The Python that is to run the server.
 
@@ -273,6 +416,17 @@ def interpreter(options: EngineOptions) -> str:
     if not os.access(options.python, os.X_OK):
         raise EngineMissingError(f"engine option python: found no program {options.python!r}, expected an interpreter")
     return options.python
+
+
+def _lay_plugin(folder: Path) -> Path:
+    """A folder from which the server's processes take Tailrace's plugin."""
+    path = folder / "plugins"
+    described = path / "tailrace_sglang_plugin-0.dist-info"
+    described.mkdir(parents=True)
+    shutil.copyfile(sglang_plugin.__file__, path / "tailrace_sglang_plugin.py")
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: tailrace-sglang-plugin\nVersion: 0\n")
+    (described / "entry_points.txt").write_text("[sglang.srt.plugins]\ntailrace = tailrace_sglang_plugin:install\n")
+    return path
 
 
 # The arguments come from a file: among those of the process, all of the machine could read the key.
@@ -328,6 +482,7 @@ def _settings(model_path: str, options: EngineOptions, shape: CacheShape, device
         "disable_cuda_graph": bool(options.eager) or device == "cpu",
         "log_level": "warning",
         "sleep_on_idle": True,
+        "sampling_backend": "pytorch",  # the others refuse seeds where some requests of a batch are greedy
         "load_snapshot_publish_interval": 1,  # its own is 15 steps, in which a request may take another block
     }
     if options.max_batch_tokens is not None:
@@ -337,9 +492,10 @@ def _settings(model_path: str, options: EngineOptions, shape: CacheShape, device
     cache_bytes = options.kv_cache_bytes
     if device == "cpu":
         cache_bytes = shape.cpu_kv_bytes(options, dtype, options.block_tokens or 1, max_num_seqs)
-        found |= {"attention_backend": "torch_native", "sampling_backend": "pytorch", "disable_overlap_schedule": True}
+        found |= {"attention_backend": "torch_native", "disable_overlap_schedule": True}
     else:
         found["mem_fraction_static"] = options.gpu_memory_utilization
+        found["enable_memory_saver"] = options.sleep_level > 0
     if cache_bytes is not None:
         found["max_total_tokens"] = cache_bytes // shape.kv_bytes_per_token(dtype)
     return found
@@ -380,9 +536,10 @@ def _absent(calls: HttpCalls, path: str) -> bool:
     from tailrace.paramserver.errors import BridgeError
 
     try:
-        return (
-            calls.exchange("OPTIONS", path, None, _ASK_S)[0] == 404
+        status, _ = calls.exchange(
+            "OPTIONS", path, None, _ASK_S
         )  # 405 where there is something, which this leaves alone
+        return status == 404
     except BridgeError as error:
         raise EngineDiedError(str(error)) from error
 

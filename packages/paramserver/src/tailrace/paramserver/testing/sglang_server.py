@@ -29,6 +29,8 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed.distributed_c10d as c10d
 
+from tailrace.contracts import element_digest
+
 FIELDS: dict[str, Any] = json.loads(Path(__file__).with_name("sglang_fields.json").read_text())
 """``version`` and, in ``paths``, the fields of each path's request: annotation, and whether it is required."""
 VOCABULARY, CONTEXT, CAPACITY = 50, 64, 4096
@@ -40,7 +42,7 @@ _JSON_KINDS: dict[type, tuple[str, ...]] = {
     list: ("list", "List", "Set"),
     dict: ("dict", "Dict"),
 }
-_PLAIN = {"/model_info", "/server_info", "/v1/loads", "/health"}
+_PLAIN = {"/model_info", "/server_info", "/v1/loads", "/health", "/flush_cache"}
 
 
 def next_token(weights: str, tokens: Sequence[int]) -> tuple[int, float]:
@@ -136,6 +138,13 @@ def rank_main(pipe: Connection, tp_rank: int, inherited: Sequence[Connection]) -
                     pipe.send((True, "Succeeded to destroy custom process group."))
                 else:
                     pipe.send((False, "The group to be destroyed does not exist."))
+            elif message[0] == "elements":
+                found = {}
+                for number, (rank, name, box) in enumerate(message[1]):
+                    if rank == tp_rank:
+                        here = model[name][tuple(slice(*edges) for edges in box)]
+                        found[str(number)] = f"{str(here.dtype).removeprefix('torch.')} {element_digest(_raw(here))}"
+                pipe.send(found)
             elif message[0] == "model":
                 digest = {
                     name: [str(t.dtype).removeprefix("torch."), list(t.shape), hashlib.sha256(_raw(t)).hexdigest()]
@@ -165,6 +174,8 @@ class StandInState:
         self.fail: dict[str, Any] = {}
         self.log: list[str] = []
         self.flushed = 0
+        self.released: set[str] = set()
+        self.seeds: list[int | None] = []
         self.changed = threading.Condition()
         self.running: dict[str, list[int]] = {}
         self.waiting: list[str] = []
@@ -179,11 +190,11 @@ class StandInState:
             answers = [pipe.recv() for pipe in self.ranks]
         return all(ok for ok, _ in answers), " | ".join(sorted({text for _, text in answers}))
 
-    def models(self) -> list[Any]:
-        """What each rank holds."""
+    def told(self, *message: Any) -> list[Any]:
+        """What each rank answers."""
         with self.lock:
             for pipe in self.ranks:
-                pipe.send(("model",))
+                pipe.send(message)
             return [pipe.recv() for pipe in self.ranks]
 
 
@@ -259,7 +270,11 @@ class Handler(BaseHTTPRequestHandler):
                 "log": state.log,
             }
             content |= {"running": len(state.running), "waiting": len(state.waiting)}
-            models = state.models()
+            models = state.told("model")
+            content |= {
+                "released": sorted(state.released),
+                "seeds": state.seeds,
+            }
             content |= {"flushed": state.flushed, "models": [one[:2] for one in models], "weights": models[0][2]}
             self.reply(200, content)
             return
@@ -297,12 +312,19 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/_test/fail":
             state.fail = body
             state.log.clear()
+            state.seeds.clear()
             self.reply(200, {})
             return
         if not self.allowed() or self.planned(path):
             return
         state.log.append(path)
-        if path not in FIELDS["paths"]:
+        if path.startswith("/flush_cache"):
+            with state.changed:  # as SGLang waits for requests to end
+                idle = state.changed.wait_for(
+                    lambda: not (state.running or state.waiting), float(path.partition("timeout=")[2] or 0)
+                )
+            self.reply(200 if idle else 400, None)
+        elif path not in FIELDS["paths"]:
             self.reply(404, {"detail": "Not Found"})
         elif (found := problem(FIELDS["paths"][path], body)) is not None:
             self.reply(422, {"detail": found})
@@ -357,6 +379,39 @@ class Handler(BaseHTTPRequestHandler):
                 state.version = body["weight_version"]
         self.answer(success, message)
 
+    def weights_checker(self, body: dict[str, Any]) -> None:
+        """Answer as a server with Tailrace's plugin does, unless a test wants one without."""
+        question, _, asked = body.get("action", "checksum").partition(" ")
+        answers: list[Any] = []
+        if "plugin" in self.state.fail.get("without", []):
+            question = ""
+        elif question == "tailrace.memory":
+            answers = [{"bytes": "0"} for _ in self.state.ranks]
+        elif question == "tailrace.elements":
+            answers = self.state.told("elements", json.loads(asked))
+        if not answers:
+            self.answer(False, f"Unsupported action={body.get('action')!r:.40}")
+            return
+        ranks = [
+            {"checksums": found, "per_gpu_checksum": "", "parallelism_info": [{"tp_rank": rank}]}
+            for rank, found in enumerate(answers)
+        ]
+        self.reply(200, {"success": True, "message": "Success", "ranks": ranks})
+
+    def release_memory_occupation(self, body: dict[str, Any]) -> None:
+        """Give memory back. A server that works ends."""
+        if self.state.running or self.state.waiting:
+            os._exit(9)
+        self.state.released |= set(body["tags"])
+        self.reply(200, None)
+
+    def resume_memory_occupation(self, body: dict[str, Any]) -> None:
+        """Take memory again; what was not released ends the server."""
+        if not self.state.released >= set(body["tags"]):
+            os._exit(9)
+        self.state.released -= set(body["tags"])
+        self.reply(200, None)
+
     def pause_generation(self, body: dict[str, Any]) -> None:
         """Generate nothing from now on."""
         self.state.paused = body.get("mode", "abort")
@@ -364,7 +419,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def continue_generation(self, _: object) -> None:
         """Generate again, with the weights that are there now."""
-        self.state.weights = self.state.models()[0][2]
+        self.state.weights = self.state.told("model")[0][2]
         with self.state.changed:
             self.state.paused = None
             self.state.changed.notify_all()
@@ -392,6 +447,9 @@ class Handler(BaseHTTPRequestHandler):
             return
         if not all(0 <= token < VOCABULARY for token in prompt):
             os._exit(9)  # as an index error in SGLang's embedding does
+        if state.released:
+            os._exit(9)
+        state.seeds.append(sampling.get("sampling_seed"))
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
