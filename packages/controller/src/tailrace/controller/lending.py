@@ -15,8 +15,9 @@ devices are always those of whole replicas.
     replica  r0      r1  r2  r3                 of 2, 1, 1 and 4 devices: on the cells 0; 1; 1; 2 and 3
 
 Devices are numbered, and a replica has as many in a row as its engine spans, beginning at a multiple of their number. So a
-replica stands on no more cells than it must, and those that shrink leave room for as many of their new size. Hosts give devices
-no names: that a number is a certain device is a convention, which holds where all devices are alike.
+replica stands on no more cells than it must, and those that shrink leave room for as many of their new size. With
+shares of devices on Ray, replica and rank of a number stand on one device; elsewhere that a number is a certain device is a
+convention, which holds where all devices are alike.
 """
 
 from __future__ import annotations
