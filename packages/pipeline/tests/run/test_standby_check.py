@@ -1,4 +1,4 @@
-"""Warm standbys are taken with machines of the run's own or with a cluster to join, and with as many devices as trainers have."""
+"""Warm standbys are taken with machines of the run's own or a cluster to join, and with as many devices as trainers have."""
 
 import pytest
 

@@ -43,6 +43,7 @@ def joined_cluster(
         "OMP_NUM_THREADS": "1",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_raylet_start_wait_time_s": "120",  # of 30 s a busy machine may take more
     }
     started: list[subprocess.Popen[Any]] = []
 
