@@ -7,6 +7,10 @@ import sys
 import time
 
 import pytest
+import typer
+
+from tailrace.cli.app import app
+from tailrace.cli.main import main
 
 TAILRACE = [sys.executable, "-c", "import sys; from tailrace.cli import command; sys.exit(command())"]
 FLEET = ["--set", "fleet.model=Qwen2.5-7B", "--set", "fleet.trainer.gpus=4", "--set", "fleet.rollout.gpus=4"]
@@ -84,3 +88,13 @@ def test_ctrl_c_is_one_line_while_it_begins_and_while_it_works(words, tmp_path):
         clean(err)
         assert process.returncode == 130, (after_s, err)
         assert "tailrace: interrupted" in err, (after_s, err)
+
+
+@pytest.mark.parametrize("method", ["make_context", "parse_args", "invoke"])
+def test_ctrl_c_is_one_line_at_each_moment_of_a_command_line(method, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(typer.main.get_command(app)), method, interrupted)
+    assert main(["plugins"]) == 130
+    assert capsys.readouterr().err == "tailrace: interrupted\n"
