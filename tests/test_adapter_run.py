@@ -1,12 +1,13 @@
 """A whole run that trains an adapter: it alone is saved, whoever is killed comes back, and the audit finds the same bits."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 
 from tailrace.cli.main import main
 
-pytest.importorskip("peft")
+pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="needs PEFT")
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,10 @@ def test_ten_steps_on_a_taskset_that_verifiers_brings_with_it(theirs):
     about = folder / "model" / "tokenizer_config.json"
     about.write_text(json.dumps({**json.loads(about.read_text()), "chat_template": CHATML}))
     short = ("rollout.max_tokens=120", "rollout.engine=transformers", "executor.name=local", "environment.sessions=4")
-    summary, trained = run(folder, "hangman.toml", *short, NLTK_DATA=str(folder / "nltk_data"))
-    assert (summary["steps"], len(trained)) == (10, 320)
+    # verifiers starts a program for each rollout
+    few = ("pipeline.prompts_per_step=2", "evaluation.controls=false")
+    summary, trained = run(folder, "hangman.toml", *short, *few, NLTK_DATA=str(folder / "nltk_data"))
+    assert (summary["steps"], len(trained)) == (10, 80)
     assert (summary["turns_lost"], summary["sessions_lost"]) == (0, 0)
     rows = [json.loads(line) for line in (folder / "run" / "task" / "train.jsonl").read_text().splitlines()]
     assert all(row["prompt"].startswith("<|im_start|>system\nYou are a competitive game player.") for row in rows)

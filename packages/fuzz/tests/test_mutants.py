@@ -3,6 +3,8 @@
 Shrinking takes most of the time, so most of it belongs to the deep tests.
 """
 
+import warnings
+
 import pytest
 from attach_mutants import ATTACH_MUTANTS
 from executor_mutants import EXECUTOR_MUTANTS
@@ -16,12 +18,63 @@ from tailrace.fuzz.trial import run_case
 
 SEEDS = 400
 TRIALS = 40
-# Where those were found that few seeds show; only to save time, any other seed does as well.
+# The seed of a small case that shows each; only to save time, any other seed does as well, and a stale one is told.
 FIRST = {
+    "a step before hybrids have left": 1136,
+    "hybrids that yield before their share": 1136,
+    "a queue that is lost": 716,
+    "a deferred prompt that is done": 716,
+    "work on devices that are lent": 124,
+    "a late route that begins what was dropped": 526,
+    "a group streamed twice": 216,
+    "a step beside a cell at work": 857,
+    "a gate that admits without checking": 1081,
+    "planning that forgets what it planned": 858,
+    "serving what arrived damaged": 573,
+    "work before the first pull": 216,
+    "a trajectory lost with its replica": 216,
+    "commands carried out as they arrive": 2,
+    "a broken verifier as a zero": 2,
+    "version numbers used again": 145,
+    "a version that is seen before it is saved": 372,
+    "a controller that remembers beside its log": 85,
+    "an interruption that counts a token too many": 213,
+    "a version that is gone for the controller alone": 847,
+    "a failed pull that nobody hears of": 573,
+    "a route sent before its discard": 52,
+    "a pull lost while no relay lives": 1209,
+    "Up inside the loop over commands": 2,
+    "an answer of a dead incarnation believed": 265,
+    "a discard forgotten on resume": 807,
+    "a checkpoint without deadline": 41,
+    "waits of the dead": 2,
+    "a discard that is over at its first answer": 228,
+    "a turn believed as often as it is said": 761,
+    "calls that die with their environment": 2,
+    "sessions without a limit": 2,
+    "sessions that nobody ends": 2,
+    "a home that forgets": 2,
+    "no epoch": 93,
+    "the dead among the living": 1681,
+    "a stale heartbeat": 4,
+    "commands in another order": 26,
+    "answers that nobody waits for": 127,
+    "a call without deadline": 8,
+    "no acknowledgement": 34,
+    "commands sent once": 4,
+    "commands taken twice": 49,
+    "a step that waits for what only it lets start": 220,
+    "starts that are forgotten": 69,
+    "a source that serves two": 31,
+    "commands that count as taken": 169,
+    "an unanswered turn that goes on": 2,
+}
+# Where the shrinking begins, if not with the first seed that shows it: a case that leaves something to shrink.
+SHRUNK_FROM = {
     "a version that is gone for the controller alone": 847,
     "a poll without deadline": 97,
     "an answer of a dead incarnation believed": 265,
-    "answers that nobody waits for": 112,
+    "answers that nobody waits for": 127,
     "a route sent before its discard": 296,
     "a late route that begins what was dropped": 74,
     "a step that waits for what only it lets start": 65,
@@ -52,6 +105,8 @@ def hunt(mutant, first):
     for case in map(draw_case, [first, *range(SEEDS)]):
         failure = run_case(case).failure
         if failure is not None and failure.invariant in mutant.found:
+            if case.seed != first:
+                warnings.warn(f"seed {case.seed} shows it, and seed {first} does not any more", stacklevel=2)
             return case, failure
     pytest.fail(f"{SEEDS} seeds did not find it")
 
@@ -59,7 +114,7 @@ def hunt(mutant, first):
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.deep] * (name in LONG)) for name in ALL])
 def test_a_planted_bug_is_found(name, monkeypatch):
     ALL[name].plant(monkeypatch)
-    hunt(ALL[name], FIRST.get(name, 0))
+    hunt(ALL[name], FIRST.get(name, SHRUNK_FROM.get(name, 0)))
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.deep] * (name not in SHRUNK)) for name in ALL])
@@ -67,7 +122,7 @@ def test_its_case_is_shrunk(name, tmp_path):
     mutant = ALL[name]
     with pytest.MonkeyPatch.context() as patch:
         mutant.plant(patch)
-        case, failure = hunt(mutant, FIRST.get(name, 0))
+        case, failure = hunt(mutant, SHRUNK_FROM.get(name, 0))
         shrinker = Shrinker(case, failure, limit_s=120, most=TRIALS)
         small = shrinker.shrink()
         path = tmp_path / "case.json"

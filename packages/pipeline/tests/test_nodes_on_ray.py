@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -12,8 +13,9 @@ from tailrace.pipeline.testing.small_run import STEPS, events_of, make_files
 from tailrace.processes.namespaces import why_not
 from tailrace.runtime.executor.deployment import TRAINER
 
-pytest.importorskip("torch", reason="a real trainer trains a real model")
-pytest.importorskip("ray")
+pytestmark = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("ray", "torch")), reason="a real trainer trains a real model on Ray"
+)
 
 DRIVER = """
 import json, os, signal, sys

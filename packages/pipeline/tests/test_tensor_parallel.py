@@ -4,14 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
-pytest.importorskip("vllm")
-pytest.importorskip("torch")
-
 from tailrace.paramserver import RelayProcess, new_token
 
+pytestmark = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("torch", "vllm")), reason="needs torch and vLLM"
+)
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5], list(range(40))]
 LENGTH = 12
 TOLERANCE = 1e-4

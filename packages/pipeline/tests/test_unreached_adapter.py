@@ -1,6 +1,7 @@
 """A run whose adapter does not reach the engine ends at its first pull, with one line."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 
@@ -14,7 +15,7 @@ from tailrace.runtime.executor.seam import RoleSpec
 from tailrace.runtime.hosts.local import LocalHost
 from tailrace.trainer import AdapterConfig
 
-pytest.importorskip("peft")
+pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="needs PEFT")
 
 
 def with_adapter(role, rank):

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections import Counter
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -10,13 +11,18 @@ from hypothesis import strategies as st
 
 from tailrace.reward.errors import TooFewQuestionsError, UnknownTaskError
 from tailrace.reward.tasks import get_task, split_of, write_jsonl
-from tailrace.reward.verifiers.gym import reasoning_gym_verifier
 
 SEEDS = st.integers(0, 2**31)
-LONG = get_task("long-chain-sum")
+
+
+@cache
+def long_sums():
+    return get_task("long-chain-sum")
 
 
 def verified(row, response):
+    from tailrace.reward.verifiers.gym import reasoning_gym_verifier
+
     return reasoning_gym_verifier(response, row["answer"], row["metadata"])
 
 
@@ -40,8 +46,8 @@ def test_careful_demonstrations_are_right_by_reasoning_gyms_own_scorer(name, see
 @settings(max_examples=25, deadline=None)
 @given(seed=SEEDS, misread=st.floats(0, 1))
 def test_a_demonstration_reads_every_term_and_computes_rightly_what_it_read(seed, misread):
-    rows = LONG.generate("train", 30, seed)
-    for row, (_, response) in zip(rows, LONG.demonstrations(rows, seed, misread), strict=True):
+    rows = long_sums().generate("train", 30, seed)
+    for row, (_, response) in zip(rows, long_sums().demonstrations(rows, seed, misread), strict=True):
         first, *steps = response.split("</think>")[0].removeprefix("<think>").split(" = ")
         asked = row["metadata"]["entry"]["expression"].split()
         pieces = [first.split(), *(step.split() for step in steps)]
@@ -54,8 +60,8 @@ def test_a_demonstration_reads_every_term_and_computes_rightly_what_it_read(seed
 
 
 def test_the_demonstrator_misreads_as_often_as_asked():
-    rows = LONG.generate("train", 4000, 3)
-    responses = [response for _, response in LONG.demonstrations(rows, 3, misread=0.65)]
+    rows = long_sums().generate("train", 4000, 3)
+    responses = [response for _, response in long_sums().demonstrations(rows, 3, misread=0.65)]
     asked = sum(row["metadata"]["entry"]["expression"].count(" - ") for row in rows)
     kept = sum(response.count(" - ") for response in responses)
     assert 1 - kept / asked == pytest.approx(0.65, abs=0.02)
@@ -65,7 +71,7 @@ def test_the_demonstrator_misreads_as_often_as_asked():
 
 def test_the_long_task_has_a_long_tail_and_the_short_one_has_none():
     for misread in (0.0, 0.65):
-        long = lengths(LONG, misread)
+        long = lengths(long_sums(), misread)
         assert long[int(0.99 * len(long))] >= 4 * long[len(long) // 2]
         short = lengths(get_task("short-chain-sum"), misread)
         assert short[-1] <= 1.5 * short[0]
@@ -74,32 +80,32 @@ def test_the_long_task_has_a_long_tail_and_the_short_one_has_none():
 @settings(max_examples=10, deadline=None)
 @given(seed=SEEDS, other=SEEDS)
 def test_no_heldout_question_is_ever_trained_on(seed, other):
-    heldout = {row["prompt"] for row in LONG.generate("heldout", 256, seed)}
+    heldout = {row["prompt"] for row in long_sums().generate("heldout", 256, seed)}
     assert len(heldout) == 256
-    assert not heldout & {row["prompt"] for row in LONG.generate("train", 2000, other)}
+    assert not heldout & {row["prompt"] for row in long_sums().generate("train", 2000, other)}
     assert all(split_of(prompt) == "heldout" for prompt in heldout)
 
 
 def test_the_seed_decides_everything():
     for split in ("train", "heldout"):
-        assert LONG.generate(split, 100, 1) == LONG.generate(split, 200, 1)[:100]
-        assert LONG.generate(split, 100, 1) != LONG.generate(split, 100, 2)
-    rows = LONG.generate("train", 100, 1)
-    assert LONG.demonstrations(rows, 1) == LONG.demonstrations(rows, 1)
-    assert LONG.demonstrations(rows, 1) != LONG.demonstrations(rows, 2)
+        assert long_sums().generate(split, 100, 1) == long_sums().generate(split, 200, 1)[:100]
+        assert long_sums().generate(split, 100, 1) != long_sums().generate(split, 100, 2)
+    rows = long_sums().generate("train", 100, 1)
+    assert long_sums().demonstrations(rows, 1) == long_sums().demonstrations(rows, 1)
+    assert long_sums().demonstrations(rows, 1) != long_sums().demonstrations(rows, 2)
 
 
 def test_warm_start_demonstrations_are_of_training_questions_with_a_flatter_tail():
-    demonstrations = LONG.warm_start(3000, 1)
-    assert demonstrations == LONG.warm_start(4000, 1)[:3000]
+    demonstrations = long_sums().warm_start(3000, 1)
+    assert demonstrations == long_sums().warm_start(4000, 1)[:3000]
     assert all(split_of(prompt) == "train" for prompt, _ in demonstrations)
     warm = sum(len(response.split()) for _, response in demonstrations) / 3000
-    trained = sum(lengths(LONG, 0.0, 3000)) / 3000
+    trained = sum(lengths(long_sums(), 0.0, 3000)) / 3000
     assert warm > 1.2 * trained
 
 
 def test_most_questions_are_short():
-    terms = Counter(row["metadata"]["entry"]["num_terms"] for row in LONG.generate("train", 4000, 1))
+    terms = Counter(row["metadata"]["entry"]["num_terms"] for row in long_sums().generate("train", 4000, 1))
     assert min(terms) == 3
     assert max(terms) > 18
     assert terms[3] == max(terms.values())
@@ -119,13 +125,13 @@ def test_wrong_requests_are_refused():
     with pytest.raises(UnknownTaskError, match="did you mean 'long-chain-sum'"):
         get_task("long-chainsum")
     with pytest.raises(ValueError, match="expected a probability"):
-        LONG.demonstrations([], 1, misread=1.5)
+        long_sums().demonstrations([], 1, misread=1.5)
     with pytest.raises(ValueError, match="2 <= min_terms <= max_terms"):
         ChainSum("none", min_terms=5, max_terms=4, exponent=1.0, warm_exponent=1.0, misread=0.0)
 
 
 def test_rows_survive_a_file(tmp_path):
-    rows = LONG.generate("heldout", 20, 1)
+    rows = long_sums().generate("heldout", 20, 1)
     path = tmp_path / "data" / "heldout.jsonl"
     assert write_jsonl(path, rows) == 20
     assert [json.loads(line) for line in path.read_text().splitlines()] == rows

@@ -1,17 +1,18 @@
 """The vLLM engine keeps the engine contract, alone in its process, beside another, and where it plans steps ahead."""
 
 import threading
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import pytest
-
-pytest.importorskip("vllm")
 
 from tailrace.contracts import Request, Sampling
 from tailrace.rollout import build_engine, engine_abilities
 from tailrace.rollout.generation import generate
 from tailrace.rollout.testing import EngineAbilitiesContract, EngineContract
 from tailrace.rollout.testing.contract import greedy, save_tiny_model
+
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM")
 
 
 class TestVLLMEngine(EngineContract):

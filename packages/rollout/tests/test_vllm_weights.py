@@ -2,12 +2,12 @@
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("vllm")
 pytest.importorskip("torch")
 
 import torch
@@ -22,6 +22,7 @@ from tailrace.rollout.generation import generate
 from tailrace.rollout.served_weights import WeightSample
 from tailrace.rollout.testing.contract import log_probabilities, save_tiny_model
 
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM")
 OPTIONS = {"dtype": "float32", "max_num_seqs": 8, "block_tokens": 32, "threads": 1, "kv_cache_bytes": 16 << 20}
 OPTIONS |= {"gpu_memory_utilization": 0.2}
 PROMPTS = [(3, 1, 4), (1, 5, 9, 2, 6, 5, 3, 5), tuple(range(40))]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,10 @@ from tailrace.trainer.testing import BackendContract, inside, make_experiences, 
 from tailrace.trainer.weights_file import weights_sha256
 from tailrace.trainer.worker import TrainerWorker
 
-peft = pytest.importorskip("peft")
-
 sys.path.insert(0, str(Path(__file__).parent))
-import trainer_processes  # noqa: E402 - behind its path
+import trainer_processes
 
+pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="needs PEFT")
 VOCAB = 31
 ADAPTER = AdapterConfig(rank=4, alpha=8.0)
 CONFIG = TrainerConfig(lr=0.01, device="cpu", threads=1, grad_clip_norm=0.0, adapter=ADAPTER, seed=3)
@@ -44,6 +44,8 @@ def batch(seed):
 
 def plain(model):
     """PEFT's own model."""
+    import peft
+
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     config = peft.LoraConfig(r=4, lora_alpha=8.0, target_modules=SEVEN, task_type="CAUSAL_LM")
     return peft.get_peft_model(base, config)
@@ -153,7 +155,9 @@ def test_a_checkpoint_is_small_and_peft_loads_and_merges_it_as_we_do(model, tmp_
     assert dict(load_weights_file(directory)).keys() == trained.keys()
     assert len(weights_sha256(directory)) == 64
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    loaded = peft.PeftModel.from_pretrained(base, directory)
+    from peft import PeftModel
+
+    loaded = PeftModel.from_pretrained(base, directory)
     for name, tensor in saved(loaded).items():
         assert torch.equal(tensor, trained[name]), name
     expected = loaded.merge_and_unload().state_dict()

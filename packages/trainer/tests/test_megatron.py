@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ from tailrace.trainer.microbatch import to_tensors
 from tailrace.trainer.testing import BackendContract, inside
 from tailrace.trainer.worker import TrainerWorker
 
-pytest.importorskip("megatron.core", reason="needs tailrace-trainer[megatron]")
 sys.path.insert(0, str(Path(__file__).parent))
 import trainer_processes
 
 from tailrace.trainer.sharded_model import least_loaded
 
+pytestmark = pytest.mark.skipif(find_spec("megatron") is None, reason="needs tailrace-trainer[megatron]")
 VOCAB = 31  # two ranks pad it
 KINDS = {"qwen3": Qwen3Config, "qwen2": Qwen2Config}
 

@@ -5,20 +5,47 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torchrl", reason="needs the extra torchrl")
+pytest.importorskip("torch")
 
 import torch
-from torchrl.objectives.llm import DAPO, GRPOLoss
 
 from tailrace.trainer import TrainerConfigError
 from tailrace.trainer.losses import LossTokens, open_loss
 from tailrace.trainer.losses.torchrl import TorchRlLoss
 from tailrace.trainer.testing import check_loss
+
+pytestmark = pytest.mark.skipif(find_spec("torchrl") is None, reason="needs the extra torchrl")
+
+
+def grpo():
+    from torchrl.objectives.llm import GRPOLoss
+
+    return GRPOLoss
+
+
+def dapo():
+    from torchrl.objectives.llm import DAPO
+
+    return DAPO
+
+
+def sequence_ratio():
+    """GSPO as somebody would write it for TorchRL: the ratio of a row is the mean of its tokens'."""
+
+    class SequenceRatio(grpo()):
+        def _log_weight(self, tensordict, adv_shape):
+            log_weight, dist, kl, mask = super()._log_weight(tensordict, adv_shape)
+            mean = (log_weight.squeeze(-1) * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True)
+            return mean.unsqueeze(-1).expand_as(log_weight), dist, kl, mask
+
+    return SequenceRatio
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +55,10 @@ class TorchRlGrpo(TorchRlLoss):
     normalisation = "sequence"
     options: dict = field(default_factory=lambda: {"aggregation": "none", "entropy_bonus": False})
     clip: tuple[float, float] = (0.2, 0.2)
-    kind: type = GRPOLoss
+    kind: Callable[[], type] = grpo
 
     def objective(self, actor):
-        return self.kind(actor, clip_epsilon=self.clip, **self.options)
+        return self.kind()(actor, clip_epsilon=self.clip, **self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +67,7 @@ class TorchRlDapo(TorchRlGrpo):
 
     normalisation = "token"
     clip: tuple[float, float] = (0.2, 0.28)
-    kind: type = DAPO
-
-
-class SequenceRatio(GRPOLoss):
-    """GSPO as somebody would write it for TorchRL: the ratio of a row is the mean of its tokens'."""
-
-    def _log_weight(self, tensordict, adv_shape):
-        log_weight, dist, kl, mask = super()._log_weight(tensordict, adv_shape)
-        mean = (log_weight.squeeze(-1) * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True)
-        return mean.unsqueeze(-1).expand_as(log_weight), dist, kl, mask
+    kind: Callable[[], type] = dapo
 
 
 def made(seed, dtype, spread):
@@ -72,7 +90,7 @@ def made(seed, dtype, spread):
         (TorchRlGrpo(), open_loss("grpo")),
         (TorchRlDapo(), open_loss("dapo")),
         (
-            TorchRlGrpo(clip=(0.0003, 0.0004), kind=SequenceRatio),
+            TorchRlGrpo(clip=(0.0003, 0.0004), kind=sequence_ratio),
             open_loss("gspo", {"clip_low": 0.0003, "clip_high": 0.0004}),
         ),
     ],

@@ -22,7 +22,10 @@ VOCAB = 31
 CONFIG = TrainerConfig(lr=0.01, device="cpu", grad_clip_norm=0.5, micro_batch_tokens=60, threads=1, timeout_s=60)
 CONTEXT = multiprocessing.get_context("forkserver")
 # Installed modules only: the fork server does not see this directory.
-CONTEXT.set_forkserver_preload(["tailrace.trainer.worker", "transformers.models.qwen3.modeling_qwen3"])
+PRELOADED = ["tailrace.trainer.worker", "transformers.models.qwen3.modeling_qwen3"]
+if find_spec("deepspeed") is not None:  # seconds in each rank otherwise
+    PRELOADED.append("deepspeed.runtime.zero.muon.muon_optimizer")
+CONTEXT.set_forkserver_preload(PRELOADED)
 
 
 def batch(seed):

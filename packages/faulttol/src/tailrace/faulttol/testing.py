@@ -89,7 +89,7 @@ def _failures(most: int) -> Iterator[Failure]:
 
 
 def _action(policy: RecoveryPolicy, failure: Failure) -> RecoveryAction:
-    asked = copy.deepcopy(failure)
+    asked = replace(failure)
     action = policy.on_down(asked)
     assert asked == failure, f"on_down changed {failure} into {asked}"
     assert isinstance(action, RecoveryAction), f"on_down answered {action!r}, expected an action, for {failure}"

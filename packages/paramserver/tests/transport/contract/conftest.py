@@ -51,7 +51,12 @@ def name(request):
 
 
 class Exporter:
-    """A process that exports memory whose bytes follow from its seed."""
+    """A process that exports memory whose bytes follow from its seed.
+
+    `struck` is whether a test sent it a signal.
+    """
+
+    struck = False
 
     def __init__(self, name):
         self.process = subprocess.Popen(
@@ -68,7 +73,12 @@ class Exporter:
     def export(self, nbytes, seed):
         return self.ask(do="export", nbytes=nbytes, seed=seed)["descriptor"], random.Random(seed).randbytes(nbytes)
 
+    def close_all(self):
+        """Closes what it still exports."""
+        self.ask(do="close all")
+
     def signal(self, number):
+        self.struck = True
         self.process.send_signal(number)
         if number == signal.SIGKILL:
             self.process.wait()
@@ -89,11 +99,24 @@ class Exporter:
         self.process.stdout.close()
 
 
+@pytest.fixture(scope="module")
+def exporters():
+    """Processes that no test has struck yet, by the transport's name: starting one takes longer than most tests."""
+    running = {}
+    yield running
+    for exporter in running.values():
+        exporter.close()
+
+
 @pytest.fixture
-def exporter(name):
-    made = Exporter(name)
+def exporter(name, exporters):
+    made = exporters.pop(name, None) or Exporter(name)
     yield made
-    made.close()
+    if made.struck or made.process.poll() is not None:
+        made.close()
+        return
+    made.close_all()
+    exporters[name] = made
 
 
 @pytest.fixture

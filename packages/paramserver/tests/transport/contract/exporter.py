@@ -29,6 +29,12 @@ def answer(**fields):
     print(json.dumps(fields), flush=True)
 
 
+def close(export, memory):
+    export.close()
+    export.close()  # twice is no error
+    memory.close()
+
+
 def main():
     transport = load(sys.argv[1])
     exports = {}
@@ -39,10 +45,11 @@ def main():
             exports[command["seed"]] = (transport.export(memory), memory)
             answer(descriptor=exports[command["seed"]][0].descriptor)
         elif command["do"] == "close":
-            export, memory = exports.pop(command["seed"])
-            export.close()
-            export.close()  # twice is no error
-            memory.close()
+            close(*exports.pop(command["seed"]))
+            answer(closed=True)
+        elif command["do"] == "close all":
+            while exports:
+                close(*exports.popitem()[1])
             answer(closed=True)
         elif command["do"] == "held":
             answer(fds=len(list(Path("/proc/self/fd").iterdir())), threads=len(list(Path("/proc/self/task").iterdir())))
