@@ -232,6 +232,11 @@ def test_a_replica_passes_on_what_it_has_pulled_also_when_no_relay_lives(offerin
     relay.kill()
     assert loaded(first, 1) == {1.0}  # it is here
     assert first.source_of(1) == relay.address
+    newer = spawn()
+    publish(token, newer, 2, 2)
+    first.use((newer.address,))
+    assert [loaded(first, version) for version in (2, 1)] == [{2.0}, {1.0}]  # both are here
+    assert [first.source_of(version) for version in (2, 1)] == [newer.address, relay.address]
     second.use((relay.address, offered.address))
     assert loaded(second, 1) == {1.0}
     assert (second.source_of(1), second.source_of(2)) == (offered.address, "")

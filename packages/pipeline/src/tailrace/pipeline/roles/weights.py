@@ -14,7 +14,7 @@ from typing import Any
 from tailrace.contracts import AdapterWeights
 from tailrace.paramserver import ParamServerError, ProtocolError, RelayReader, RelayTimeout, RelayUnreachable
 from tailrace.paramserver.clients.origin import RelayOrigin
-from tailrace.pipeline.roles.peer_weights import OfferedWeights
+from tailrace.pipeline.roles.peer_weights import SLOTS, OfferedWeights
 from tailrace.pipeline.roles.transfer import ReadOptions, WeightTransfer
 from tailrace.runtime.errors import RoleError
 from tailrace.trainer import AdapterConfig
@@ -77,7 +77,7 @@ class RelayWeights:
         offered: OfferedWeights | None = None,
     ) -> None:
         self._transfer, self._base, self._offered = transfer, base, offered
-        self._came = (-1, "")  # the version that came last from elsewhere, and its source
+        self._came: dict[int, str] = {}  # the versions of its own relay, by number, and their sources
         self._token, self._checkpoints = token, checkpoints
         self._sources: tuple[str, ...] = ()
         self._best = ""  # the best of the sources that the reader was created for
@@ -116,9 +116,8 @@ class RelayWeights:
         return published if self._base is None else self._base.with_adapter(published)
 
     def source_of(self, version: int) -> str:
-        """The source of a version that was loaded last, see `Pulled`."""
-        came, source = self._came
-        return source if came == version else ""
+        """The source of a version that was loaded, see `Pulled`."""
+        return self._came.get(version, "")
 
     def close(self) -> None:
         """Leave the relays."""
@@ -133,9 +132,12 @@ class RelayWeights:
         except ParamServerError:
             if not saved:
                 raise
+            self._came.pop(version, None)
             return False
         if source:  # "" where it was here already
-            self._came = (version, source)
+            self._came[version] = source
+        while len(self._came) > SLOTS:
+            del self._came[next(iter(self._came))]
         return True
 
     @property
