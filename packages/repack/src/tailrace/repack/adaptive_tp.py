@@ -297,7 +297,8 @@ class AdaptiveTPScaleDown(AdaptiveTP):
     Args:
         max_tokens: most tokens of a response.
         first, last, every: milestones as shares of the samples that the round keeps: `first`, `first` + `every`, ... `last`.
-        remembers: see `ScaleDown`.
+        remembers: steps for which what a loan took counts: one that cost more than it brings is made again after so many; 0:
+            all are made.
 
     Raises:
         LoadError: an option is out of its range; see `AdaptiveTP` for its own.
