@@ -44,15 +44,11 @@ def load(rank, world_size, directory, dtype, cells, by_rows, rendezvous, out: Pa
     fsdp2: Any = import_module("tailrace.trainer.fsdp2")
     from tailrace.trainer.worker import TrainerWorker
 
-    fsdp2.SMALL_MODEL_PARAMETERS = 0
-    if not by_rows:
-        fsdp2.has_weights_file = lambda _: False
+    if by_rows:
+        trainer_processes.never_whole()
     else:
-
-        def refuse(*_):
-            raise AssertionError("a rank loaded the whole model")
-
-        fsdp2.load_policy = refuse
+        fsdp2.SMALL_MODEL_PARAMETERS = 0
+        fsdp2.has_weights_file = lambda _: False
     config = dataclasses.replace(
         trainer_processes.CONFIG, dtype=dtype, cells=cells, kl_coefficient=0.1, activation_checkpointing="off"
     )

@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -74,11 +75,13 @@ def never_whole():
     def refuse(*_, **__):
         raise AssertionError("a rank loaded the whole model")
 
-    for name in ("fsdp2", "deepspeed"):
+    loads: dict[str, Any] = {"load_policy": refuse, "load_value_model": refuse}
+    small: dict[str, Any] = {"SMALL_MODEL_PARAMETERS": 0}
+    for name, changes in {"sharded_model": loads, "fsdp2": small, "deepspeed": small}.items():
         if name == "deepspeed" and find_spec(name) is None:
             continue
         module = import_module(f"tailrace.trainer.{name}")
-        for key, value in {"SMALL_MODEL_PARAMETERS": 0, "load_policy": refuse, "load_value_model": refuse}.items():
+        for key, value in changes.items():
             assert hasattr(module, key)
             setattr(module, key, value)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import os
 import sys
 import warnings
@@ -26,14 +27,13 @@ from tailrace.contracts import extra
 from tailrace.paramserver.layout import GlobalTensor, Layout, LocalBuffer, Piece, Shard
 from tailrace.trainer.adapters import add_adapter, base_logprobs, published_name
 from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, AdapterConfig, TrainerConfig
-from tailrace.trainer.critic_init import HEAD
-from tailrace.trainer.fsdp2 import Fsdp2Critic, Fsdp2Model, warn_of_whole_loads
+from tailrace.trainer.fsdp2 import Fsdp2Model, warn_of_whole_loads
 from tailrace.trainer.microbatch import MicroBatch
 from tailrace.trainer.optimizer import adamw, clip_gradients
-from tailrace.trainer.policy import PREFIX, Policy, load_policy
-from tailrace.trainer.sharded_load import Experts, ModelFiles, empty_lm, sources
+from tailrace.trainer.policy import PREFIX, Policy
+from tailrace.trainer.sharded_load import Experts, ModelFiles, sources
 from tailrace.trainer.sharded_model import MOMENTS, Rows, SavedState, ShardedModel, parameter_dtype
-from tailrace.trainer.value_model import ValueModel, empty_value_lm, fresh_head, load_value_model
+from tailrace.trainer.value_model import fresh_head
 from tailrace.trainer.weights_file import has_weights_file
 
 BUCKET_ELEMENTS = 50_000_000
@@ -44,27 +44,31 @@ class DeepSpeedModel(ShardedModel):
     """ZeRO over all ranks, with torch's AdamW on each rank's flat part of the parameters.
 
     Args:
-        model_path: directory of a Hugging Face causal LM.
-        config, device, rank, world_size: see `ShardedModel`.
+        model_path, config, device, rank, world_size, values: see `ShardedModel`.
 
     Raises:
         MissingExtraError: DeepSpeed is not installed.
     """
 
-    _by_fsdp2: type[Fsdp2Model] = Fsdp2Model
-    """the same model by FSDP2"""
-    _fresh: tuple[str, ...] = ()
-    """heads that no file has"""
-
     def __init__(
-        self, model_path: Path, config: TrainerConfig, device: torch.device, rank: int, world_size: int
+        self,
+        model_path: Path,
+        config: TrainerConfig,
+        device: torch.device,
+        rank: int,
+        world_size: int,
+        *,
+        values: bool = False,
     ) -> None:
-        super().__init__(config, device, rank, world_size)
+        super().__init__(model_path, config, device, rank, world_size, values=values)
+        config = self.config
         self._rank, self._ranks = rank, world_size
         self.stage = config.zero_stage or 2
         files, of = self._rows_of(model_path)
         by_rows = bool(of)
-        policy = self._empty_with_shortcuts(model_path) if by_rows else self._load(model_path)
+        policy = (
+            self._empty_with_shortcuts(model_path) if by_rows else self._load_whole(model_path, parameter_dtype(config))
+        )
         policy.configure(config)
         if config.adapter.rank:
             policy.freeze(self.dtype)
@@ -91,39 +95,33 @@ class DeepSpeedModel(ShardedModel):
             self._show_masters()
         self.reset_optimizer()
 
-    def _load(self, path: Path) -> Policy:
-        """The model in a directory, whole and probed."""
-        return load_policy(path, parameter_dtype(self.config))
-
     def _rows_of(self, path: Path) -> tuple[ModelFiles | None, Mapping[str, str | Experts]]:
         """The files of a large model of which each rank holds a part, and where they have each tensor; nothing of others."""
         files = ModelFiles(path) if self.stage == 3 and has_weights_file(path) else None
         if files is None or files.elements <= SMALL_MODEL_PARAMETERS:
             return None, {}
-        of = sources(self._empty(path).lm, files, self._fresh)
+        of = sources(self._empty(path).lm, files, self.fresh)
         if of is None:
             warn_of_whole_loads(path)
             return None, {}
         return files, of
 
-    def _empty(self, path: Path) -> Policy:
-        """The model in a directory without memory, not probed."""
-        return Policy(empty_lm(path, parameter_dtype(self.config)))
-
     def _empty_with_shortcuts(self, path: Path) -> Policy:
         """The same with the shortcuts that it allows: the model by FSDP2, of which each rank reads its rows, tells them."""
         changes: dict[str, Any] = {"zero_stage": None, "adapter": AdapterConfig(), "dtype": "float32"}
         config = dataclasses.replace(self.config, **changes)
-        told = self._by_fsdp2(path, config, self.device, self._rank, self._ranks).module
+        told = Fsdp2Model(path, config, self.device, self._rank, self._ranks, values=self.values).module
         policy = self._empty(path)
         policy.take(direct_head=told.direct_head, shares_prompts=told.shares_prompts, packs=told.packs)
+        del told
+        gc.collect()  # hooks and modules of FSDP2 refer to each other: this rank's rows would stay beside DeepSpeed's
         return policy
 
     def _read_parts(self, files: ModelFiles, of: Mapping[str, str | Experts]) -> None:
         """Read this rank's part of each parameter, and the persistent buffers."""
         for name, parameter in self._engine.module.named_parameters():
             source = of.get(plain := name.removeprefix(PREFIX).replace(".base_layer.", "."))
-            if source is None and plain not in self._fresh:
+            if source is None and plain not in self.fresh:
                 continue  # an adapter's
             # of what is trained the float32 part, of an adapter's base what is computed with
             part = self._zero.get_local_fp32_param(parameter) if parameter.requires_grad else parameter.ds_tensor
@@ -207,7 +205,7 @@ class DeepSpeedModel(ShardedModel):
         """See `ShardedModel`. Every rank keeps a whole copy; with an adapter it is the base, which is there already."""
         if self.config.adapter.rank:
             return base_logprobs(self._engine.module)
-        model = load_policy(model_path, self.dtype).to(self.device)
+        model = self._load_whole(model_path, self.dtype).to(self.device)
         model.logits_budget = self.config.logits_budget
         model.requires_grad_(False).eval()
 
@@ -217,10 +215,6 @@ class DeepSpeedModel(ShardedModel):
             return found
 
         return logprobs
-
-    def _critic(self, path: Path, rank: int, world_size: int) -> ShardedModel:
-        """See `ShardedModel`."""
-        return DeepSpeedCritic(path, self.config, self.device, rank, world_size)
 
     # ---- weights --------------------------------------------------------------------------------------------------
 
@@ -320,32 +314,6 @@ class DeepSpeedModel(ShardedModel):
         for group in range(len(zero.fp16_groups)):
             zero._reassign_or_swap_out_partitioned_parameters(group)
         zero._post_step(set())
-
-
-class DeepSpeedCritic(DeepSpeedModel):
-    """The critic, in parts like the policy; an engine of DeepSpeed's of its own, with its own optimizer.
-
-    Args:
-        model_path: directory of a model with a value head, or of the policy, for a fresh one.
-        config: the settings of both.
-        device, rank, world_size: see `ShardedModel`.
-    """
-
-    _by_fsdp2 = Fsdp2Critic
-
-    def __init__(
-        self, model_path: Path, config: TrainerConfig, device: torch.device, rank: int, world_size: int
-    ) -> None:
-        self._fresh = (HEAD,) if config.critic.init is None else ()
-        super().__init__(model_path, config.of_critic, device, rank, world_size)
-
-    def _load(self, path: Path) -> Policy:
-        """See `DeepSpeedModel`."""
-        return load_value_model(path, parameter_dtype(self.config), fresh=self.config.seed if self._fresh else None)
-
-    def _empty(self, path: Path) -> Policy:
-        """See `DeepSpeedModel`."""
-        return ValueModel(empty_value_lm(path, parameter_dtype(self.config)))
 
 
 def _rows(tensor: GlobalTensor, rows: Rows) -> LocalBuffer:

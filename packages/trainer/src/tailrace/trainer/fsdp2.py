@@ -24,15 +24,14 @@ from torch.distributed.tensor import DTensor
 from tailrace.paramserver.layout import Layout, from_fsdp2
 from tailrace.trainer.adapters import add_adapter, base_logprobs, published_name
 from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig, check_owners
-from tailrace.trainer.critic_init import HEAD
 from tailrace.trainer.errors import TrainerConfigError
 from tailrace.trainer.microbatch import MicroBatch
 from tailrace.trainer.offload import HostParts
 from tailrace.trainer.optimizer import MuonWithAdamW, adamw, clip_gradients
-from tailrace.trainer.policy import PREFIX, Policy, load_policy
-from tailrace.trainer.sharded_load import Experts, ModelFiles, assign, empty_lm, sources
+from tailrace.trainer.policy import PREFIX, Policy
+from tailrace.trainer.sharded_load import Experts, ModelFiles, assign, sources
 from tailrace.trainer.sharded_model import MOMENTS, SavedState, ShardedModel, parameter_dtype
-from tailrace.trainer.value_model import ValueModel, empty_value_lm, fresh_head, load_value_model
+from tailrace.trainer.value_model import fresh_head
 from tailrace.trainer.weights_file import has_weights_file
 
 logger = logging.getLogger(__name__)
@@ -45,19 +44,23 @@ class Fsdp2Model(ShardedModel):
     without their dispatch cost on every operation.
 
     Args:
-        model_path: directory of a Hugging Face causal LM.
-        config, device, rank, world_size: see `ShardedModel`.
+        model_path, config, device, rank, world_size, values: see `ShardedModel`.
     """
 
     offloads = frozenset({"parameters", "gradients", "optimizer"})
-    _fresh: tuple[str, ...] = ()
-    """heads that no file has"""
 
     def __init__(
-        self, model_path: Path, config: TrainerConfig, device: torch.device, rank: int, world_size: int
+        self,
+        model_path: Path,
+        config: TrainerConfig,
+        device: torch.device,
+        rank: int,
+        world_size: int,
+        *,
+        values: bool = False,
     ) -> None:
         check_owners(config, "fsdp2")
-        super().__init__(config, device, rank, world_size)
+        super().__init__(model_path, config, device, rank, world_size, values=values)
         if config.cells == 1:
             self._mesh: Any = dist.device_mesh.init_device_mesh(device.type, (world_size,))
             self._replicas: Any = None
@@ -100,20 +103,12 @@ class Fsdp2Model(ShardedModel):
         files = ModelFiles(path) if has_weights_file(path) else None
         if files is not None and files.elements > SMALL_MODEL_PARAMETERS:
             self._whole = False
-            if (of := sources(self._empty(path).lm, files, self._fresh)) is not None:
+            if (of := sources(self._empty(path).lm, files, self.fresh)) is not None:
                 return self._open_by_rows(path, files, of, frozen=frozen)
             warn_of_whole_loads(path)
-        policy = self._load(path)
+        policy = self._load_whole(path, parameter_dtype(self.config))
         self._whole = sum(parameter.numel() for parameter in policy.parameters()) <= SMALL_MODEL_PARAMETERS
         return self._shard(self._prepared(policy, frozen=frozen), frozen=frozen)
-
-    def _load(self, path: Path) -> Policy:
-        """The model in a directory, whole and probed."""
-        return load_policy(path, parameter_dtype(self.config))
-
-    def _empty(self, path: Path) -> Policy:
-        """The model of a directory without memory, not probed."""
-        return Policy(empty_lm(path, parameter_dtype(self.config)))
 
     def _prepared(self, policy: Policy, *, frozen: bool) -> Policy:
         """The policy with the configuration's settings and its adapter."""
@@ -137,7 +132,7 @@ class Fsdp2Model(ShardedModel):
         for name, source in of.items():
             read = functools.partial(files.read, source)
             tensors[PREFIX + name] = self._own_rows(held[PREFIX + name], read)
-        for name in self._fresh:
+        for name in self.fresh:
             like = held[PREFIX + name]
             tensors[PREFIX + name] = self._own_rows(
                 like, functools.partial(_copy_rows, fresh_head(like, self.config.seed))
@@ -303,10 +298,6 @@ class Fsdp2Model(ShardedModel):
 
         return logprobs
 
-    def _critic(self, path: Path, rank: int, world_size: int) -> ShardedModel:
-        """See `ShardedModel`."""
-        return Fsdp2Critic(path, self.config, self.device, rank, world_size)
-
     # ---- weights --------------------------------------------------------------------------------------------------
 
     @property
@@ -369,28 +360,3 @@ def warn_of_whole_loads(path: Path) -> None:
 
 def _copy_rows(whole: Tensor, rows: slice, out: Tensor) -> None:
     out.copy_(whole[rows])
-
-
-class Fsdp2Critic(Fsdp2Model):
-    """The critic, sharded like the policy; with its own optimizer.
-
-    Args:
-        model_path: directory of a model with a value head, or of the policy, for a fresh one.
-        config: the settings of both.
-        device, rank, world_size: see `ShardedModel`.
-    """
-
-    def __init__(
-        self, model_path: Path, config: TrainerConfig, device: torch.device, rank: int, world_size: int
-    ) -> None:
-        self._fresh = (HEAD,) if config.critic.init is None else ()
-        super().__init__(model_path, config.of_critic, device, rank, world_size)
-
-    def _load(self, path: Path) -> Policy:
-        """See `Fsdp2Model`."""
-        fresh = self.config.seed if self._fresh else None
-        return load_value_model(path, parameter_dtype(self.config), fresh=fresh)
-
-    def _empty(self, path: Path) -> Policy:
-        """See `Fsdp2Model`."""
-        return ValueModel(empty_value_lm(path, parameter_dtype(self.config)))

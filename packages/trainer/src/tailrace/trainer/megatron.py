@@ -23,7 +23,6 @@ from torch import Tensor
 
 from tailrace.paramserver.layout import Layout
 from tailrace.trainer.config import TrainerConfig
-from tailrace.trainer.critic_init import HEAD
 from tailrace.trainer.megatron_gpt import TensorParallelPolicy, TensorParallelValues
 from tailrace.trainer.megatron_weights import Gatherer, gpt_layout, load_shard, put_rows
 from tailrace.trainer.microbatch import MicroBatch
@@ -38,17 +37,23 @@ class MegatronModel(ShardedModel):
 
     Args:
         model_path: directory of a dense Qwen2 or Qwen3, whose safetensors are read tensor by tensor.
-        config, device, rank, world_size: see `ShardedModel`.
+        config, device, rank, world_size, values: see `ShardedModel`. A critic's head is on every rank.
     """
 
     shares_prompts = True
-    _values = False
-    """whether it has a value head in place of an output layer"""
 
     def __init__(
-        self, model_path: Path, config: TrainerConfig, device: torch.device, rank: int, world_size: int
+        self,
+        model_path: Path,
+        config: TrainerConfig,
+        device: torch.device,
+        rank: int,
+        world_size: int,
+        *,
+        values: bool = False,
     ) -> None:
-        super().__init__(config, device, rank, world_size)
+        super().__init__(model_path, config, device, rank, world_size, values=values)
+        config = self.config
         self.packs = config.packing
         self._hf = read_config(model_path)
         tp, per_cell = config.tensor_parallel, world_size // config.cells
@@ -70,7 +75,7 @@ class MegatronModel(ShardedModel):
         self.cell_group = group(lambda other: other // per_cell * tp + other % tp)
         dtype = str(parameter_dtype(config)).removeprefix("torch.")
         self._rank = f"rank{rank}"
-        self._layout = gpt_layout(self._hf, tp, world_size, dtype, values=self._values)
+        self._layout = gpt_layout(self._hf, tp, world_size, dtype, values=values)
         group_of = [f"rank{rank - slot + other}" for other in range(tp)]
         self._like = torch.empty(0, dtype=parameter_dtype(config), device=device)
         self._gatherer = Gatherer(self._layout, group_of, self._tp_group, self._like)
@@ -93,7 +98,7 @@ class MegatronModel(ShardedModel):
         self.reset_optimizer()
 
     def _load(self, model_path: Path) -> TensorParallelPolicy:
-        kind = TensorParallelValues if self._values else TensorParallelPolicy
+        kind = TensorParallelValues if self.values else TensorParallelPolicy
         policy = kind(self._hf, self.config, self._tp_group, self._alone)
         local = {name: parameter.detach() for name, parameter in policy.gpt.named_parameters()}
         for tensor in local.values():
@@ -104,7 +109,9 @@ class MegatronModel(ShardedModel):
 
     def _fill(self, local: Mapping[str, Tensor], model_path: Path) -> None:
         """Fill this rank's tensors from a model directory."""
-        load_shard(model_path, self._layout, self._rank, local)
+        load_shard(model_path, self._layout, self._rank, local, fresh=self.fresh)
+        for name in self.fresh:
+            local[name].copy_(fresh_head(local[name], self.config.seed))
 
     @staticmethod
     def _adds_to(shard: Tensor) -> Callable[[Tensor], None]:
@@ -192,10 +199,6 @@ class MegatronModel(ShardedModel):
 
         return logprobs
 
-    def _critic(self, path: Path, rank: int, world_size: int) -> ShardedModel:
-        """See `ShardedModel`."""
-        return MegatronCritic(path, self.config, self.device, rank, world_size)
-
     # ---- weights --------------------------------------------------------------------------------------------------
 
     @property
@@ -256,30 +259,6 @@ class MegatronModel(ShardedModel):
                 put_rows(mine, name, local, read)
         self._round()
         self.steps = saved.steps
-
-
-class MegatronCritic(MegatronModel):
-    """The critic, split like the policy, but for its head, which every rank has; with its own optimizer.
-
-    Args:
-        model_path: directory of a model with a value head, or of the policy, for a fresh one.
-        config: the settings of both.
-        device, rank, world_size: see `ShardedModel`.
-    """
-
-    _values = True
-
-    def __init__(
-        self, model_path: Path, config: TrainerConfig, device: torch.device, rank: int, world_size: int
-    ) -> None:
-        super().__init__(model_path, config.of_critic, device, rank, world_size)
-
-    def _fill(self, local: Mapping[str, Tensor], model_path: Path) -> None:
-        """See `MegatronModel`."""
-        is_fresh = self.config.critic.init is None
-        load_shard(model_path, self._layout, self._rank, local, fresh=(HEAD,) if is_fresh else ())
-        if is_fresh:
-            local[HEAD].copy_(fresh_head(local[HEAD], self.config.seed))
 
 
 class _Moments(Mapping[str, Tensor]):

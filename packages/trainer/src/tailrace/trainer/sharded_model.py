@@ -18,9 +18,12 @@ from torch import Tensor
 
 from tailrace.paramserver.layout import Layout
 from tailrace.trainer.config import TrainerConfig
-from tailrace.trainer.critic_init import check_critic_init
+from tailrace.trainer.critic_init import HEAD, check_critic_init
 from tailrace.trainer.errors import NonFiniteGradientError, TrainerConfigError
 from tailrace.trainer.microbatch import MicroBatch
+from tailrace.trainer.policy import Policy, load_policy
+from tailrace.trainer.sharded_load import empty_lm
+from tailrace.trainer.value_model import ValueModel, empty_value_lm, load_value_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -87,12 +90,15 @@ class ShardedModel(ABC):
     `micro_batch` on every rank of a cell.
 
     Args:
+        model_path: directory of a Hugging Face causal LM. With `values` it may have a value head in place of an output layer.
         config: the settings.
         device: this rank's device.
         rank: this process.
         world_size: number of processes. They have joined their process group.
+        values: whether it is the critic, which gives values in place of log-probabilities, with settings of its own.
 
     Attributes:
+        fresh: parameters that are in no file of the directory: the head that a critic begins with, if it began as the policy.
         dtype: dtype of the forward pass.
         cell, place: this rank's cell, and which share of a cell's work it computes; both from 0.
         cells, shares: how many there are.
@@ -111,8 +117,20 @@ class ShardedModel(ABC):
     cell_group: Any = None
     group: Any = None
 
-    def __init__(self, config: TrainerConfig, device: torch.device, rank: int, world_size: int) -> None:
-        self.config, self.device, self.dtype = config, device, DTYPES[config.dtype]
+    def __init__(
+        self,
+        model_path: Path,
+        config: TrainerConfig,
+        device: torch.device,
+        rank: int,
+        world_size: int,
+        *,
+        values: bool = False,
+    ) -> None:
+        config = config.of_critic if values else config
+        self.model_path, self.config, self.device, self.dtype = model_path, config, device, DTYPES[config.dtype]
+        self.values = values
+        self.fresh = (HEAD,) if values and config.critic.init is None else ()
         self.cells, self.shares = config.cells, world_size // config.cells
         self.cell, self.place = divmod(rank, self.shares)
         self.rows = Rows(self.place, self.shares)
@@ -206,28 +224,29 @@ class ShardedModel(ABC):
             f"({model_path}); expected 0, or backend fsdp2"
         )
 
-    def critic(self, model_path: Path) -> ShardedModel:
-        """The critic of `TrainerConfig.critic`, sharded like this one. Its `micro_batch` gives values in place of
-        log-probabilities, and it is never published. Collective.
-
-        Args:
-            model_path: directory of the policy's model.
+    def critic(self) -> ShardedModel:
+        """The critic of `TrainerConfig.critic`, sharded like this one, with an optimizer of its own. It begins with a model
+        that has a value head, or as the policy's with a fresh one, and is never published. Collective.
 
         Raises:
-            TrainerConfigError: this backend trains none.
-            ModelError: a directory has no model with a value head, or one that does not fit the policy.
+            ModelError: its directory has no model with a value head, or one that does not fit the policy.
         """
         init = self.config.critic.init
         if init is not None:
-            check_critic_init(init, model_path)
-        return self._critic(init or model_path, dist.get_rank(), dist.get_world_size())
+            check_critic_init(init, self.model_path)
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        return type(self)(init or self.model_path, self.config, self.device, rank, ranks, values=True)
 
-    def _critic(self, path: Path, rank: int, world_size: int) -> ShardedModel:
-        """The critic that begins with the model in a directory: one with a value head, or the policy's, for a fresh one."""
-        raise TrainerConfigError(
-            f"found advantages {self.config.advantages_name!r} with {type(self).__name__}, which trains no critic "
-            f"(of {path}, rank {rank} of {world_size}); expected another backend, or others, such as 'group'"
-        )
+    def _load_whole(self, path: Path, dtype: torch.dtype) -> Policy:
+        """The model in a directory, whole and probed."""
+        if not self.values:
+            return load_policy(path, dtype)
+        return load_value_model(path, dtype, fresh=self.config.seed if self.fresh else None)
+
+    def _empty(self, path: Path) -> Policy:
+        """The model of a directory without memory, not probed."""
+        dtype = parameter_dtype(self.config)
+        return ValueModel(empty_value_lm(path, dtype)) if self.values else Policy(empty_lm(path, dtype))
 
     def offload(self, what: Collection[str]) -> int:
         """Move parts of the state into host memory, where nothing may use them. What is there already stays.

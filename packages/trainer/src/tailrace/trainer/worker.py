@@ -210,7 +210,7 @@ class TrainerWorker:
         shared_prompt_tokens = config.shared_prompt_tokens if self._model.shares_prompts else 0
         self._vocabulary = self._model.vocabulary
         reference = self._model.reference(model_path) if config.keeps_reference else None
-        self._critic_model = self._model.critic(model_path) if config.has_critic else None
+        self._critic_model = self._model.critic() if config.has_critic else None
         if self._critic_model is not None:
             if not self._critic_model.shares_prompts:
                 shared_prompt_tokens = 0

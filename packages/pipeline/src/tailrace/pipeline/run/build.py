@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +49,7 @@ from tailrace.pipeline.run.machines import (
     checkpoint_holders,
     machine_names,
 )
+from tailrace.pipeline.run.model_files import readable_config
 from tailrace.pipeline.run.pools import (
     cell_devices,
     check_pools,
@@ -469,7 +469,7 @@ def _backend(config: RunConfig) -> None:
         settings = trainer_config(config)
         check_backend(table.backend, settings, table.processes, _model_config(config))
         if settings.critic.init is not None:
-            check_backend(table.backend, settings, table.processes, _read_config(settings.critic.init))
+            check_backend(table.backend, settings, table.processes, readable_config(settings.critic.init) or None)
     except (TrainerError, MissingExtraError, PluginError) as error:
         raise ConfigError(f"key 'trainer.backend': {error}") from error
 
@@ -505,16 +505,7 @@ def _model_config(config: RunConfig) -> dict[str, Any] | None:
         small = config.model.small or SmallModelConfig()
         sizes = {"num_attention_heads": small.heads, "num_key_value_heads": small.kv_heads, "head_dim": small.head_dim}
         return {"model_type": "qwen3", "intermediate_size": small.mlp, **sizes}
-    return _read_config(config.model.path)
-
-
-def _read_config(model: Path) -> dict[str, Any] | None:
-    """The Hugging Face config of a model's directory; None of one that cannot be read."""
-    try:
-        found = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None  # named when the model is looked at
-    return found if isinstance(found, dict) else None
+    return readable_config(config.model.path) or None
 
 
 def _transfer(config: RunConfig) -> WeightTransfer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 
 from tailrace.contracts import Facts, PoolFacts, ProvisioningPolicy, SizeCosts, StepCosts
 from tailrace.pipeline.config.models import RunConfig
@@ -12,6 +11,7 @@ from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.config.pools import CostModelConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.engine import abilities_of, selected_engine
+from tailrace.pipeline.run.model_files import readable_config
 from tailrace.pipeline.run.pools import replica_pools, tensor_parallel
 
 
@@ -86,8 +86,7 @@ def _sizes(config: RunConfig) -> SizeCosts | None:
 def _heads(config: RunConfig) -> int | None:
     """The model's attention heads, where its files or the configuration say them."""
     path, small = config.model.path, config.model.small
-    if path is not None and (path / "config.json").is_file():
-        with contextlib.suppress(ValueError, AttributeError):  # a file that is damaged is named with the model
-            heads = json.loads((path / "config.json").read_text()).get("num_attention_heads")
-            return heads if isinstance(heads, int) else None
+    if path is not None:
+        heads = readable_config(path).get("num_attention_heads")
+        return heads if isinstance(heads, int) else None
     return None if small is None else small.heads

@@ -5,12 +5,15 @@ Importing it needs no torch.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 from tailrace.pipeline.errors import ConfigError
+from tailrace.trainer.errors import ModelError
+from tailrace.trainer.weights_file import read_config
 
 KEY = "key 'model.path'"
 _LENGTH_BYTES = 8
@@ -26,6 +29,13 @@ def check_model(directory: Path) -> None:
         _json(directory / name)
     for path in _weights(directory):
         _tensors(path)
+
+
+def readable_config(directory: Path) -> dict[str, Any]:
+    """The Hugging Face config of a model's directory; empty if it cannot be read, which `check_model` reports."""
+    with contextlib.suppress(ModelError):
+        return read_config(directory)
+    return {}
 
 
 def count_parameters(directory: Path) -> int:

@@ -23,6 +23,7 @@ from tailrace.pipeline.config.task import SourceConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.roles.observations import check_tokens
 from tailrace.pipeline.roles.prompts import BEFORE, COLUMN, METADATA, Beginning, beginning_of, item_metadata
+from tailrace.pipeline.run.model_files import readable_config
 from tailrace.pipeline.run.prompts.chat import Chat
 from tailrace.pipeline.run.scoring import code_settings
 from tailrace.reward import Kind, kind_of
@@ -425,10 +426,7 @@ def context_of(config: RunConfig, model: Path | None) -> PromptRoom | None:
         return None
     total = config.rollout.options.get("max_model_len")
     if total is None:
-        try:
-            total = json.loads((model / "config.json").read_text())["max_position_embeddings"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        total = readable_config(model).get("max_position_embeddings")
     if not isinstance(total, int):
         return None
     max_tokens = config.rollout.max_tokens
