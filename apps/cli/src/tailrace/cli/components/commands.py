@@ -184,6 +184,14 @@ def run_command(
     return run(file, name, cpu_s=cpu_s, wall_s=wall_s, memory_mib=memory_mib, as_json=as_json)
 
 
+@app.command("doctor")
+def doctor_command(as_json: AsJson = False) -> int:
+    """Say what this machine has, and which app's quick start can run on it. Exit status 1 if none can."""
+    from tailrace.cli.components.doctor import doctor
+
+    return doctor(as_json=as_json)
+
+
 @app.command("serve")
 def serve_command(
     target: Annotated[

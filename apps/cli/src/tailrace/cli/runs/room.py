@@ -39,7 +39,7 @@ def with_room_here(found: Footprint, root: Path | None) -> Footprint:
 
 def _here(place: MemoryPlace, root: Path | None) -> MemoryPlace:
     if place.name == "host memory":
-        return replace(place, capacity=_free_memory(), advice="--ray-address to join a cluster")
+        return replace(place, capacity=free_memory(), advice="--ray-address to join a cluster")
     if place.name == SHARED and _SHARED.is_dir():
         return replace(place, capacity=shutil.disk_usage(_SHARED).free)
     if place.name.startswith("disk") and root is not None:
@@ -56,7 +56,7 @@ def store_note(root: Path) -> str | None:
         root: the run directory, which need not be there.
     """
     found = file_system(_there(root))
-    if found is None or found[0] not in _NETWORK_KINDS:
+    if found is None or not is_network(found[0]):
         return None
     kind, mounted = found
     return (
@@ -84,12 +84,17 @@ def file_system(path: Path) -> tuple[str, str] | None:
     return ("fuse" if best[0].startswith("fuse.") and best[0][5:] not in _LOCAL_FUSE else best[0]), best[1]
 
 
+def is_network(kind: str) -> bool:
+    """Whether a kind of file system is one of the network."""
+    return kind in _NETWORK_KINDS
+
+
 def _there(root: Path) -> Path:
     """The directory, or the one above it in which it would be made."""
     return next(path for path in (root, *root.absolute().parents) if path.is_dir())
 
 
-def _free_memory() -> float | None:
+def free_memory() -> float | None:
     """Bytes that are free here, or that this group of processes may still take; None if the system does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -1,0 +1,64 @@
+"""``tailrace doctor``: every finding is of this machine, in words that say what to do."""
+
+import json
+import os
+from collections import namedtuple
+
+from tailrace.cli.components import doctor as doctor_module
+from tailrace.cli.components.doctor import doctor, look
+from tailrace.contracts import plugins
+from tailrace.rollout import EngineMissingError
+
+TOPICS = ["machine", "devices", "libraries", "engines", "sandboxes", "apps"]
+
+
+def by_name(findings):
+    return {(one.topic, one.name): one for one in findings}
+
+
+def test_everything_is_looked_at_in_order_and_in_one_line_each():
+    found = list(look())
+    assert list(dict.fromkeys(one.topic for one in found)) == TOPICS
+    assert all(one.text and "\n" not in one.text for one in found)
+    named = by_name(found)
+    assert named["machine", "cores"].text.startswith(f"{len(os.sched_getaffinity(0))} of ")
+    assert {name for topic, name in named if topic == "apps"} == set(plugins.names("tailrace.app"))
+    assert named["libraries", "torch"].state == "has"
+    assert named["engines", "transformers"].text.startswith("ready")
+
+
+def test_json_has_the_same_and_the_status_says_whether_an_app_can_run(capsys):
+    status = doctor(as_json=True)
+    rows = json.loads(capsys.readouterr().out)
+    assert [set(row) for row in rows] == [{"topic", "name", "state", "text"}] * len(rows)
+    ready = [row for row in rows if row["topic"] == "apps" and row["state"] == "has"]
+    assert status == (0 if ready else 1)
+
+
+def test_what_lacks_is_told_with_what_to_do(monkeypatch):
+    room = namedtuple("Usage", "total used free")
+    monkeypatch.setattr(doctor_module.shutil, "disk_usage", lambda _: room(1, 1, 64_000_000))
+    monkeypatch.setattr(doctor_module.resource, "getrlimit", lambda _: (1024, 524_288))
+    monkeypatch.setattr(doctor_module, "file_system", lambda _: ("nfs4", "/home"))
+    machine = by_name(doctor_module._machine())
+    assert machine["machine", "/dev/shm"].state == "lacks"
+    assert "--shm-size" in machine["machine", "/dev/shm"].text
+    assert machine["machine", "open files"].text == "1,024, fewer than 4,096: ulimit -n 65536"
+    assert machine["machine", "disk"].text.endswith("choose a --run-dir on one")
+
+
+def test_no_app_that_can_run_is_status_1(monkeypatch, capsys):
+    def none(name="auto"):
+        raise EngineMissingError("found no engine")
+
+    monkeypatch.setattr(doctor_module, "select_engine", none)
+    monkeypatch.setattr(doctor_module, "_sandboxes", lambda: iter(()))
+    monkeypatch.setattr(
+        doctor_module,
+        "_apps",
+        lambda: iter([doctor_module.Finding("apps", "laminar", "lacks", "key 'rollout.engine': found no engine")]),
+    )
+    assert doctor(as_json=False) == 1
+    out = capsys.readouterr().out
+    assert "auto" in out
+    assert out.strip().endswith("no app's quick start can run here: see apps")
