@@ -152,6 +152,21 @@ def explain_command(
     explain(run, trajectory)
 
 
+@app.command("query")
+def query_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    sql: Annotated[
+        str | None, typer.Argument(metavar="[SQL]", help="A query, in DuckDB's dialect; none: show the tables.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: all rows.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV: all rows.")] = False,
+) -> None:
+    """Ask SQL of a run's steps, evaluations, events, commands and trajectories."""
+    from tailrace.cli.runs.query import query
+
+    query(run, sql, "json" if as_json else "csv" if as_csv else "table")
+
+
 @app.command("fit-cost")
 def fit_cost_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
     """Fit the cost model of decoding to a run's replicas; prints the table to put into a configuration."""

@@ -1,0 +1,153 @@
+"""``tailrace query``: its tables hold what the files of a run hold, and a query reads nothing else and changes nothing."""
+
+import csv
+import io
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("duckdb")
+
+from tailrace.cli.main import main
+from tailrace.pipeline.run.directory import RunDirectory
+
+CONFIG = """
+app = "laminar"
+
+[pipeline]
+steps = 3
+prompts_per_step = 8
+samples_per_prompt = 4
+prompts_per_replica = 8
+
+[rollout]
+max_tokens = 8192
+
+[fleet]
+model = "Qwen2.5-7B"
+trainer = { gpus = 4 }
+rollout = { gpus = 4 }
+workload = { response = [{ median = 900, sigma = 0.9 }] }
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("query")
+    (folder / "mine.toml").write_text(CONFIG)
+    assert main(["simulate", str(folder / "mine.toml"), "--out", str(folder / "run")]) == 0
+    return folder / "run"
+
+
+def asked(capsys, run, sql, *form):
+    capsys.readouterr()
+    assert main(["query", str(run), sql, *(form or ("--json",))]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out if form else json.loads(out)
+
+
+def test_events_and_commands_are_those_of_the_log(run, capsys):
+    instants = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()[1:]]
+    for name in ("events", "commands"):
+        told = Counter(one["is"] for instant in instants for one in instant.get(name, ()))
+        rows = asked(capsys, run, f"SELECT kind, count(*) AS n FROM {name} GROUP BY kind")
+        assert {row["kind"]: row["n"] for row in rows} == told
+        assert sum(told.values()) > 10
+    (row,) = asked(capsys, run, "SELECT t, data FROM events WHERE kind = 'Stepped' ORDER BY t DESC LIMIT 1")
+    last = [(instant["t"], one) for instant in instants for one in instant["events"] if one["is"] == "Stepped"][-1]
+    assert (row["t"], json.loads(row["data"])) == last
+
+
+def test_metrics_are_rows(run, capsys):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "step"]
+    rows = asked(capsys, run, "SELECT step, staleness_max FROM steps ORDER BY step")
+    assert [(row["step"], row["staleness_max"]) for row in rows] == [
+        (one["step"], one["staleness_max"]) for one in steps
+    ]
+
+
+def test_trajectories_are_those_that_were_trained_on(run, capsys):
+    assert asked(capsys, run, "SELECT * FROM trajectories") == []
+    made = [trained(place) for place in range(4)]
+    file = RunDirectory(run).trajectories / "trained.jsonl"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in made))
+    rows = asked(capsys, run, "SELECT trajectory, tokens, reward FROM trajectories ORDER BY tokens")
+    assert rows == [{"trajectory": f"{place}.0", "tokens": 3 + place, "reward": 0.5} for place in range(4)]
+    file.unlink()
+    file.parent.rmdir()
+
+
+def trained(place):
+    """A row as a store exports it."""
+    length = 3 + place
+    return {
+        "trajectory": f"{place}.0", "group": str(place), "prompt": [1, 2], "tokens": [7] * length,
+        "versions": [0] * length, "logprobs": [-0.5] * length, "observations": [], "generated": length, "reward": 0.5,
+        "finish": "stop", "oldest_version": 0, "completed_version": 0, "consumed_version": 1, "metadata": {},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELEC 1", "syntax error"),
+        ("SELECT * FROM rollouts", "rollouts"),
+        ("SELECT * FROM read_csv('/etc/hostname')", "disabled"),
+        ("COPY (SELECT 1) TO 'stolen.csv'", "disabled"),
+        ("ATTACH 'other.db'", "disabled"),
+        ("SET enable_external_access = true", "cannot"),
+        ("INSTALL httpfs", "disabled"),
+    ],
+)
+def test_a_query_that_is_wrong_or_reaches_out_is_one_line(run, capsys, sql, said, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert main(["query", str(run), sql]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err.lower()
+    assert len(err.splitlines()) == 1
+    assert not any(tmp_path.iterdir())
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_without_a_query_the_tables_are_told(run, capsys):
+    capsys.readouterr()
+    assert main(["query", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["steps", "evaluations", "trajectories", "events", "commands"]
+    assert lines[3].endswith("rows): t, instant, kind, data")
+
+
+def test_forms(run, capsys):
+    rows = list(csv.reader(io.StringIO(asked(capsys, run, "SELECT 1 AS a, 'x,y' AS b", "--csv"))))
+    assert rows == [["a", "b"], ["1", "x,y"]]
+    table = asked(capsys, run, "SELECT unnest(range(250)) AS number", "--")
+    assert "199" in table
+    assert "200" not in table.splitlines()[-2]
+    assert table.splitlines()[-1].startswith("250 rows, of which the first 200 are shown")
+
+
+def test_a_log_that_is_being_written_is_read_up_to_its_last_line(run, capsys, tmp_path):
+    live = tmp_path / "live"
+    live.mkdir()
+    for path in run.iterdir():
+        if path.is_file():
+            (live / path.name).write_bytes(path.read_bytes())
+    with (live / "events.jsonl").open("a") as file:
+        file.write('{"t": 1e9, "events": [{"is": "Tic')
+    with (live / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "step", "st')
+    (row,) = asked(capsys, live, "SELECT max(t) AS last FROM events")
+    assert row["last"] < 1e9
+
+
+def test_no_run(tmp_path, capsys):
+    assert main(["query", str(tmp_path / "none"), "SELECT 1"]) == 2
+    assert Path(tmp_path / "none").exists() is False
+    assert len(capsys.readouterr().err.splitlines()) == 1
