@@ -80,13 +80,19 @@ def test_wandb_keeps_the_run_for_later_where_it_knows_no_key(tmp_path, monkeypat
         assert name.encode() in data
 
 
+def ended(trackers, *patience_s):
+    """The lines of trackers whose run is at its end."""
+    trackers.end(finished=True)
+    return trackers.close(*patience_s)
+
+
 def apart(name, options, directory):
     """Hands rows to a tracker in its own process, as a run does. Returns its place."""
     directory.mkdir(exist_ok=True)
     trackers = Trackers({name: tracker_plugin(name, options)}, TrackedRun(directory, CONFIG), 120.0)
     for step, figures in ROWS:
         trackers.log(step, figures)
-    assert trackers.close() == []
+    assert ended(trackers) == []
     return trackers.places[name]
 
 
@@ -111,10 +117,14 @@ def test_prometheus_listens_on_loopback_and_answers_nothing_else(tmp_path):
         assert tracker.place.startswith("http://127.0.0.1:")
         tracker.log(1, {"step/loss": 0.5})
         assert on_page(tracker.place) == {"step/loss": 0.5}
+        tracker.log(3, {})
+        tracker.log(2, {"evaluation/sampled/accuracy": 0.5})  # it was measured while step 3 ran
+        with urllib.request.urlopen(tracker.place, timeout=10) as answer:
+            assert 'tailrace_steps{run="a_b_"} 3\n' in answer.read().decode()
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(tracker.place.replace("/metrics", "/"), timeout=10)
     finally:
-        tracker.close()
+        tracker.close(finished=True)
 
 
 class FakeMlflow(BaseHTTPRequestHandler):
@@ -179,6 +189,9 @@ def test_mlflow_goes_on_with_the_run_of_an_earlier_driver(tmp_path, mlflow_serve
     )
     (run,) = FakeMlflow.runs.values()
     assert run["status"] == "FINISHED"
+    tracker = tracker_plugin("mlflow", {"address": mlflow_server}).open(TrackedRun(tmp_path, CONFIG))
+    tracker.close(finished=False)
+    assert run["status"] == "FAILED"
     assert run["params"]["trainer.options.betas"] == "[0.9, 0.95]"
 
 
@@ -218,11 +231,11 @@ def test_a_tracker_whose_process_dies_or_stands_still_is_one_line(tmp_path, how,
     os.kill(pid, how)
     for step in range(5):
         trackers.log(step, {"step/loss": 0.5})
-    (line,) = trackers.close(60.0)
+    (line,) = ended(trackers, 60.0)
     assert line.startswith("tracker prometheus has ended: ")
     assert said in line
     assert line.endswith("; metrics.jsonl has the same data")
-    assert trackers.close() == [line]
+    assert ended(trackers) == [line]
     assert not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
@@ -277,7 +290,7 @@ class Planned:
         if self.taken is not None:
             self.taken.append((step, dict(figures)))
 
-    def close(self):
+    def close(self, *, finished):
         self.meet("close")
 
     def meet(self, what):
@@ -293,7 +306,7 @@ def test_a_tracker_that_fails_is_one_line_and_the_others_get_all(tmp_path, fails
     trackers = Trackers({"bad": Planned(fails), "good": Planned(taken=taken)}, TrackedRun(tmp_path, {}), 60.0)
     for step in range(20):
         trackers.log(step, {"step/loss": 1.0, "step/nan": float("nan"), "step/inf": float("inf")})
-    assert trackers.close() == [f"tracker bad has ended: no {fails}; metrics.jsonl has the same data"]
+    assert ended(trackers) == [f"tracker bad has ended: no {fails}; metrics.jsonl has the same data"]
     assert taken == [(step, {"step/loss": 1.0}) for step in range(20)]
 
 
@@ -303,7 +316,7 @@ def test_rows_beyond_those_that_wait_are_left_out_of_a_slow_one(tmp_path):
     for step in range(MOST_WAITING + 50):
         trackers.log(step, {"step/loss": float(step)})
     gate.set()
-    (line,) = trackers.close()
+    (line,) = ended(trackers)
     assert line.startswith(f"tracker slow is slower than the run: rows are left out of it from step {MOST_WAITING}")
     assert [step for step, _ in taken] == list(range(MOST_WAITING))
 
@@ -312,7 +325,10 @@ def test_a_tracker_that_hangs_ends_with_the_runs_patience(tmp_path):
     gate = threading.Event()
     trackers = Trackers({"hung": Planned(gate=gate)}, TrackedRun(tmp_path, {}), 0.2)
     trackers.log(1, {"step/loss": 1.0})
-    assert trackers.close() == ["tracker hung did not take its last rows in time; metrics.jsonl has the same data"]
+    assert ended(trackers) == ["tracker hung did not take its last rows in time; metrics.jsonl has the same data"]
+    began = time.monotonic()
+    assert len(ended(trackers, 60.0)) == 1  # it was waited for once
+    assert time.monotonic() - began < 30
     gate.set()
 
 

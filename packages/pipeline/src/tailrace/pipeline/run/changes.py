@@ -29,6 +29,7 @@ MAY_CHANGE = (
     "reward",
     "deadlines",
     "evaluation.controls",
+    "tracking",
     "executor.ray_address",
     "executor.replica_gpus",
     "executor.trainer_gpus",

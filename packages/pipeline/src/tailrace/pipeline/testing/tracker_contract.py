@@ -48,7 +48,7 @@ def check_tracker(
         wanted = {name: value for _, figures in rows for name, value in figures.items()}
         if live is not None:
             _await(live, tracker.place, wanted)
-        tracker.close()
+        tracker.close(finished=rows is LATER)
         if kept is not None:
             _await(kept, tracker.place, wanted)
 

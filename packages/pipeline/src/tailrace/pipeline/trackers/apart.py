@@ -33,7 +33,7 @@ class _Keeper:
             step, figures = message["log"]
             self._tracker.log(step, figures)
         else:
-            self._tracker.close()
+            self._tracker.close(finished=message["close"])
         return {}
 
 

@@ -45,7 +45,7 @@ class Trackers:
 
     def __init__(self, chosen: Mapping[str, TrackerPlugin], run: TrackedRun, patience_s: float) -> None:
         self._lanes = [_Lane(name, plugin, run, patience_s) for name, plugin in chosen.items()]
-        self._patience_s: float = patience_s
+        self._patience_s, self._closed = patience_s, False
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         """Hand figures to every tracker. Returns at once. Numbers that are not finite are left out."""
@@ -58,22 +58,25 @@ class Trackers:
         """Where a person looks, by tracker; those that have begun."""
         return {lane.name: lane.place for lane in self._lanes if lane.place}
 
-    def end(self) -> None:
-        """No more rows come. Returns at once."""
-        for lane in self._lanes:
-            lane.end()
-
-    def close(self, patience_s: float | None = None) -> Sequence[str]:
-        """End them, and wait until they have taken what is left. Returns a line for each that failed.
+    def end(self, *, finished: bool) -> None:
+        """No more rows come. Returns at once.
 
         Args:
-            patience_s: seconds that all of them have; None: those that each had for a row. A second call waits for none.
+            finished: see `Tracker.close`. Only the first call counts.
         """
-        self.end()
-        until = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
-        self._patience_s = 0.0
         for lane in self._lanes:
+            lane.end(finished=finished)
+
+    def close(self, patience_s: float | None = None) -> Sequence[str]:
+        """Wait until they have taken what is left, once. Call `end` before. Returns a line for each that failed.
+
+        Args:
+            patience_s: seconds that all of them have; None: those that each had for a row.
+        """
+        until = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
+        for lane in () if self._closed else self._lanes:
             lane.join(until)
+        self._closed = True
         return [line for lane in self._lanes if (line := lane.failure)]
 
 
@@ -83,7 +86,7 @@ class _Lane:
     def __init__(self, name: str, plugin: TrackerPlugin, run: TrackedRun, patience_s: float) -> None:
         self.name, self._plugin, self._run, self._patience_s = name, plugin, run, patience_s
         self._rows: Queue[tuple[int, Mapping[str, float]]] = Queue(MOST_WAITING)
-        self._ending = threading.Event()
+        self._ending, self._finished = threading.Event(), False
         self._left_out = 0
         self._told = threading.Lock()
         self.place = ""
@@ -101,8 +104,10 @@ class _Lane:
             self._left_out += 1
             self._tell(f"is slower than the run: rows are left out of it from step {step} on")
 
-    def end(self) -> None:
-        self._ending.set()
+    def end(self, *, finished: bool) -> None:
+        if not self._ending.is_set():
+            self._finished = finished
+            self._ending.set()
 
     def join(self, until: float) -> None:
         self._thread.join(max(0.0, until - time.monotonic()))
@@ -114,7 +119,7 @@ class _Lane:
             tracker = self._open()
             while (row := self._next()) is not None:
                 tracker.log(*row)
-            tracker.close()
+            tracker.close(finished=self._finished)
         except Exception as error:  # whatever a tracker's library raises: the run goes on
             said = " ".join(str(error).split())[:300]
             self._tell(f"has ended: {said or type(error).__name__}")
@@ -163,8 +168,8 @@ class _Apart:
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self._ask({"log": [step, dict(figures)]})
 
-    def close(self) -> None:
-        self._ask({"close": True})
+    def close(self, *, finished: bool) -> None:
+        self._ask({"close": finished})
         self._child.end(1.0)
 
     def _ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:

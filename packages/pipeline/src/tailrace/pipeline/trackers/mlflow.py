@@ -73,8 +73,8 @@ class _Run:
         now = int(time.time() * 1000)
         self._client.log_batch(self._id, [Metric(name, value, now, step) for name, value in figures.items()])
 
-    def close(self) -> None:
-        self._client.set_terminated(self._id)
+    def close(self, *, finished: bool) -> None:
+        self._client.set_terminated(self._id, "FINISHED" if finished else "FAILED")
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:

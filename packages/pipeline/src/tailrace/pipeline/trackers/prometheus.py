@@ -74,9 +74,11 @@ class _Server:
         self.place = f"http://{options.host}:{self._server.server_port}/metrics"
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        self._figures = {**self._figures, **figures, "steps": step}  # whoever reads has one or the other
+        steps = max(step, self._figures.get("steps", 0))  # an evaluation may come behind a later step
+        self._figures = {**self._figures, **figures, "steps": steps}  # whoever reads has one or the other
 
-    def close(self) -> None:
+    def close(self, *, finished: bool) -> None:
+        del finished
         self._server.shutdown()
         self._server.server_close()
 

@@ -39,7 +39,8 @@ class _Writer:
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
+    def close(self, *, finished: bool) -> None:
+        del finished
         self._writer.close()
 
 

@@ -51,8 +51,12 @@ class Tracker(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Bring everything to its place."""
+    def close(self, *, finished: bool) -> None:
+        """Bring everything to its place.
+
+        Args:
+            finished: whether the run came to its end; False: it failed or was stopped, and may go on later.
+        """
         ...
 
 

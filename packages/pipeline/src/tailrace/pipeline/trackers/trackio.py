@@ -54,5 +54,6 @@ class _Run:
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self._run.log(dict(figures), step=step)
 
-    def close(self) -> None:
+    def close(self, *, finished: bool) -> None:
+        del finished
         self._run.finish()

@@ -67,5 +67,5 @@ class _Run:
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self._run.log({**figures, _STEP: step})
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, *, finished: bool) -> None:
+        self._run.finish(exit_code=0 if finished else 1)

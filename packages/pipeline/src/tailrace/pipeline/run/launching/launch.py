@@ -19,7 +19,7 @@ from tailrace.controller.evaluations import EvaluationResult
 from tailrace.faulttol import Fault
 from tailrace.paramserver import new_token
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.errors import ConfigError, RunDirectoryError
 from tailrace.pipeline.roles.calls import DATA_DOOR
 from tailrace.pipeline.run.abilities import applies_adapters
 from tailrace.pipeline.run.build import build_deployment, build_spec, check, holding, trackers_of
@@ -207,8 +207,7 @@ class _Launch:
             raise
         if not attaches:
             self.status.phase("starting roles")
-        about = TrackedRun(directory.root, config.model_dump(mode="json"))
-        trackers = Trackers(trackers_of(config), about, config.tracking.patience_s)
+        trackers, untracked = self._trackers()
         metrics = MetricsObserver(directory.metrics, trackers)
         host.time = RealTime(shown_s(self._cluster, past or 0.0) if attaches else past or 0.0)
         if self._cluster is not None and not attaches:
@@ -228,13 +227,13 @@ class _Launch:
             training_s = training_seconds(read_log(self.directory.events))
             self.status.settle(controller.view)
             metrics.follows = False
-            trackers.end()
+            trackers.end(finished=True)
             controls = self._controls(prepared, controller, executor, training_s)
             self.status.phase("writing the summary")
             scripted = build_faults(began)  # a driver that goes on may be given those that had not struck
             scripted += (Counter(faults) - Counter(scripted)).elements()
             summary = self._summary(controller, controls, executor, training_s, prepared, scripted)
-            summary["warnings"] = [*summary["warnings"], *trackers.close()]
+            summary["warnings"] = [*summary["warnings"], *untracked, *trackers.close()]
             summary["trackers"] = trackers.places
         except BaseException as error:
             if isinstance(error, SupersededError) and isinstance(host, RayHost):
@@ -249,6 +248,7 @@ class _Launch:
             raise
         finally:
             metrics.close()
+            trackers.end(finished=False)
             trackers.close(HURRY_S)
         executor.close()
         write_json(directory.summary, summary)
@@ -258,6 +258,14 @@ class _Launch:
             self._report(directory)
         self.status.phase("done")
         return summary
+
+    def _trackers(self) -> tuple[Trackers, list[str]]:
+        """The trackers, and why there are none. They were checked where the run began, perhaps in another shell than this."""
+        about = TrackedRun(self.directory.root, self.config.model_dump(mode="json"))
+        try:
+            return Trackers(trackers_of(self.config), about, self.config.tracking.patience_s), []
+        except ConfigError as error:
+            return Trackers({}, about, 0.0), [f"no tracker gets this run's metrics: {error}"]
 
     def _host(self, *, attaches: bool) -> LocalHost | RayHost:
         """The host: with members that outlive this controller, or those that one before it left; on Ray."""
