@@ -606,7 +606,7 @@ KINDS = {
             'rollout.pools=[{name = "a", count = 1}, {name = "b", count = 1}]',
         ),
         None,
-        ["rollout.pools", "found 2 pools", "'balanced'", "expected one pool"],
+        ["rollout.pools", "found 2 pools", "'balanced'", "pipeline.provisioning.pool", "one pool"],
     ),
     # the sizes of replicas; the model has two heads
     "replicas-that-lend-beyond-heads": (

@@ -49,7 +49,7 @@ class Time:
 class Told:
     """A member: what it was called, each call with its future."""
 
-    pid, machine = 4711, "m0"
+    pid, machine, seat = 4711, "m0", c.ProcessSeat("m0")
 
     def __init__(self, host, key, incarnation, place, arguments):
         self.host, self.key, self.incarnation, self.place, self.arguments = host, key, incarnation, place, arguments

@@ -292,7 +292,7 @@ class TrackingConfig(_Strict):
     options: dict[str, dict[str, Any]] = {}
     """options of each by its name: { wandb = { project = "long-tails" } }"""
     patience_s: Seconds = 30.0
-    """seconds that a tracker has to begin, for a row, and for its last rows when the run ends; then it is given up"""
+    """seconds that a tracker has for a row, and for its last rows when the run ends; then it is given up"""
 
 
 class CheckpointConfig(_Strict):

@@ -19,6 +19,8 @@ from tailrace.pipeline.trackers.tracker import GROUP, TrackedRun, Tracker, Track
 from tailrace.processes import Child, ChildError
 
 _log = logging.getLogger(__name__)
+BEGIN_S = 120.0
+"""Seconds that a tracker's process has to begin: some libraries take ten to be imported, and longer on a busy machine."""
 MOST_WAITING = 1_000
 """Rows that wait for a slow tracker; what comes beyond them is left out."""
 
@@ -40,7 +42,7 @@ class Trackers:
     Args:
         chosen: plugins by name.
         run: what they are told.
-        patience_s: seconds that a tracker has to begin, for a row, and for what is left when the run ends.
+        patience_s: seconds that a tracker has for a row, and for what is left when the run ends.
     """
 
     def __init__(self, chosen: Mapping[str, TrackerPlugin], run: TrackedRun, patience_s: float) -> None:
@@ -163,19 +165,19 @@ class _Apart:
         )
         options = asdict(cast(Any, plugin))
         about = {"name": name, "options": options, "directory": str(run.directory), "config": dict(run.config)}
-        self.place = str(self._ask({"open": about})["place"])
+        self.place = str(self._ask({"open": about}, BEGIN_S)["place"])
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        self._ask({"log": [step, dict(figures)]})
+        self._ask({"log": [step, dict(figures)]}, self._patience_s)
 
     def close(self, *, finished: bool) -> None:
-        self._ask({"close": finished})
+        self._ask({"close": finished}, self._patience_s)
         self._child.end(1.0)
 
-    def _ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _ask(self, message: Mapping[str, Any], patience_s: float) -> Mapping[str, Any]:
         try:
-            self._child.send(message, self._patience_s)
-            answer = self._child.receive(self._patience_s)
+            self._child.send(message, patience_s)
+            answer = self._child.receive(patience_s)
         except ChildError:
             self._child.kill()
             raise
