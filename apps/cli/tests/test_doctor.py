@@ -56,7 +56,7 @@ def test_no_app_that_can_run_is_status_1(monkeypatch, capsys):
     monkeypatch.setattr(
         doctor_module,
         "_apps",
-        lambda: iter([doctor_module.Finding("apps", "laminar", "lacks", "key 'rollout.engine': found no engine")]),
+        lambda: iter([doctor_module.Diagnosis("apps", "laminar", "lacks", "key 'rollout.engine': found no engine")]),
     )
     assert doctor(as_json=False) == 1
     out = capsys.readouterr().out

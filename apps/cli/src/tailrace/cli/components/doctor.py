@@ -54,7 +54,7 @@ _ENGINE_MODULES = {"transformers": ("torch", "transformers"), "vllm": ("torch", 
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """One thing that was looked at.
 
     Args:
@@ -72,7 +72,7 @@ class Finding:
 
 def doctor(*, as_json: bool, console: Console | None = None) -> int:
     """Look at this machine and print what was found, line by line. Returns 1 if no app's quick start can run."""
-    found: list[Finding] = []
+    found: list[Diagnosis] = []
     console = console if console is not None else Console()
     for finding in look():
         if not as_json:
@@ -87,7 +87,7 @@ def doctor(*, as_json: bool, console: Console | None = None) -> int:
     return 0 if ready else FAILED
 
 
-def look() -> Iterator[Finding]:
+def look() -> Iterator[Diagnosis]:
     """Everything that is looked at, in the order in which it is shown."""
     yield from _machine()
     yield from _devices()
@@ -97,17 +97,17 @@ def look() -> Iterator[Finding]:
     yield from _apps()
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[Diagnosis]:
     there = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
     share = _cpu_quota()
     quota = "" if share is None or share >= usable else f", of which this group of processes gets {share:.1f}"
-    yield Finding("machine", "cores", "has", f"{usable} of {there} usable{quota}")
-    yield Finding(
+    yield Diagnosis("machine", "cores", "has", f"{usable} of {there} usable{quota}")
+    yield Diagnosis(
         "machine", "python", "has", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     )
     free = free_memory()
-    yield Finding(
+    yield Diagnosis(
         "machine", "memory", "note", "not told by the system" if free is None else f"{free / 1e9:.1f} GB free"
     )
     shared = Path(SHARED)
@@ -115,20 +115,20 @@ def _machine() -> Iterator[Finding]:
         room = shutil.disk_usage(shared).free / 1e9
         enough: State = "has" if room >= _LEAST_SHARED_GB else "lacks"
         advice = "" if enough == "has" else "; weights travel through it: in a container, --shm-size 8g"
-        yield Finding("machine", SHARED, enough, f"{room:.1f} GB free{advice}")
+        yield Diagnosis("machine", SHARED, enough, f"{room:.1f} GB free{advice}")
     else:
-        yield Finding("machine", SHARED, "lacks", "weights travel by TCP: relay.transport = tcp")
+        yield Diagnosis("machine", SHARED, "lacks", "weights travel by TCP: relay.transport = tcp")
     here = Path.cwd()
     kind = file_system(here)
     network = kind is not None and is_network(kind[0])
     text = f"{shutil.disk_usage(here).free / 1e9:.0f} GB free in {here}" + (f" ({kind[0]})" if kind else "")
     if network:
         text += ": the trajectory store wants a local disk; choose a --run-dir on one"
-    yield Finding("machine", "disk", "lacks" if network else "has", text)
+    yield Diagnosis("machine", "disk", "lacks" if network else "has", text)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = soft != resource.RLIM_INFINITY and soft < _LEAST_OPEN_FILES
     told = f"{soft:,}" + (f", fewer than {_LEAST_OPEN_FILES:,}: ulimit -n {min(hard, 65_536)}" if few else "")
-    yield Finding("machine", "open files", "lacks" if few else "has", told)
+    yield Diagnosis("machine", "open files", "lacks" if few else "has", told)
 
 
 def _cpu_quota() -> float | None:
@@ -140,75 +140,75 @@ def _cpu_quota() -> float | None:
         return None
 
 
-def _devices() -> Iterator[Finding]:
+def _devices() -> Iterator[Diagnosis]:
     try:
         import torch
     except ImportError:
-        yield Finding("devices", "GPUs", "note", "not looked for: torch is not installed")
+        yield Diagnosis("devices", "GPUs", "note", "not looked for: torch is not installed")
         return
     if not torch.cuda.is_available():
         driver = shutil.which("nvidia-smi")
         seen = f"{driver} is there, but torch {torch.__version__} sees none" if driver else "none"
         advice = ": uv sync --no-group cpu --group gpu" if driver else ""
-        yield Finding("devices", "GPUs", "lacks" if driver else "note", seen + advice)
+        yield Diagnosis("devices", "GPUs", "lacks" if driver else "note", seen + advice)
         return
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         text = f"{torch.cuda.get_device_name(index)}, {free / 1e9:.0f} of {total / 1e9:.0f} GB free"
-        yield Finding("devices", f"GPU {index}", "has", text)
-    yield Finding("devices", "CUDA", "has", f"{torch.version.cuda}, of torch {torch.__version__}")
+        yield Diagnosis("devices", f"GPU {index}", "has", text)
+    yield Diagnosis("devices", "CUDA", "has", f"{torch.version.cuda}, of torch {torch.__version__}")
 
 
-def _libraries() -> Iterator[Finding]:
+def _libraries() -> Iterator[Diagnosis]:
     for distribution, purpose in _LIBRARIES.items():
         try:
-            yield Finding("libraries", distribution, "has", f"{version(distribution)}: {purpose}")
+            yield Diagnosis("libraries", distribution, "has", f"{version(distribution)}: {purpose}")
         except PackageNotFoundError:
-            yield Finding("libraries", distribution, "note", f"not installed: {purpose}")
+            yield Diagnosis("libraries", distribution, "note", f"not installed: {purpose}")
 
 
-def _engines() -> Iterator[Finding]:
+def _engines() -> Iterator[Diagnosis]:
     try:
         chosen = select_engine()
     except RolloutError as error:
         chosen = ""
-        yield Finding("engines", "auto", "lacks", str(error))
+        yield Diagnosis("engines", "auto", "lacks", str(error))
     for name in plugins.names(ENGINES):
         lacking = [module for module in _ENGINE_MODULES.get(name, ()) if find_spec(module) is None]
         if lacking:
-            yield Finding("engines", name, "note", f"not installed: {' and '.join(lacking)}")
+            yield Diagnosis("engines", name, "note", f"not installed: {' and '.join(lacking)}")
             continue
         try:
             check_engine_options(name, {})
         except (RolloutError, PluginError) as error:
-            yield Finding("engines", name, "note", str(error))
+            yield Diagnosis("engines", name, "note", str(error))
         else:
-            yield Finding("engines", name, "has", "ready" + (", what auto takes" if name == chosen else ""))
+            yield Diagnosis("engines", name, "has", "ready" + (", what auto takes" if name == chosen else ""))
 
 
-def _sandboxes() -> Iterator[Finding]:
+def _sandboxes() -> Iterator[Diagnosis]:
     probes = {name: probe_sandbox(name) for name in AUTOMATIC}
     none = not any(probe.works for probe in probes.values())
     for name, probe in probes.items():
         if probe.works:
-            yield Finding("sandboxes", name, "has", ", ".join(probe.facts))
+            yield Diagnosis("sandboxes", name, "has", ", ".join(probe.facts))
         else:
-            yield Finding("sandboxes", name, "lacks" if none else "note", str(probe.reason))
+            yield Diagnosis("sandboxes", name, "lacks" if none else "note", str(probe.reason))
 
 
-def _apps() -> Iterator[Finding]:
+def _apps() -> Iterator[Diagnosis]:
     for name in plugins.names(APPS):
         try:
             check_run(validate(target_layers(name)))
         except (ConfigError, PluginError) as error:
             first, *more = str(error).splitlines()
             rest = f" (and {len(more)} more: tailrace run {name} --dry-run)" if more else ""
-            yield Finding("apps", name, "lacks", first + rest)
+            yield Diagnosis("apps", name, "lacks", first + rest)
         else:
-            yield Finding("apps", name, "has", "its quick start can run: engine, model, prompts, memory, disk")
+            yield Diagnosis("apps", name, "has", "its quick start can run: engine, model, prompts, memory, disk")
 
 
-def _show(console: Console, finding: Finding, *, new: bool) -> None:
+def _show(console: Console, finding: Diagnosis, *, new: bool) -> None:
     if new:
         console.print(Text(f"\n{finding.topic}", style="bold"))
     mark, style = _MARKS[finding.state]
