@@ -2,7 +2,9 @@
 
 import json
 import os
-from collections import namedtuple
+import resource
+import shutil
+from types import SimpleNamespace
 
 from tailrace.cli.components import doctor as doctor_module
 from tailrace.cli.components.doctor import doctor, look
@@ -36,9 +38,8 @@ def test_json_has_the_same_and_the_status_says_whether_an_app_can_run(capsys):
 
 
 def test_what_lacks_is_told_with_what_to_do(monkeypatch):
-    room = namedtuple("Usage", "total used free")
-    monkeypatch.setattr(doctor_module.shutil, "disk_usage", lambda _: room(1, 1, 64_000_000))
-    monkeypatch.setattr(doctor_module.resource, "getrlimit", lambda _: (1024, 524_288))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=64_000_000))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 524_288))
     monkeypatch.setattr(doctor_module, "file_system", lambda _: ("nfs4", "/home"))
     machine = by_name(doctor_module._machine())
     assert machine["machine", "/dev/shm"].state == "lacks"

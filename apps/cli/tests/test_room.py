@@ -19,9 +19,9 @@ def found():
 
 def test_memory(found, monkeypatch):
     need = found.place("host memory").peak
-    monkeypatch.setattr(room, "_free_memory", lambda: need)
+    monkeypatch.setattr(room, "free_memory", lambda: need)
     assert room.with_room_here(found, None).shortages == ()
-    monkeypatch.setattr(room, "_free_memory", lambda: need - 1e9)
+    monkeypatch.setattr(room, "free_memory", lambda: need - 1e9)
     (line,) = room.with_room_here(found, None).shortages
     assert line.startswith("keys 'rollout.replicas', 'trainer.processes' and 'relay.count': found members that take")
     assert line.endswith("1.0 GB are missing; set --ray-address to join a cluster")
@@ -29,7 +29,7 @@ def test_memory(found, monkeypatch):
 
 def test_shared_memory(found, monkeypatch, tmp_path):
     need = found.place("/dev/shm").peak
-    monkeypatch.setattr(room, "_free_memory", lambda: None)
+    monkeypatch.setattr(room, "free_memory", lambda: None)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=need))
     assert room.with_room_here(found, None).shortages == ()
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=need - 1e5))
@@ -43,7 +43,7 @@ def test_shared_memory(found, monkeypatch, tmp_path):
 
 def test_disk(found, monkeypatch, tmp_path):
     need = sum(part.size for part in found.place("disk").parts if not part.at_most)
-    monkeypatch.setattr(room, "_free_memory", lambda: None)
+    monkeypatch.setattr(room, "free_memory", lambda: None)
     monkeypatch.setattr(room, "_SHARED", tmp_path / "none")
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=need))
     assert room.with_room_here(found, tmp_path / "not" / "yet").shortages == ()
@@ -102,5 +102,5 @@ def test_the_file_system_of_this_machine_is_known(tmp_path):
 
 
 def test_what_is_free_here_is_known():
-    assert 1e8 < room._free_memory() < 1e14
+    assert 1e8 < room.free_memory() < 1e14
     assert Path("/dev/shm") == room._SHARED
