@@ -112,6 +112,16 @@ def test_as_many_replicas_of_one_machine_stand_in_as_the_trainer_lost_devices():
     assert run.view.lent_machines == 1
 
 
+def test_a_trainer_that_loses_its_next_machine_while_it_starts_needs_as_many_devices_as_before():
+    run = joined(replicas=("a", "a", "b", "b", "c"))
+    first = restarts(loses_t(run))["trainer", "0"][0]
+    run.forget(c.Restart)
+    given = run.go(c.Down("trainer", "0", "its machine is gone", c.Cause.MACHINE, first), leave=EVERYONE)
+    lent = {member for member, (_, reason) in restarts(given).items() if reason == STANDBY}
+    assert lent == {("replica", "r2"), ("replica", "r3")}
+    assert (first, restarts(given)["trainer", "0"][0]) == ("a", "b")
+
+
 def test_a_share_of_a_device_counts_as_such():
     run = joined(trainer=1)
     run.controller.members.states["trainer", "0"].seats = (c.ProcessSeat("t", (0,), share=0.5),)

@@ -301,6 +301,18 @@ def test_whole_units_come_and_go(tp, unit):
     assert check_provisioning_policy(policy)
 
 
+def test_the_unit_that_leaves_is_that_of_one_machine():
+    """Members alternate between two machines, and those of machine a have less to do."""
+    policy = Balanced(count=8, devices=16, unit_devices=4)
+    seen = view([iteration(number, 4.0, 30.0, 8) for number in range(6)], 8)
+    members = [
+        replace(one, machine="ab"[place % 2], in_flight=4 + place % 2) if one.role == "replica" else one
+        for place, one in enumerate(seen.members, -1)
+    ]
+    removed = policy.plan(replace(seen, members=members))
+    assert [one.replica for one in removed] == ["r6", "r4", "r2", "r0"]
+
+
 def test_a_unit_must_save_its_share_of_what_it_would_if_work_divided_evenly():
     """Two thirds of the gap that four more would close are none; with one more at a time the same gap is enough."""
     rows = [iteration(number, 40.0, 30.0, 4) for number in range(6)]

@@ -161,8 +161,8 @@ class Pulled:
     Args:
         compared: share of the weights' elements whose digest, taken in the engine, is that of the published ones; 0 if none
             were compared.
-        source: where replicas pull from each other: address of the replica or relay with which the version was complete here,
-            so that it can be pulled from here. Empty if it came from its checkpoint.
+        source: address that sent the last of the version, which others may now pull from this replica, where replicas pull from
+            each other. Empty if it came from its checkpoint.
     """
 
     replica: str

@@ -113,8 +113,8 @@ class LoanRecord:
     Args:
         version: the trainer's when it was decided.
         lend_s: seconds from the decision until the replica had left its devices: its work went elsewhere, and its engine slept.
-        return_s: seconds from when the trainer's cells there were done until the replica's engine was awake: they moved away
-            what they had there first.
+        return_s: seconds from the end of what the cells there computed until the replica's engine was awake; in between the
+            cells left.
     """
 
     version: int

@@ -115,8 +115,10 @@ class Lending:
             )
 
     def give_way(self) -> None:
-        """Have cells leave their devices that have not them for themselves and compute nothing, and replicas take back those
-        that no cell has. Call it after training, so that a step keeps them."""
+        """Tell idle cells to leave devices that they share, and replicas that return to take theirs back once these have left.
+
+        Call it after training is decided: a step keeps its devices.
+        """
         trainer, replicas = self._trainer, self._fleet.replicas
         for cell in range(self._state.spec.cells) if self._state.spec.colocated and trainer.up else ():
             stays = cell in trainer.away or cell in trainer.leaving or trainer.computes(cell)

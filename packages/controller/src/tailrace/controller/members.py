@@ -58,9 +58,9 @@ class MemberState:
 
     A replica spans `tp` devices; `own_tp` is the same number if it is not that of its pool at the run's start. `site` is empty
     at the trainer's site, `pool` for members that are no replicas of a pool; `index` counts the relays of a site. `seats` are
-    where its processes stand, if the host says it. `stands` is
-    the machine where it was last told to start, if the run's machines have names or it is to start where it was, and `stood`
-    where it was last known to be. A `hybrid` is a replica on devices of the trainer.
+    where its processes stand or, while it starts, stood last, if the host says it. `stands` is the machine where it was last
+    told to start, if the run's machines have names or it is to start where it was, and `stood` where it was last known to be.
+    A `hybrid` is a replica on devices of the trainer.
     """
 
     role: str
@@ -332,7 +332,7 @@ class Members:
         """Mark a member as starting: a fresh process takes its place, on machines that are not given up."""
         if state.role == REPLICA and state.stood not in self.given_up:
             state.stands = state.machine or state.stands  # it is restarted in place, unless `place` chooses by name
-        state.health, state.machine, state.address, state.seats = Health.STARTING, "", "", ()
+        state.health, state.machine, state.address = Health.STARTING, "", ""
         self._forget_signs(state)
         state.avoids = self.given_up
 
@@ -354,7 +354,7 @@ class Members:
             if state.health is Health.STOPPING:
                 self.leaves(state)
             else:
-                state.health, state.machine, state.address, state.seats = Health.STARTING, "", "", ()
+                state.health, state.machine, state.address = Health.STARTING, "", ""
                 self._forget_signs(state)
 
     def plain(self) -> dict[str, Any]:

@@ -546,6 +546,7 @@ class RunView:
         return [
             (f"{state.role} {state.id}{f'.{rank}' if rank else ''}", seat)
             for state in self._state.members.states.values()
+            if state.health is c.Health.UP or state.health in LEAVING
             for rank, seat in enumerate(state.seats)
         ]
 

@@ -23,6 +23,7 @@ from tailrace.contracts import (
     Growth,
     Health,
     IterationRecord,
+    MemberView,
     ProvisioningPolicy,
     Reason,
     StartReplica,
@@ -273,10 +274,18 @@ class Balanced(ProvisioningPolicy):
         if self.removes(last, batch, here):
             cost_s = stages["generation_s"] * self._cost(batch, here)
             reason = Reason(Why.TRAINING_SLOWER, numbers={**stages, "cost_s": cost_s})
-            youngest_first = [*reversed(staying)]  # of those that have equally little to do the last started goes
-            leavers = sorted(youngest_first, key=lambda member: member.in_flight)[: self.unit]
-            return [StopReplica(leaver.id, reason) for leaver in leavers]
+            return [StopReplica(leaver.id, reason) for leaver in self._leavers(staying)]
         return ()
+
+    def _leavers(self, staying: Sequence[MemberView]) -> list[MemberView]:
+        """A unit of replicas with little to do, of one machine if one has as many."""
+        youngest_first = [*reversed(staying)]  # of those that have equally little to do the last started goes
+        idlest = sorted(youngest_first, key=lambda member: member.in_flight)
+        by_machine: dict[str, list[MemberView]] = {}
+        for member in idlest:
+            by_machine.setdefault(member.machine, []).append(member)
+        units = [here[: self.unit] for name, here in by_machine.items() if name and len(here) >= self.unit]
+        return min(units, key=lambda unit: sum(member.in_flight for member in unit), default=idlest[: self.unit])
 
     def adds(self, last: Sequence[IterationRecord], batch: Sequence[int], replicas: int) -> bool:
         """Whether these iterations ask for a unit of replicas more.

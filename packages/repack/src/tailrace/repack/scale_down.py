@@ -123,9 +123,9 @@ class ScaleDown(ProvisioningPolicy):
 
     def _seconds(self, view: FleetView, share: float) -> tuple[float, float] | None:
         """What a loan of a share of the cells would bring and cost; None while nobody knows, as in the longest round so far."""
-        if view.round is None or not view.gradients_s:
+        if not self.remembers or view.round is None or not view.gradients_s:
             return None
-        recent = [loan for loan in view.loans if view.progress.version - loan.version <= self.remembers > 0]
+        recent = [loan for loan in view.loans if view.progress.version - loan.version <= self.remembers]
         alike = [past.generation_s for past in view.rounds if past.kind == view.round.kind][-_ROUNDS:]
         longer = [lasted_s for lasted_s in alike if lasted_s > view.round_s]
         if not recent or not longer:

@@ -26,7 +26,9 @@ def standbys(state: State, machine: str) -> list[list[ReplicaState]]:
         return []
     alike = {pool.name for pool in state.spec.pools if pool.standby} if state.spec.pools else {""}
     trainer = state.members.get(TRAINER)
-    needed = 0.0 if trainer is None else sum(_devices(seat) for seat in trainer.seats if seat.machine == machine)
+    seats = () if trainer is None else trainer.seats
+    # Of a trainer that was lost while it started nobody knows what it would have had there: as much as before, at most.
+    needed = sum(map(_devices, [seat for seat in seats if seat.machine == machine] or seats))
     fit = [replica for replica in up if replica.member.pool in alike and _fits(state, replica, up)]
     by_machine: dict[str, list[ReplicaState]] = {}
     for replica in sorted(fit, key=lambda replica: replica.in_flight):

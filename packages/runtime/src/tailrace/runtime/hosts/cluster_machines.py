@@ -58,17 +58,20 @@ class ClusterMachines:
                 address = self._listening.get(node)
             if known:
                 return True
-            if address is not None and not _listens(*address):
+            listens = None if address is None else _listens(*address)
+            if listens is False or (address is not None and listens is None and wait_s):  # slow twice in a row
                 with self._lock:
                     self._gone.add(node)
                 return True
         return False
 
 
-def _listens(host: str, port: int) -> bool:
-    """Whether somebody listens at an address."""
+def _listens(host: str, port: int) -> bool | None:
+    """Whether somebody listens at an address; None if there was no answer in time."""
     try:
         socket.create_connection((host, port), timeout=_CONNECT_S).close()
+    except TimeoutError:
+        return None
     except OSError:
         return False
     return True

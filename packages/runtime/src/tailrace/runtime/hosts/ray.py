@@ -74,8 +74,8 @@ class RayMember:
         self._node: str | None = None
         self._pid: int | None = None
         self._devices: tuple[int, ...] = ()
-        self._killed = False
-        self._where = _translated(self._actor.where.remote(), self._dead)
+        self._killed = self._ending = False
+        self._where = _translated(self._actor.where.remote(), self._dead, apart=known is not None)
         self._where.add_done_callback(self._remember)
 
     @property
@@ -105,7 +105,8 @@ class RayMember:
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method of the role. `ready` also finds out the member's process and machine."""
-        answer = _translated(self._begin(method, arguments), self._dead)
+        # Ray's own thread, on which all answers come, must not wait while a machine is asked whether it is there.
+        answer = _translated(self._begin(method, arguments), self._dead, apart=self._known is not None)
         return _after(self._where, answer) if method == "ready" else answer
 
     def _begin(self, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -133,7 +134,7 @@ class RayMember:
         """Send SIGKILL to the process if it is on this machine; otherwise kill it through Ray."""
         import ray
 
-        self._killed = True
+        self._killed = self._ending = True
         here = self._node in (ray.get_runtime_context().get_node_id(), *self._machines)
         if self._pid is not None and here:
             strike(self._pid, FaultKind.KILL)
@@ -146,6 +147,7 @@ class RayMember:
 
         if self._killed:
             return
+        self._ending = True
         try:
             ray.get(self._begin("close", ()), timeout=timeout_s)
         except ray.exceptions.GetTimeoutError as error:
@@ -158,7 +160,7 @@ class RayMember:
         own = next((machine for machine in self._machines.values() if machine.name == self.machine), None)
         if own is not None and not own.alive:
             return MachineDeadError(f"its machine {own.name} is gone")
-        if self._known is not None and self._node is not None:
+        if self._known is not None and self._node is not None and not self._ending:
             if self._lost is None:
                 self._lost = self._known.gone(self._node)
             if self._lost:
@@ -491,8 +493,14 @@ def _after(first: Future[Any], answer: Future[Any]) -> Future[Any]:
     return out
 
 
-def _translated(ref: Any, dead: Callable[[BaseException], MemberDeadError]) -> Future[Any]:
-    """A Ray result as a future, with Ray's exceptions translated to those of this package."""
+def _translated(ref: Any, dead: Callable[[BaseException], MemberDeadError], *, apart: bool) -> Future[Any]:
+    """A Ray result as a future, with Ray's exceptions translated to those of this package.
+
+    Args:
+        ref: Ray's reference.
+        dead: why a member died.
+        apart: whether `dead` takes time and so gets a thread of its own.
+    """
     import ray
 
     out: Future[Any] = Future()
@@ -503,6 +511,8 @@ def _translated(ref: Any, dead: Callable[[BaseException], MemberDeadError]) -> F
             out.set_result(done.result())
         elif isinstance(error, ray.exceptions.RayTaskError):
             out.set_exception(error.cause)
+        elif isinstance(error, ray.exceptions.RayActorError) and apart:
+            threading.Thread(target=lambda: out.set_exception(dead(error)), name="cause of death", daemon=True).start()
         elif isinstance(error, ray.exceptions.RayActorError):
             out.set_exception(dead(error))
         else:

@@ -100,7 +100,7 @@ def given_devices() -> tuple[int, ...]:
 
 
 def pin(devices: Sequence[int]) -> None:
-    """Keep this process on some of the cores that it may use: its threads, and those and the processes that it starts.
+    """Keep this process on some of the cores that it may use. Threads and processes that it starts inherit them.
 
     Args:
         devices: which of these cores, by their order; beyond the last one they begin again.

@@ -21,7 +21,7 @@ Needs = tuple[float, float]
 def machine_names(machines: Iterable[Machine]) -> dict[str, str]:
     """The name of each machine by Ray's id: what ``ray start --node-name`` gave it, else its address.
 
-    Where several have one name, as a machine that came back and the one that it was, the beginning of the id follows.
+    Where two have the same name, such as a machine that came back under a new id, the beginning of the id follows.
     """
     plain = {str(row["NodeID"]): str(row.get("NodeName") or row.get("NodeManagerAddress", "")) for row in machines}
     many = Counter(plain.values())
@@ -55,7 +55,7 @@ def labels_of(site: str, device: str, sites: Mapping[str, int]) -> dict[str, str
 
 
 def excluded(machines: Iterable[str]) -> dict[str, str]:
-    """The label that a machine must have which is none of these, by their ids; empty if there are none."""
+    """The label selector that rules out machines, by their ids; empty if there are none."""
     ids = ",".join(sorted(machines))
     return {NODE: f"!in({ids})"} if ids else {}
 
