@@ -13,7 +13,7 @@ from tailrace.cli.main import main
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.ranker import LengthRanker
+from tailrace.ranker import Example, ExampleError, LengthRanker
 from tailrace.ranker.testing import language_model, made_examples
 
 
@@ -171,6 +171,22 @@ def test_other_kinds_of_files(ending, tmp_path):
             pyarrow.table({"prompt": ["a", "b"], "lengths": [[4, 9], [5]]}), file
         )
     assert [(one.prompt, one.lengths) for one in rank_data.read_examples(file)] == [("a", (4, 9)), ("b", (5,))]
+
+
+def test_csv_has_lists_truths_and_numbers_as_text(tmp_path):
+    file = tmp_path / "data.csv"
+    file.write_text(
+        'prompt,lengths,truncated,version,family\na,"[5, 6]","[true, False]",3,x\nb,7.0,True,0,12\nc,8,,,\nd,9,FALSE,1.0,\n'
+    )
+    assert rank_data.read_examples(file) == [
+        Example("a", (5, 6), (True, False), "x", 3),
+        Example("b", (7,), (True,), "12", 0),
+        Example("c", (8,)),
+        Example("d", (9,), (False,), "", 1),
+    ]
+    file.write_text("prompt,length\na,4.5\n")
+    with pytest.raises(ExampleError, match=r"data\.csv, line 2: found"):
+        rank_data.read_examples(file)
 
 
 def test_what_it_knows_of_another_policys_lengths(tmp_path, capsys, quick_methods):

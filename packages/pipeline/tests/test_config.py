@@ -190,12 +190,22 @@ def test_options_are_checked_before_anything_starts(setting, expected):
         check(validate([("--set", {"app": "laminar", **parse_setting(setting)})]))
 
 
+def test_what_provisioning_shares_out_is_known_to_whoever_reads_a_configuration():
+    shares = (
+        "{name='balanced', all_devices=8, training_times=[[1, 40.0], [2, 21.0], [4, 12.0]], lengths=[5, 50, 500], "
+        "replica_costs=[[1, 0, 1e-5, 4e-3, 1e-3, 2e-3]]}"
+    )
+    config = configuration("streamrl", settings=(f"pipeline.provisioning={shares}",))
+    assert config.trainer.processes == build_spec(config).provisioning.trains_on() > 1
+
+
 def test_paths_in_a_file_are_relative_to_the_file(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "run.toml").write_text(
         'app = "laminar"\nbase = "base.toml"\n[task]\ntrain = "train.jsonl"\nverifier = "mine.py:verify"\n'
         '[fleet]\nmodel = "Qwen2.5-7B"\n'
         'trainer.device = "H800"\nrollout.device = "own.toml"\nworkload.trace = "/data/trace.jsonl"\n'
+        '[ranker]\ninit = "models/q"\npath = "ranker"\n[reward]\njudge.model = "models/judge"\n'
     )
     (tmp_path / "mine" / "base.toml").write_text('app = "laminar"\n[model]\npath = "../models/small"\n')
     monkeypatch.chdir(tmp_path)
@@ -204,6 +214,9 @@ def test_paths_in_a_file_are_relative_to_the_file(tmp_path, monkeypatch):
     assert config.task.verifier == f"{tmp_path / 'mine' / 'mine.py'}:verify"
     assert config.task.held_out == Path("held.jsonl")  # what a person types is relative to where they are
     assert config.model.path == tmp_path / "mine" / "../models/small"
+    assert config.ranker.init == tmp_path / "mine" / "models/q"
+    assert config.ranker.path == tmp_path / "mine" / "ranker"
+    assert config.reward.judge.model == tmp_path / "mine" / "models/judge"
     assert config.fleet["model"] == "Qwen2.5-7B"
     assert config.fleet["trainer"]["device"] == "H800"
     assert config.fleet["rollout"]["device"] == str(tmp_path / "mine" / "own.toml")

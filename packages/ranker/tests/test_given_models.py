@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import sys
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from tailrace.ranker import Example, LengthRanker, RankerModelError, RankerOptionError, Sft, compare, read_note
+from tailrace.ranker import Example, LengthRanker, RankerModelError, RankerOptionError, Sft, compare, read_note, trials
 from tailrace.ranker.learned.fitting import Plan, fit_network, parts
 from tailrace.ranker.learned.options import OBJECTIVES
 from tailrace.ranker.learned.pretrained import Tuning, copied
@@ -145,6 +146,14 @@ def test_auto_takes_the_objective_that_finds_most_on_prompts_held_back(small_mod
     assert set(tried) == {"sft:write", "sft:quantiles", "sft:pairwise"}
     assert tried[f"sft:{ranker.objective}"] == max(tried.values())
     assert ranker.method == "sft"
+
+
+def test_without_peft_auto_tries_the_other_methods_and_warns(small_model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    monkeypatch.setattr(trials, "method_names", lambda: ["prompt-length", "sft"])
+    with pytest.warns(UserWarning, match=r"auto did not try sft: .*tailrace-ranker\[adapters\]"):
+        ranker = LengthRanker.train(made_examples(60), init=small_model)
+    assert ranker.method == "prompt-length"
 
 
 def test_a_comparison_has_a_row_for_each_objective(small_model):

@@ -27,7 +27,6 @@ from tailrace.pipeline.config.parallelism import read_parallelism
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.build import build_spec
-from tailrace.pipeline.run.facts import allocated
 from tailrace.processes import ChildEndedError
 from tailrace.repack import AdaptiveTP, ThroughputModel
 from tailrace.rollout.testing import FakeEngine
@@ -184,11 +183,9 @@ def test_balanced_takes_the_costs_of_every_size(tmp_path):
         "pipeline.provisioning={name='balanced', all_devices=8, training_times=[[1, 40.0], [2, 21.0], [4, 12.0]]}"
     )
     config = with_file(tmp_path, provisioning, app="streamrl")
-    shared = allocated(config)
-    spec = build_spec(shared)
-    assert spec.provisioning.trains_on() == shared.trainer.processes
+    assert build_spec(config).provisioning.trains_on() == config.trainer.processes
     with pytest.raises(ConfigError, match=r"gives the trainer \d devices"):
-        build_spec(shared.model_copy(update={"trainer": shared.trainer.model_copy(update={"processes": 7})}))
+        build_spec(config.model_copy(update={"trainer": config.trainer.model_copy(update={"processes": 7})}))
 
 
 def test_a_run_on_a_measured_machine_resizes_at_the_measured_cost(tmp_path):

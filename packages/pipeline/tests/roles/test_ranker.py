@@ -210,11 +210,36 @@ def test_nothing_is_learned_from_responses_that_are_all_alike(make, data, gather
     for prompt in range(PROMPTS):
         for sample in range(SAMPLES):
             data.lengths.note(f"{prompt}.{sample}", text(prompt), 9, 0, truncated=False)
-    until(lambda: role._seen == PROMPTS * SAMPLES + 1 and not role._new, "what has finished")
+    until(lambda: role._seen == PROMPTS * SAMPLES + 1, "what has finished")
     found, _ = asks(role, gather)
     assert all(isinstance(event, PredictionFailed) for event in found.values())
     data.finish(lambda prompt: 10 * (prompt + 1), version=1)
     learns(role, gather, "trained")
+
+
+def test_responses_that_are_all_alike_are_learned_once_later_ones_differ_from_them(make, data, gather, until):
+    role = make()
+    for prompts, tokens in (((*range(PROMPTS),), 9), ((*range(PROMPTS, 2 * PROMPTS),), 12)):
+        assert role._ranker is None
+        for prompt in prompts:
+            for sample in range(SAMPLES):
+                data.lengths.note(f"{prompt}.{sample}", text(prompt), tokens, 0, truncated=False)
+        until(lambda: role._seen == PROMPTS * SAMPLES * (2 if tokens == 12 else 1), "a look")  # noqa: B023
+    learns(role, gather, "trained")
+    assert {9} < {length for example in role._ranker._memory for length in example.lengths}
+
+
+@pytest.mark.parametrize("objective", ["auto", "write"])
+def test_a_budget_shorter_than_a_step_costs_the_ranker_nothing_but_what_it_would_have_learned(
+    objective, make, data, gather, until, tmp_path, caplog
+):
+    pytest.importorskip("peft")
+    method = Sft(objective=objective, steps=4, batch=16, most_tokens=64, lora_rank=2, init_lr=1e-3)
+    role = make(method=method, init=language_model(tmp_path / "model"), budget_s=1e-6)
+    data.finish(lambda prompt: 10 * (prompt + 1))
+    until(lambda: "left of the budget" in caplog.text, "a warning")
+    found, _ = asks(role, gather)
+    assert all(isinstance(event, PredictionFailed) for event in found.values())
 
 
 @pytest.mark.parametrize("objective", ["write", "pairwise"])

@@ -14,6 +14,8 @@ from tailrace.contracts import (
     Cause,
     Checkpoint,
     Durable,
+    Offload,
+    Offloaded,
     Publish,
     Score,
     Step,
@@ -62,6 +64,20 @@ def test_a_batch_in_one_go_and_in_parts(make_trainer, data, gather, until):
         [],
         [Activity("trainer", "0", "idle", 5)],
     )  # micro-batches, as above and one in each part
+
+
+def test_optimizer_steps_on_parts_of_a_batch_bring_back_what_is_in_host_memory(make_trainer, data, gather):
+    role = make_trainer()
+    role.ready(None)
+    for version in (1, 2):
+        role.submit([Offload(10 * version, 0), Accumulate(10 * version + 1, version, data.batch(2 * version))])
+        role.submit([Step(10 * version + 2, version, (data.batch(2 * version + 1),))])
+        events = gather(role, lambda events: fold(events, Stepped), "a step of two parts")
+        (offloaded,), (added,), (stepped,) = (fold(events, kind) for kind in (Offloaded, Accumulated, Stepped))
+        assert (offloaded.answers, added.answers) == (10 * version, 10 * version + 1)
+        assert "onload_s" in added.metrics
+        assert stepped.metrics["trajectories"] == 8.0
+        assert "onload_s" not in stepped.metrics, "it is told once"
 
 
 def test_gradients_of_groups_are_added_and_the_batch_is_one_step(make_trainer, data, gather, until):

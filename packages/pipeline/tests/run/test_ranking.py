@@ -1,19 +1,24 @@
 """Table `[ranker]` of a configuration: what it starts, and what is wrong with it before minutes of preparation."""
 
+import shutil
+
 import pytest
 
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.roles.ranker import RankerSettings
+from tailrace.pipeline.run import ranker_memory as memory
 from tailrace.pipeline.run.build import build_spec, check
 from tailrace.pipeline.run.pools import ranker_gpus
 from tailrace.pipeline.run.ranker_memory import fine_tuning_memory
 from tailrace.pipeline.run.ranking import check_ranker, ranker_chosen, ranker_settings
 from tailrace.ranker import Example, LengthRanker, Sft
 from tailrace.ranker.baselines.lexical import Lexical
+from tailrace.ranker.learned import pretrained
 from tailrace.ranker.learned.pretrained import Tuning
 from tailrace.ranker.methods import Deadline, Setting
 from tailrace.ranker.testing import language_model
+from tailrace.ranker.trials import try_methods
 
 TASK = {"task": {"name": "short-chain-sum"}}
 
@@ -87,11 +92,12 @@ def test_the_memory_of_adapters_is_that_of_the_layers_that_peft_makes(small_rank
     model = Tuning(Sft(lora_rank=3), small_ranker_model, 0).causal_lm()
     learns = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
-    adapters = fine_tuning_memory(small_ranker_model, Sft(lora_rank=3), gpu=False)
-    assert (adapters.learns, adapters.weights) == (learns, 4 * frozen)
-    assert fine_tuning_memory(small_ranker_model, Sft(lora_rank=3), gpu=True).weights == 2 * frozen
-    whole = fine_tuning_memory(small_ranker_model, Sft(lora_rank=0), gpu=True)
-    assert (whole.learns, whole.weights) == (frozen, 4 * frozen)
+    writes = Sft(lora_rank=3, objective="write")
+    adapters = fine_tuning_memory(small_ranker_model, writes, gpu=False)
+    assert (adapters.learns, adapters.weights, adapters.learning) == (learns, 4 * frozen, 24 * learns)
+    assert fine_tuning_memory(small_ranker_model, writes, gpu=True).weights == 2 * frozen
+    whole = fine_tuning_memory(small_ranker_model, Sft(lora_rank=0, objective="write"), gpu=True)
+    assert (whole.learns, whole.weights, whole.learning) == (frozen, 0, 24 * frozen)
     head = fine_tuning_memory(small_ranker_model, Sft(lora_rank=3, objective="quantiles"), gpu=False)
     examples = [Example("a " * n, (10 * n,)) for n in range(1, 9)]
     predictor = Sft(lora_rank=3, objective="quantiles", steps=1).fit(
@@ -99,6 +105,31 @@ def test_the_memory_of_adapters_is_that_of_the_layers_that_peft_makes(small_rank
     )
     assert head.learns == sum(weight.numel() for weight in predictor._network.parameters() if weight.requires_grad)
     assert torch.is_tensor(predictor._network.head.out.weight)
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_auto_has_the_models_of_all_objectives_in_memory_before_it_chooses(rank, small_ranker_model):
+    pytest.importorskip("peft")
+    options = {"lora_rank": rank, "steps": 1, "most_tokens": 64}
+    examples = [Example("a " * n, (10 * n,)) for n in range(1, 9)]
+    setting = Setting(0, Deadline(600.0), init=small_ranker_model)
+    tried = try_methods({"sft": Sft(**options)}, examples, examples, setting).tried
+    models = [trial.predictor._model if trial.name == "sft:write" else trial.predictor._network for trial in tried]
+    weights = {weight.data_ptr(): weight for model in models for weight in model.parameters()}.values()
+    told = fine_tuning_memory(small_ranker_model, Sft(**options), gpu=False)
+    assert len(models) == 3
+    assert told.learns == sum(weight.numel() for weight in weights if weight.requires_grad)
+    assert told.weights == sum(4 * weight.numel() for weight in weights if not weight.requires_grad)
+    one = fine_tuning_memory(small_ranker_model, Sft(**options, objective="quantiles"), gpu=False)
+    assert told.peak - one.peak == 2 * one.weights + 4 * (told.learns - one.learns)
+
+
+def test_a_model_that_is_not_small_computes_its_layers_again_where_the_ranker_does(small_ranker_model, monkeypatch):
+    """The threshold is the ranker's own: a model just above it is predicted with layers that compute again."""
+    assert memory.LARGE_PARAMETERS == pretrained.LARGE_PARAMETERS
+    small = fine_tuning_memory(small_ranker_model, Sft(), gpu=False).activations
+    monkeypatch.setattr(memory, "LARGE_PARAMETERS", 10)
+    assert fine_tuning_memory(small_ranker_model, Sft(), gpu=False).activations < small
 
 
 def test_fewer_tokens_at_once_and_layers_that_compute_again_take_less(small_ranker_model):
@@ -114,6 +145,24 @@ def test_a_ranker_that_was_saved_is_taken(tmp_path):
     examples = [Example("a " * n, (10 * n,)) for n in range(1, 9)]
     LengthRanker.train(examples, method="prompt-length").save(tmp_path / "saved")
     check_ranker(config(path=str(tmp_path / "saved")))
+
+
+@pytest.mark.parametrize("objective", ["write", "pairwise"])
+def test_a_saved_language_model_is_checked_and_not_loaded(objective, tmp_path, small_ranker_model, monkeypatch):
+    pytest.importorskip("peft")
+    examples = [Example("a " * n, (10 * n,)) for n in range(1, 9)]
+    method = Sft(objective=objective, lora_rank=2, steps=1, most_tokens=64)
+    LengthRanker.train(examples, method, init=small_ranker_model).save(tmp_path / "saved")
+    other = tmp_path / "other"
+    shutil.copytree(small_ranker_model, other)
+    (other / "config.json").write_text((other / "config.json").read_text() + " ")
+    monkeypatch.setattr(pretrained, "_loaded", lambda *_: pytest.fail("it was loaded"))
+    check_ranker(config(path=str(tmp_path / "saved")))
+    with pytest.raises(ConfigError, match=r"key 'ranker.path': .*found another model than the one"):
+        check_ranker(config(path=str(tmp_path / "saved"), method="sft", init=str(other)))
+    (tmp_path / "saved" / "predictor" / "weights.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"key 'ranker.path': .*found another content than was written"):
+        check_ranker(config(path=str(tmp_path / "saved")))
 
 
 @pytest.mark.parametrize(
@@ -132,6 +181,10 @@ def test_a_ranker_that_was_saved_is_taken(tmp_path):
         (
             {"method": "sft", "objective": "pairwise"},
             r"key 'ranker.objective': found 'pairwise' without a model, expected",
+        ),
+        (
+            {"method": "sft", "options": {"objective": "quantiles"}},
+            r"key 'ranker.options': found 'objective', expected the key 'ranker.objective'",
         ),
         ({"options": {"batch": 8}}, r"key 'ranker.options': found one beside the method 'auto'"),
         (

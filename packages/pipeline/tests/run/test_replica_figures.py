@@ -73,6 +73,22 @@ def test_what_loans_took_and_freed():
     assert figures([start("r0")]).keys() == {"replicas_added", "replicas_removed", "served_digests_checked"}
 
 
+def test_a_loan_that_the_trainer_did_not_leave_itself_counts_from_its_return():
+    """The trainer leaves the first loan in 50 s, and goes down in the second."""
+    found = ReplicaFigures()
+    log = [
+        (0.0, [], [c.Lend(1, "r0", (0,))]),
+        (1.0, [c.Lent("r0", 1, 0)], [c.Offload(2, 0)]),
+        (51.0, [c.Offloaded(0, 2, 49.0, 80)], [c.Return(3, "r0")]),
+        (52.0, [c.Returned("r0", 3)], [c.Lend(4, "r0", (0,))]),
+        (53.0, [c.Lent("r0", 4, 0)], []),
+        (60.0, [c.Down("trainer", "0", "killed")], [c.Return(5, "r0")]),
+        (61.0, [c.Returned("r0", 5)], []),
+    ]
+    follow((Instant(now, events, commands) for now, events, commands in log), found)
+    assert found.return_s == [51.0, 1.0]
+
+
 def test_what_sleep_freed_is_that_of_the_sleep_that_freed_most():
     found = ReplicaFigures()
     sleeps = [("r0", 900, 500, 890), ("r1", 900, 100, 880), ("r0", 900, 600, 870)]

@@ -18,7 +18,7 @@ from tailrace.ranker.example import Example, check_lengths
 from tailrace.ranker.learned.methods import Sft
 from tailrace.ranker.methods import Method, Predictor, Setting, configured, method_names
 from tailrace.ranker.prediction import Prediction, remaining_tokens
-from tailrace.ranker.ranker import LengthRanker, Update
+from tailrace.ranker.ranker import LengthRanker, Update, check_saved
 from tailrace.ranker.recall import ceiling, ceiling20, recall, tau_b
 from tailrace.ranker.saved import SavedNote, read_note
 
@@ -46,6 +46,7 @@ __all__ = [
     "ceiling",
     "ceiling20",
     "check_lengths",
+    "check_saved",
     "compare",
     "configured",
     "method_names",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from tailrace.contracts import PluginError
+from tailrace.contracts import MissingExtraError, PluginError
 from tailrace.contracts.errors import expected_one_of
 from tailrace.contracts.plugins import load, names
 from tailrace.ranker.errors import RankerOptionError, UnknownMethodError
@@ -163,7 +163,10 @@ def expanded(methods: Mapping[str, Method], setting: Setting) -> dict[str, Metho
     """
     found: dict[str, Method] = {}
     for name, method in methods.items():
-        choice = method.alternatives(setting) if isinstance(method, Choosing) else {}
+        try:
+            choice = method.alternatives(setting) if isinstance(method, Choosing) else {}
+        except MissingExtraError:  # its own `fit` says so
+            choice = {}
         found |= {f"{name}:{which}": one for which, one in choice.items()} or {name: method}
     return found
 

@@ -20,6 +20,7 @@ from typing import Any
 from tailrace.ranker.drift import Band, Correction, correction_of, has_enough, latest, recent
 from tailrace.ranker.errors import ExampleError, RankerOptionError
 from tailrace.ranker.example import Example, check_examples
+from tailrace.ranker.learned.methods import Sft
 from tailrace.ranker.methods import Choosing, Deadline, Method, Predictor, Progress, Setting, load_method, silent
 from tailrace.ranker.prediction import Prediction, ranked
 from tailrace.ranker.recall import ceiling20, measure
@@ -342,6 +343,23 @@ class LengthRanker:
             MissingExtraError: the method needs a library that is not installed.
         """
         return _loaded(cls, read_ranker(Path(directory)), _path(policy), _path(init), progress)
+
+
+def check_saved(directory: str | Path, *, init: str | Path | None = None) -> None:
+    """Check that a ranker can be loaded; no language model is, whose loading takes minutes.
+
+    Args:
+        directory: what `LengthRanker.save` wrote.
+        init: where the model is now that the adapters of ``sft`` are of; None for where it was.
+
+    Raises: as `LengthRanker.load`.
+    """
+    saved = read_ranker(Path(directory))
+    method, state = saved.build_method(), saved.state
+    if isinstance(method, Sft):
+        method.check_saved(saved.files, _path(init) or _path(state["init"]))
+    else:
+        _loaded(LengthRanker, saved, None, None, silent)
 
 
 def _loaded(

@@ -66,12 +66,12 @@ class Trials:
         """The highest recall20 among methods that need no samples of a prompt; of equal ones the simplest.
 
         Raises:
-            RankerError: none could be tried.
+            RankerOptionError: none could be tried.
         """
         able = [trial for trial in self.tried if not trial.method.needs_samples]
         if not able:
             why = "; ".join(f"{name}: {reason}" for name, reason in self.left_out.items())
-            raise RankerError(f"found no method that can be tried here ({why}), expected at least one")
+            raise RankerOptionError(f"found no method that can be tried here ({why}), expected at least one")
         return max(able, key=lambda trial: trial.held_back["recall20"])
 
     def best_of(self, name: str) -> MethodTrial:

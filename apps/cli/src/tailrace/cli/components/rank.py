@@ -263,14 +263,12 @@ class _Rows:
         if self._columns.response and response is None:
             raise ExampleError(f"found no key {self._columns.response!r}, expected the responses")
         if response is None:
-            lengths: Any = self._value(row, self._columns.lengths, _LENGTHS)
+            lengths: Any = _read(self._value(row, self._columns.lengths, _LENGTHS))
         else:
             lengths = [self._tokens(text) for text in ([response] if isinstance(response, str) else response)]
-        if isinstance(lengths, str) and lengths.isdecimal():  # of CSV
-            lengths = int(lengths)
         lengths = [lengths] if isinstance(lengths, int) else lengths
-        truncated: Any = row.get("truncated") or ()
-        family, version = row.get("family") or "", row.get("version") or 0
+        truncated: Any = _read(row.get("truncated") or ())
+        family, version = row.get("family") or "", _read(row.get("version") or 0)
         truncated = [truncated] if isinstance(truncated, bool) else truncated
         return Example(self._text(asked), lengths, truncated, family, version)
 
@@ -327,6 +325,18 @@ class _Rows:
         from tokenizers import Tokenizer
 
         return Tokenizer.from_file(str(file))
+
+
+def _read(cell: Any) -> Any:
+    """Numbers, truths and lists of them, which CSV has as text, and pandas partly as ``3.0`` and ``True``. Others stay."""
+    if isinstance(cell, str):
+        try:
+            cell = json.loads(cell.lower())
+        except ValueError:
+            return cell
+    if isinstance(cell, list):
+        return [_read(each) for each in cell]
+    return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
 
 
 def _of_run(directory: RunDirectory) -> Iterator[Example]:

@@ -33,7 +33,6 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration, written_fault
 from tailrace.pipeline.run.abilities import start_notes
 from tailrace.pipeline.run.directory import RunDirectory, check_new
-from tailrace.pipeline.run.facts import allocated
 from tailrace.pipeline.run.launching.attaching import check_left
 from tailrace.pipeline.run.prompts.reading import sized
 from tailrace.rollout.vllm_process import correct_wheel_tag
@@ -102,7 +101,6 @@ def _start(options: RunOptions) -> int:
         mtbf_s=options.mtbf_s,
         fault_seed=options.fault_seed,
     )
-    config = allocated(config)
     root = options.run_dir or Path("runs") / f"{config.app}-{time.strftime('%Y%m%d-%H%M%S')}"
     if options.dry_run:
         from tailrace.cli.runs.dry_run import show_plan

@@ -170,12 +170,13 @@ def _keys_beside(model: type[BaseModel], path: Sequence[str]) -> list[str]:
         field = model.model_fields.get(part)
         if field is None:
             return []
-        for kind in _kinds(field.annotation):
+        for kind in kinds_of(field.annotation):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 model = kind
     return sorted(model.model_fields)
 
 
-def _kinds(annotation: Any) -> tuple[Any, ...]:
+def kinds_of(annotation: Any) -> tuple[Any, ...]:
+    """The types that a field's annotation names: those of a union or a tuple, or its one."""
     is_several = typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple)
     return typing.get_args(annotation) if is_several else (annotation,)

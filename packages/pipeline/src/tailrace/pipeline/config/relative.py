@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import typing
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
+from tailrace.pipeline.config.loading import kinds_of
+from tailrace.pipeline.config.models import RunConfig
 from tailrace.trajstore import DATASET
 
-_PATHS = (
-    "task.train",
-    "task.held_out",
-    "model.path",
-    "trainer.critic.init",
-    "rollout.parallelism",
-    "environment.python",
-    "fleet.workload.trace",
-)
+
+def _paths_of(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """The keys of a table, and of the tables in it, whose value is a path."""
+    for name, field in model.model_fields.items():
+        for kind in kinds_of(field.annotation):
+            if Path in (kind, *typing.get_args(kind)):
+                yield above + name
+            elif isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _paths_of(kind, f"{above}{name}.")
+
+
+_TRAIN = "task.train"
+_PATHS = (*_paths_of(RunConfig), "fleet.workload.trace")  # a fleet's tables are not read here
 _VERIFIER, _ENVIRONMENT = "task.verifier", "environment.name"  # a name, module:function or file.py:function
 _TABLES_OR_NAMES = ("fleet.profile", "fleet.model", "fleet.trainer.device", "fleet.rollout.device")
 """Keys whose value is the name of a built-in, or the user's own TOML file."""
@@ -47,7 +56,7 @@ def rooted(content: Mapping[str, Any], directory: Path | None) -> dict[str, Any]
         task["sources"] = [dict(one) if isinstance(one, Mapping) else one for one in task["sources"]]
         for source in task["sources"]:
             if isinstance(source, dict):
-                _root(source, "path", _PATHS[0], directory)
+                _root(source, "path", _TRAIN, directory)
                 _root(source, "verifier", _VERIFIER, directory)
     return found
 

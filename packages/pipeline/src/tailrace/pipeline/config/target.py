@@ -13,6 +13,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.relative import rooted
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.app import App
+from tailrace.pipeline.run.facts import allocated
 
 APPS = "tailrace.app"
 QUICK_START = "quickstart"
@@ -30,7 +31,7 @@ def configuration(
     mtbf_s: float | None = None,
     fault_seed: int | None = None,
 ) -> RunConfig:
-    """The configuration of a command line.
+    """The configuration of a command line, with the trainer's devices where provisioning shares them out (`allocated`).
 
     Args:
         target: a TOML file, or an app's name for its quick start.
@@ -64,7 +65,7 @@ def configuration(
     config = validate(layers)
     if config.app != layers[0][1]["app"]:
         raise ConfigError(f"--set app={config.app}: expected TARGET to name the app, as in: tailrace run {config.app}")
-    return config
+    return allocated(config)
 
 
 def target_layers(target: str, *, joins_cluster: bool = False) -> list[Layer]:

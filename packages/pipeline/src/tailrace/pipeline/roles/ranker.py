@@ -33,6 +33,7 @@ from tailrace.ranker import (
     Method,
     Prediction,
     PredictionError,
+    RankerOptionError,
     check_lengths,
 )
 from tailrace.runtime.errors import RoleError
@@ -89,6 +90,7 @@ class RankerRole:
         self._new: list[FinishedLength] = []
         self._known = 0  # prompts all of whose samples have finished since it learned last
         self._learned = 0
+        self._told_alike = False
         self._worker = RoleWorker("predictions", self._carry_out)
         self._closing = threading.Event()
         self._learner = threading.Thread(target=self._look_on, args=(settings.look_s,), name="learning", daemon=True)
@@ -144,27 +146,38 @@ class RankerRole:
     def _look(self) -> None:
         """Take over what has finished since, and learn if it is enough."""
         fresh = self._data.finished_lengths(self._seen)
-        if fresh:
-            self._seen = fresh[-1].number
-            self._new = [*self._new, *fresh][-MOST:]
+        if not fresh:
+            return
+        self._seen = fresh[-1].number
+        self._new = [*self._new, *fresh][-MOST:]
         counts = Counter(length.prompt for length in self._new)
         whole = {prompt for prompt, count in counts.items() if count >= self._settings.samples}
         self._known = len(whole)
         if len(whole) < self._settings.prompts:
             return
         examples = _examples([length for length in self._new if length.prompt in whole])
+        if self._ranker is None:
+            try:
+                check_lengths(examples)
+            except ExampleError as error:  # they stay: what finishes later may differ from them
+                if not self._told_alike:
+                    self._told_alike = True
+                    self._warn(error)
+                return
         self._new = [length for length in self._new if length.prompt not in whole]
         self._learn(examples)
+
+    def _warn(self, error: Exception) -> None:
+        _log.warning("nothing is learned yet: %s", error)
 
     def _learn(self, examples: Sequence[Example]) -> None:
         ranker = self._ranker
         if ranker is None:
             try:
-                check_lengths(examples)
-            except ExampleError as error:  # what finishes later may differ
-                _log.warning("nothing is learned yet: %s", error)
+                newer, did = self._train(examples), TRAINED
+            except RankerOptionError as error:  # the machine may have been busy: the next prompts are tried, too
+                self._warn(error)
                 return
-            newer, did = self._train(examples), TRAINED
         elif ranker.drifted(examples):
             newer, did = copy.copy(ranker), UPDATED  # an update replaces what it knows, it changes none of it
             newer.update(examples)

@@ -254,9 +254,10 @@ class TrainerRole:
             case Offload():
                 self._offload(command)
             case Accumulate(seq, version, trajectories):
+                brought = self._bring(self._away)
                 metrics = self._step_on(version, [trajectories])
                 self._parts.append((trajectories, metrics))
-                self._tell(Accumulated(version, trajectories, metrics, answers=seq))
+                self._tell(Accumulated(version, trajectories, metrics | brought, answers=seq))
             case Publish():
                 self._publish(command)
             case Checkpoint():
@@ -338,7 +339,7 @@ class TrainerRole:
 
     @contextmanager
     def _brought(self, *wanted: str) -> Iterator[None]:
-        """Parts of the state are here in this context, and away again after it if they were: nobody has left the devices."""
+        """Bring parts back for this context, and move those away again that were away: replicas still have the devices."""
         parts = self._away.intersection(wanted)
         self._bring(parts)
         try:

@@ -1,8 +1,11 @@
 """How much memory fine-tuning a language model as a ranker takes, by arithmetic on its shape, before anything is loaded.
 
-weights       of the model: frozen in the dtype in which it computes beside adapters, else in float32
-learning      of each weight that learns: itself, its gradient, two moments, the best so far, the copy that predicts meanwhile
+weights       what is frozen beside adapters, in the dtype in which it computes
+learning      of each weight that learns, float32: itself, its gradient, two moments, the best so far, the copy that predicts
+              meanwhile
 activations   what layers keep of one part of a batch, by `tailrace.trainer.memory`
+
+`auto` learns several objectives one after another, each with a model of its own, and keeps them until it chooses.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ from pathlib import Path
 
 from tailrace.ranker import Sft
 from tailrace.ranker.features import COUNT
-from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig
+from tailrace.ranker.learned.options import LARGE_PARAMETERS
+from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.memory import DTYPE_BYTES, DenseModel, read_shape, trainer_memory
 
-_LEARNING_BYTES = 4 * 6
+_WEIGHT_BYTES, _LEARNING_BYTES = 4, 4 * 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,7 @@ class FineTuningMemory:
 
     Args:
         weights, learning, activations: see above.
-        learns: how many weights learn.
+        learns: how many weights learn, with all objectives that are tried.
     """
 
     weights: int
@@ -60,7 +64,7 @@ def fine_tuning_memory(directory: Path, method: Sft, *, gpu: bool) -> FineTuning
     if shape is None:
         return None
     dtype = ("bfloat16" if gpu else "float32") if method.dtype == "auto" else method.dtype
-    large = shape.parameters > SMALL_MODEL_PARAMETERS
+    large = shape.parameters > LARGE_PARAMETERS
     again = method.activation_checkpointing == "on" or (method.activation_checkpointing == "auto" and large)
     settings = TrainerConfig(
         dtype=dtype,
@@ -68,16 +72,18 @@ def fine_tuning_memory(directory: Path, method: Sft, *, gpu: bool) -> FineTuning
         activation_checkpointing="on" if again else "off",
     )
     activations = trainer_memory(shape, settings, ranks=1, longest=method.most_tokens, gpu=gpu).activations
-    learns, size = shape.parameters, 4
+    learns, frozen = shape.parameters, 0
     if method.lora_rank:
-        learns, size = adapter_parameters(shape, method.lora_rank), DTYPE_BYTES[dtype]
+        size = DTYPE_BYTES[dtype]
+        learns, frozen = adapter_parameters(shape, method.lora_rank), shape.parameters * size
         # Beside what the model keeps, each adapter keeps its input, and what A makes of it.
         inputs = 5 * shape.hidden + shape.queries + shape.mlp + 7 * method.lora_rank
         activations += settings.micro_batch_tokens * inputs * size * (1 if again else shape.layers)
-    if method.learned != "write":
-        width = 2 * shape.hidden
-        learns += width * (width + COUNT + 9) + 6
-    return FineTuningMemory(shape.parameters * size, learns * _LEARNING_BYTES, activations, learns)
+    width = 2 * shape.hidden
+    head = width * (width + COUNT + 9) + 6
+    each = [learns + (0 if objective == "write" else head) for objective in method.objectives]
+    learning = max(each) * _LEARNING_BYTES + (sum(each) - max(each)) * _WEIGHT_BYTES
+    return FineTuningMemory(frozen * len(each), learning, activations, sum(each))
 
 
 def adapter_parameters(shape: DenseModel, rank: int) -> int:

@@ -34,7 +34,7 @@ def check_ranker(config: RunConfig) -> None:
                     "ranker, expected a table [ranker] with it: nothing would be predicted"
                 )
         return
-    from tailrace.ranker import LengthRanker, RankerError, method_names
+    from tailrace.ranker import RankerError, check_saved, method_names
 
     table, names = config.ranker, ("auto", *method_names())
     if table.method not in names:
@@ -45,14 +45,15 @@ def check_ranker(config: RunConfig) -> None:
     except RankerError as error:
         raise ConfigError(f"key 'ranker.options': {error}") from error
     if table.init is not None:
+        tuned = method if isinstance(method, Sft) else Sft()
         try:
-            (method if isinstance(method, Sft) else Sft()).check(table.init)
+            tuned.check(table.init)
         except RankerError as error:
             raise ConfigError(f"key 'ranker.init': {error}") from error
-        _check_memory(config)
+        _check_memory(config, table.init, tuned)
     if table.path is not None:
         try:
-            LengthRanker.load(table.path, init=table.init)
+            check_saved(table.path, init=table.init)
         except RankerError as error:
             raise ConfigError(f"key 'ranker.path': {error}") from error
 
@@ -68,23 +69,24 @@ def _check_model(table: RankerConfig) -> None:
             f"key 'ranker.objective': found {table.objective!r} without a model, expected the key 'ranker.init' with it: from "
             "scratch it learns to write"
         )
+    if "objective" in table.options:
+        raise ConfigError("key 'ranker.options': found 'objective', expected the key 'ranker.objective'")
     if table.method == "auto" and (table.options or table.objective != "auto"):
         key = "options" if table.options else "objective"
         raise ConfigError(f"key 'ranker.{key}': found one beside the method 'auto', expected the method whose it is")
 
 
-def _check_memory(config: RunConfig) -> None:
+def _check_memory(config: RunConfig, init: Path, method: Sft) -> None:
     """Refuse a ranker whose fine-tuning takes more than its share of a GPU."""
-    assert config.ranker is not None
-    gpus, method = config.executor.ranker_gpus, ranker_method(config.ranker)
-    if not gpus or config.ranker.init is None:
+    gpus = config.executor.ranker_gpus
+    if not gpus:
         return
-    needed = fine_tuning_memory(config.ranker.init, method if isinstance(method, Sft) else Sft(), gpu=True)
+    needed = fine_tuning_memory(init, method, gpu=True)
     limit = config.executor.gpu_memory_gb * min(gpus, 1.0) * 1e9
     if needed is not None and needed.peak > limit:
         raise ConfigError(
             f"keys 'ranker.init' and 'executor.ranker_gpus': found {needed}, expected at most the {limit / 1e9:.0f} GB of its "
-            "part of a GPU: lora_rank above 0, activation_checkpointing = 'on', or fewer batch_tokens"
+            "part of a GPU: one objective, lora_rank above 0, activation_checkpointing = 'on', or fewer batch_tokens"
         )
 
 

@@ -31,7 +31,7 @@ from tailrace.ranker.methods import Setting
 from tailrace.ranker.prediction import Prediction
 from tailrace.ranker.saved import file_of, from_json, to_json
 
-_ABOUT, _TOKENIZER, _WEIGHTS = "encoder.json", "tokenizer.json", "weights.safetensors"
+ABOUT, _TOKENIZER, _WEIGHTS = "encoder.json", "tokenizer.json", "weights.safetensors"
 _UPDATE_EPOCHS, _UPDATE_RATE = 0.25, 0.3  # of those of training
 _HEAD_DROPOUT = 0.1  # of a head on a given model
 
@@ -123,7 +123,7 @@ class EncoderPredictor:
             **described(self._tuning, self._backbone),
         }
         return {
-            _ABOUT: to_json(about),
+            ABOUT: to_json(about),
             _TOKENIZER: self._codec.content(),
             _WEIGHTS: saved_weights(self._network),
         }
@@ -168,7 +168,7 @@ def restored(method: EncoderOptions | SftOptions, files: Mapping[str, bytes], se
         DamagedRankerError: something else is there.
         RankerModelError: the model that its adapters are of is not at `Setting.init`.
     """
-    about = from_json(files, _ABOUT, "scale", "pretrained", "base", "vocabulary")
+    about = from_json(files, ABOUT, "scale", "pretrained", "base", "vocabulary")
     features = torch.zeros(1, COUNT)
     tuning = None
     try:
@@ -182,7 +182,7 @@ def restored(method: EncoderOptions | SftOptions, files: Mapping[str, bytes], se
     except (TypeError, ValueError) as error:
         if isinstance(error, RankerError):
             raise
-        raise DamagedRankerError(f"{_ABOUT}: found no encoder ({error}), expected what was saved") from error
+        raise DamagedRankerError(f"{ABOUT}: found no encoder ({error}), expected what was saved") from error
     load_weights(network, files, _WEIGHTS)
     codec = TextCodec.restored(file_of(files, _TOKENIZER), method.most_tokens)
     return EncoderPredictor(method, network, codec, scale, tuning)

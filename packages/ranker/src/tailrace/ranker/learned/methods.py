@@ -12,6 +12,7 @@ from tailrace.ranker.errors import RankerModelError, RankerOptionError
 from tailrace.ranker.example import Example
 from tailrace.ranker.learned.options import EncoderOptions, HiddenOptions, Objective, SftOptions
 from tailrace.ranker.methods import Setting
+from tailrace.ranker.saved import from_json
 
 if TYPE_CHECKING:
     from tailrace.ranker.learned.encoding import EncoderPredictor
@@ -26,7 +27,7 @@ class Encoder(EncoderOptions):
     Their order is learned from pairs or lists of samples, too. Truncated samples are censored in both.
 
     It is bidirectional, and trained from scratch: the defaults give 1.0 to 1.2 million parameters, by the tokens of the
-    encoding, which is trained on the prompts. Of a given language model, ``sft`` learns the same objectives.
+    encoding, which is trained on the prompts. ``sft`` learns the same objectives with a given language model.
 
     Its options are those of `EncoderOptions`.
     """
@@ -107,7 +108,7 @@ class Sft(SftOptions):
         if setting.init is None or self.objective != "auto":
             return {}
         self.check(setting.init)
-        return {objective: replace(self, objective=objective) for objective in _TRIED}
+        return {objective: replace(self, objective=objective) for objective in self.objectives}
 
     def fit(self, examples: Sequence[Example], setting: Setting) -> SftPredictor | EncoderPredictor:
         """Learn.
@@ -144,6 +145,29 @@ class Sft(SftOptions):
             codec.digits()
         if self.lora_rank:
             need_extra("tailrace-ranker", "adapters", "peft")
+
+    def check_saved(self, files: Mapping[str, bytes], init: Path | None) -> None:
+        """Check that `restore` would find the model that adapters are of, without loading it.
+
+        Args:
+            files: what `fit` learned.
+            init: the model's directory; None if it is not known.
+
+        Raises:
+            DamagedRankerError: something else is there.
+            RankerModelError: the directory holds another model.
+            RankerOptionError: there are adapters, and no directory.
+        """
+        with extra("tailrace-ranker", "torch"):
+            from tailrace.ranker.learned import encoding, writing
+            from tailrace.ranker.learned.pretrained import Tuning, is_base
+        about = from_json(files, writing.ABOUT if self._writes else encoding.ABOUT, "base")
+        is_base(Tuning(self, init, 0), about["base"])
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """The objectives that a given model learns, one copy of it each: those among which ``auto`` chooses, or the one."""
+        return _TRIED if self.objective == "auto" else (self.objective,)
 
     @property
     def learned(self) -> Objective:

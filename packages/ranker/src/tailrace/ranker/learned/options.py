@@ -12,6 +12,9 @@ Objective = Literal["write", "quantiles", "pairwise", "listmle"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 """What a language model can learn: to write the length, to regress its quantiles, or beside them the order of prompts."""
 
+LARGE_PARAMETERS = 50_000_000
+"""Weights of a given model above which ``activation_checkpointing = "auto"`` computes its layers again."""
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderOptions:

@@ -22,14 +22,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from tailrace.contracts import extra
+from tailrace.contracts import extra, need_extra
 from tailrace.ranker.errors import RankerModelError, RankerOptionError
 from tailrace.ranker.learned.fitting import LossOf, Plan, first_step_s
-from tailrace.ranker.learned.options import SftOptions
+from tailrace.ranker.learned.options import LARGE_PARAMETERS, SftOptions
 from tailrace.ranker.methods import Setting
 
 _NO_TARGETS = ("embed", "wte", "wpe", "lm_head")
-_LARGE_PARAMETERS = 50_000_000
 _MARKED_BYTES = 1 << 20  # at the end of each file of weights: a model trained further differs there
 
 
@@ -112,10 +111,12 @@ class Tuning:
 
     def _prepared(self, kind: Any) -> Any:
         adapters = self.options.lora_rank > 0
+        if adapters:
+            need_extra("tailrace-ranker", "adapters", "peft")  # before minutes of loading
         model = _loaded(kind, self.known_directory, self.dtype if adapters else torch.float32)
         if adapters:
             self._add_adapters(model)
-        chosen, large = self.options.activation_checkpointing, model.num_parameters() > _LARGE_PARAMETERS
+        chosen, large = self.options.activation_checkpointing, model.num_parameters() > LARGE_PARAMETERS
         if chosen == "on" or (chosen == "auto" and large):
             model.gradient_checkpointing_enable({"use_reentrant": False})
         return model

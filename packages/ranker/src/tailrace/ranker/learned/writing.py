@@ -89,7 +89,7 @@ def quantile(next_digit: NextDigit, shares: Tensor, places: int) -> Tensor:
     return (digits * powers).sum(1).double() + left
 
 
-_ABOUT, _TOKENIZER, _WEIGHTS = "sft.json", "tokenizer.json", "weights.safetensors"
+ABOUT, _TOKENIZER, _WEIGHTS = "sft.json", "tokenizer.json", "weights.safetensors"
 _ASKS = "\nTokens of the response: "
 _UPDATE_EPOCHS, _UPDATE_RATE = 0.25, 0.3  # of those of training
 _ROOM = 32  # positions behind the longest prompt: the question and the digits
@@ -219,7 +219,7 @@ class SftPredictor:
         """The weights, the tokenizer, and what they are; of adapters those alone."""
         own = {"model": configuration(self._model)} if self._tuning is None else {}
         about = {"places": self._places, "most": self._most, **described(self._tuning, self._model), **own}
-        return {_ABOUT: to_json(about), _TOKENIZER: self._codec.content(), _WEIGHTS: saved_weights(self._model)}
+        return {ABOUT: to_json(about), _TOKENIZER: self._codec.content(), _WEIGHTS: saved_weights(self._model)}
 
 
 def fit_sft(method: SftOptions, examples: Sequence[Example], setting: Setting) -> SftPredictor:
@@ -255,7 +255,7 @@ def restored(method: SftOptions, files: Mapping[str, bytes], setting: Setting) -
         DamagedRankerError: something else is there.
         RankerModelError: the model that its adapters are of is not at `Setting.init`.
     """
-    about = from_json(files, _ABOUT, "places", "most", "pretrained", "base")
+    about = from_json(files, ABOUT, "places", "most", "pretrained", "base")
     codec = TextCodec.restored(file_of(files, _TOKENIZER), method.most_tokens)
     given = Tuning(method, setting.init, setting.seed)
     tuning: Tuning | None = given
@@ -269,12 +269,12 @@ def restored(method: SftOptions, files: Mapping[str, bytes], setting: Setting) -
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, RankerError):
             raise
-        raise DamagedRankerError(f"{_ABOUT}: found no model ({error}), expected what was saved") from error
+        raise DamagedRankerError(f"{ABOUT}: found no model ({error}), expected what was saved") from error
     load_weights(model, files, _WEIGHTS)
     try:
         return SftPredictor(method, model, codec, int(about["places"]), int(about["most"]), tuning)
     except (TypeError, ValueError) as error:
-        raise DamagedRankerError(f"{_ABOUT}: found no lengths ({error}), expected what was saved") from error
+        raise DamagedRankerError(f"{ABOUT}: found no lengths ({error}), expected what was saved") from error
 
 
 def _one(example: Example, draws: torch.Generator) -> tuple[int, bool]:

@@ -15,14 +15,19 @@ _FAILED = frozenset({c.Why.FAILED, c.Why.MACHINE, *c.SUSPICIONS})
 class ReplicaFigures:
     """A fold over the instants of a log.
 
-    `added` counts replicas that were started beyond those of the run's start; one that takes the place of a dead one is none of
-    them. `removed` counts replicas that were stopped; one that failed is none of them. `checked` counts pulls after which
-    digests of what the engine had were compared, `from_peers` those that were complete with another replica's weights.
-    Of loans of devices to the trainer, `lend_s` has the seconds of each from its `Lend` until the replica had left, `return_s`
-    those from when the trainer's cells there were told to leave, or from its `Return` if they had left before, until the
-    replica was awake again. `sleeps` counts how often an engine slept, and `freed` has its memory awake, asleep and awake
-    again, of the sleep that freed most. `offloads` has the seconds and bytes of each time that a cell of the trainer left its
-    devices, `onloads` those of each time that it brought something back.
+    Attributes:
+        added: replicas that were started after the run's start. A replica that takes the place of a dead one does not count.
+        removed: replicas that were stopped. A replica that failed does not count.
+        checked: pulls after which digests of what the engine had were compared.
+        from_peers: pulls that were complete with another replica's weights.
+        lend_s: seconds of each loan of devices to the trainer, from `Lend` until the replica had left.
+        return_s: seconds of each return, from the `Offload` of the trainer's cells there until the replica was awake again;
+            from `Return` where the cells did not leave in this loan.
+        sleeps: how often an engine slept.
+        freed: an engine's bytes awake, asleep and awake again, of the sleep that freed most.
+        offloads: seconds and bytes of each time that a cell of the trainer left its devices.
+        onloads: seconds and bytes of each time that the trainer brought something back to train. What comes back for one
+            publication or checkpoint, and leaves again, does not count.
     """
 
     def __init__(self) -> None:
@@ -62,6 +67,8 @@ class ReplicaFigures:
                 self._given_s[command.seq] = now
                 if isinstance(command, c.Lend):
                     self._cells[command.replica] = command.cells
+                    for cell in command.cells:
+                        self._left_s.pop(cell, None)
 
     def plain(self) -> dict[str, Any]:
         """The figures as fields of a summary. Seconds of loans are means."""
