@@ -154,4 +154,5 @@ def test_sizes_are_measured_and_written_for_the_run(sizes, capsys, tmp_path):
     ):
         assert said in out
     assert main(["profile", "rollpacker", "--parallelism"]) == 2, "nothing is overwritten"
+    assert main(["profile", "rollpacker", "--parallelism", "--steps", "20", "--out", "other.toml"]) == 2
     assert len(sizes) == 1

@@ -66,6 +66,7 @@ def test_public_names():
         "ceiling",
         "ceiling20",
         "check_lengths",
+        "check_saved",
         "compare",
         "configured",
         "method_names",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tailrace.ranker.errors import ExampleError, RankerError, RankerOptionError
+from tailrace.ranker.errors import ExampleError, RankerOptionError
 from tailrace.ranker.example import Example, check_examples, check_lengths
 from tailrace.ranker.methods import Deadline, Progress, Setting, configured, load_method, silent
 from tailrace.ranker.ranker import LEAST_PROMPTS, LengthRanker
@@ -32,10 +32,10 @@ class Comparison:
 
     Args:
         ranker: of the method chosen, which has seen nothing of the prompts held out.
-        ceilings: of the prompts held out, by the names ``ceiling20``, ``ceiling10`` and ``ceiling5``; None if none of them has
-            two samples.
+        ceilings: of the prompts held out, by the names ``ceiling20``, ``ceiling10`` and ``ceiling5``, and of other examples, if
+            there are some, ``transfer_ceiling20``; None if no prompt has two samples.
         methods: for each method recall20, recall10, recall5 and tau_b on the prompts held out, and train_s, its seconds; with
-            ``transfer_`` before them those on other examples, if there are some.
+            ``transfer_`` before their names the first four on other examples, if there are some.
         left_out: why other methods were not tried.
         held_out: how many prompts were.
     """
@@ -47,7 +47,7 @@ class Comparison:
     held_out: int
 
     def as_json(self) -> dict[str, Any]:
-        """``{"chosen", "objective", "held_out", "ceiling20", "ceiling10", "ceiling5", "methods"}``."""
+        """``{"chosen", "objective", "held_out", "methods"}`` and what `ceilings` has, in one object."""
         methods = {name: dict(figures) for name, figures in self.methods.items()}
         chosen = {"chosen": self.ranker.method, "objective": self.ranker.objective, "held_out": self.held_out}
         return {**chosen, **self.ceilings, "methods": methods}
@@ -92,6 +92,7 @@ def compare(
         UnknownMethodError: no method has this name.
         RankerOptionError: the method has no such option, or a value is outside its range, or a part of the split is below 1.
         RankerError: the method named could not be tried; the message says why.
+        MissingExtraError: it needs a library that is not installed.
     """
     known = check_examples(examples)
     check_lengths(known)
@@ -120,8 +121,6 @@ def compare(
         methods = {name: each for name, each in methods.items() if name in {*names, method}}
     trials = try_methods(methods, learn, held_back, setting)
     left_out = {**missing, **trials.left_out}
-    if method in missing:
-        raise RankerError(f"the method {method!r} could not be tried: {missing[method]}")
     chosen = trials.best() if method == "auto" else trials.best_of(method)
     ranker = LengthRanker.of_trial(chosen, rest, held_back, setting, budget_s)
     table = {}

@@ -229,7 +229,7 @@ def _volume(box: Box) -> int:
 
 
 def local_boxes(shard: Any, boxes: Iterable[WeightBox]) -> Iterator[tuple[str, Box, Any, tuple[Any, ...]]]:
-    """Where a rank that has parts of parameters, cut and fused, has boxes of them.
+    """Find boxes of parameters in the buffers of a rank, which keeps its parts of them cut and fused.
 
     Args:
         shard: the rank's, of a `tailrace.paramserver.layout.Layout`.

@@ -142,10 +142,10 @@ def draw(drawn: Callable[..., Any], logprobs: Any, seed: Any, positions: Any) ->
 
 
 def draw_by_token(drawn: Callable[..., Any], probs: Any, top_ks: Any, top_ps: Any, *more: Any, **named: Any) -> Any:
-    """Draw with top-k and top-p as without them where there are seeds: what runs beside a request changes no token of it.
+    """With seeds, draw with top-k and top-p as without them, so that a request's tokens do not depend on its neighbours.
 
-    SGLang alone gives the noise to places in the order of the probabilities there, and to tokens where no row of a batch has
-    either.
+    The noise goes to tokens. SGLang gives it to places in the order of their probabilities, and to tokens only where no row of
+    a batch has top-k or top-p.
     """
     import torch
 

@@ -153,8 +153,9 @@ def check_devices(config: RunConfig) -> None:
         cores = cores_here(config)
         if gpus > cores:
             raise NotHereError(
-                f"keys 'executor.replica_gpus' and 'executor.trainer_gpus': found {gpus:g} cores asked for (executor.device = "
-                f"'cpu') and {cores} here, expected no more than there are; --ray-address joins a cluster"
+                "keys 'executor.replica_gpus', 'executor.trainer_gpus', 'executor.scorer_gpus' and 'executor.ranker_gpus': "
+                f"found {gpus:g} cores asked for (executor.device = 'cpu') and {cores} here, "
+                "expected no more than there are; --ray-address joins a cluster"
             )
         return
     if key is None and kind is None and not gpus:

@@ -182,7 +182,10 @@ def profile_command(
             help="A new TOML file. Default: CONFIG-machine.toml, with --parallelism CONFIG-parallelism.toml.",
         ),
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps of training to measure at most.")] = 50,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", metavar="N", help="Steps of training to measure at most; by default 50."),
+    ] = None,
     parallelism: Annotated[
         bool,
         typer.Option(

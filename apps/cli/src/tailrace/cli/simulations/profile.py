@@ -41,7 +41,7 @@ class ProfileOptions:
 
     target: str = "laminar"
     out: Path | None = None
-    steps: int = STEPS
+    steps: int | None = None
     settings: tuple[str, ...] = ()
 
 
@@ -55,8 +55,9 @@ def profile(options: ProfileOptions) -> int:
     from tailrace.fleetsim.profile.machine import machine_toml
 
     out = _new_file(options, "machine")
-    if options.steps < LEAST_STEPS:
-        raise CommandError(f"--steps {options.steps}: expected at least {LEAST_STEPS} steps to fit to")
+    steps = STEPS if options.steps is None else options.steps
+    if steps < LEAST_STEPS:
+        raise CommandError(f"--steps {steps}: expected at least {LEAST_STEPS} steps to fit to")
     config = configuration(options.target, settings=options.settings)
     if config.pipeline.steps < LEAST_STEPS:
         raise CommandError(
@@ -65,9 +66,7 @@ def profile(options: ProfileOptions) -> int:
         )
     config = sized(config, check(config, f"{options.target}: "))
     started = time.monotonic()
-    profiled = _measured(
-        lambda root, progress: profile_machine(config, root, out.stem, steps=options.steps, progress=progress)
-    )
+    profiled = _measured(lambda root, progress: profile_machine(config, root, out.stem, steps=steps, progress=progress))
     if isinstance(profiled, int):
         return profiled
     out.write_text(machine_toml(profiled.machine), encoding="utf-8")
@@ -88,6 +87,10 @@ def profile_sizes(options: ProfileOptions) -> int:
     """
     from tailrace.fleetsim.profile.parallelism import parallelism_toml, profile_parallelism
 
+    if options.steps is not None:
+        raise CommandError(
+            f"found --steps {options.steps} with --parallelism, expected one of them: no step is trained"
+        )
     out = _new_file(options, "parallelism")
     config = configuration(options.target, settings=options.settings)
     config = sized(config, check(config, f"{options.target}: "))

@@ -14,10 +14,12 @@ from tailrace.paramserver.wire.channel import TrafficCounts
 
 
 class PullTurns:
-    """Lets a number of pulls through at once, in no certain order, so that they share no link (RobustRL, section 5.2.1).
+    """At most `most` pulls run at once, so that they do not divide the link; others wait, in no certain order.
+
+    RobustRL, section 5.2.1.
 
     Args:
-        most: that number; None: any.
+        most: how many; None: any number.
         machine: the machine that the relay runs on.
     """
 

@@ -9,7 +9,7 @@ from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.pools import relay_count, replica_pools
+from tailrace.pipeline.run.pools import ranker_gpus, relay_count, replica_pools
 from tailrace.trainer.errors import TrainerConfigError
 from tailrace.trainer.interfaces import Interfaces, interfaces, told_interface
 
@@ -38,7 +38,7 @@ def check_own_machines(config: RunConfig) -> None:
         gathered.add(f"{found} with executor.name = {executor.name!r}, expected 'ray': they are nodes of a Ray cluster")
     if executor.ray_address is not None:
         gathered.add(f"{found} with a cluster to join, expected 1: a cluster has the machines that it has")
-    if executor.replica_gpus or executor.trainer_gpus or executor.scorer_gpus or executor.ranker_gpus:
+    if executor.replica_gpus or executor.trainer_gpus or executor.scorer_gpus or ranker_gpus(config):
         gathered.add(f"{found} with members that need GPUs, expected 1: those of one host are not divided")
     if config.relay.sites:
         gathered.add(f"{found} with 'relay.sites', expected one of the two: all of them are at one site")

@@ -12,7 +12,7 @@ from torch import Tensor
 from tailrace.ranker.errors import DamagedRankerError, RankerError
 from tailrace.ranker.example import Example
 from tailrace.ranker.features import COUNT, features_of
-from tailrace.ranker.learned.fitting import Plan, fit_network, parts
+from tailrace.ranker.learned.fitting import UPDATE_EPOCHS, UPDATE_RATE, Plan, by_parts, fit_network
 from tailrace.ranker.learned.network import Bidirectional, Causal, Reader, padded
 from tailrace.ranker.learned.options import EncoderOptions, SftOptions
 from tailrace.ranker.learned.outputs import Loss, load_weights, predictions_of, ranking_loss, saved_weights
@@ -32,7 +32,6 @@ from tailrace.ranker.prediction import Prediction
 from tailrace.ranker.saved import file_of, from_json, to_json
 
 ABOUT, _TOKENIZER, _WEIGHTS = "encoder.json", "tokenizer.json", "weights.safetensors"
-_UPDATE_EPOCHS, _UPDATE_RATE = 0.25, 0.3  # of those of training
 _HEAD_DROPOUT = 0.1  # of a head on a given model
 
 
@@ -61,22 +60,19 @@ class EncoderPredictor:
     def predict(self, prompts: Sequence[str]) -> list[Prediction]:
         """One prediction for each prompt."""
         rows = self._codec.encode(prompts) if prompts else []
-        order = sorted(range(len(rows)), key=lambda at: len(rows[at]))  # batches without much padding
-        found: dict[int, Prediction] = {}
-        with torch.inference_mode():
-            for rows_at_once in parts(torch.tensor(order), [len(row) for row in rows], self._method.batch_tokens):
-                part = rows_at_once.tolist()
-                ids, there = padded([rows[at] for at in part])
-                outputs = self._network(ids, there, _features([prompts[at] for at in part]))
-                found.update(zip(part, predictions_of(outputs, self._scale), strict=True))
-        return [found[at] for at in range(len(rows))]
+
+        def of_part(part: list[int]) -> list[Prediction]:
+            ids, there = padded([rows[at] for at in part])
+            return predictions_of(self._network(ids, there, _features([prompts[at] for at in part])), self._scale)
+
+        return by_parts(rows, self._method.batch_tokens, of_part)
 
     def update(self, examples: Sequence[Example], setting: Setting) -> EncoderPredictor:
         """A copy that was trained further, for a quarter of the epochs at 0.3 of the rate."""
         newer = EncoderPredictor(
             self._method, copied(self._network), self._codec, self._scale.grown(examples), self._tuning
         )
-        newer.learn(examples, setting, epochs=_UPDATE_EPOCHS, rate=_UPDATE_RATE)
+        newer.learn(examples, setting, epochs=UPDATE_EPOCHS, rate=UPDATE_RATE)
         return newer
 
     def learn(self, examples: Sequence[Example], setting: Setting, *, epochs: float = 1.0, rate: float = 1.0) -> None:

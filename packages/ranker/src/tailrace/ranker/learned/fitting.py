@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from tailrace.ranker.methods import Setting
+from tailrace.ranker.prediction import Prediction
 
 LossOf = Callable[[Tensor, bool], Tensor]
 """Rows of the examples, and whether the network learns from them (or is measured on them), to a scalar, their mean."""
 
+UPDATE_EPOCHS, UPDATE_RATE = 0.25, 0.3
+"""Parts of a training's epochs and rate that an update has."""
 _TIMED_STEPS = 3
 _LOOKS = 20  # at the held-back loss
 _MARGIN = 0.85  # of the time that is left: looks and the restoring take some
@@ -74,6 +77,25 @@ def parts(rows: Tensor, sizes: Sequence[int], batch_tokens: int) -> list[Tensor]
     return [torch.tensor(part) for part in found]
 
 
+def by_parts(
+    rows: Sequence[Sequence[int]], batch_tokens: int, of_part: Callable[[list[int]], Sequence[Prediction]]
+) -> list[Prediction]:
+    """One prediction for each row, in their order, computed on rows of similar size together.
+
+    Args:
+        rows: tokens of each prompt.
+        batch_tokens: see `parts`.
+        of_part: predicts some rows, by their places.
+    """
+    order = sorted(range(len(rows)), key=lambda at: len(rows[at]))  # batches without much padding
+    found: dict[int, Prediction] = {}
+    with torch.inference_mode():
+        for part in parts(torch.tensor(order), [len(row) for row in rows], batch_tokens):
+            places = part.tolist()
+            found.update(zip(places, of_part(places), strict=True))
+    return [found[at] for at in range(len(rows))]
+
+
 def fit_network(network: nn.Module, sizes: Sequence[int], loss_of: LossOf, plan: Plan, setting: Setting) -> None:
     """Train a network in place. It ends in evaluation mode with the weights of the lowest held-back loss.
 
@@ -123,7 +145,7 @@ def fit_network(network: nn.Module, sizes: Sequence[int], loss_of: LossOf, plan:
 
 
 def first_step_s(network: nn.Module, sizes: Sequence[int], loss_of: LossOf, plan: Plan, setting: Setting) -> float:
-    """About the seconds of one step: three times those of the losses of the first rows, of which nothing is learned.
+    """About how many seconds one step takes: three times as many as the losses of the first rows take. Nothing is learned.
 
     Args:
         network, sizes, loss_of, plan, setting: as `fit_network` gets them.

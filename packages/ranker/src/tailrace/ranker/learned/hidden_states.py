@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tailrace.ranker.errors import DamagedRankerError, RankerModelError, RankerOptionError
 from tailrace.ranker.example import Example
-from tailrace.ranker.learned.fitting import Plan, fit_network
+from tailrace.ranker.learned.fitting import UPDATE_EPOCHS, UPDATE_RATE, Plan, fit_network
 from tailrace.ranker.learned.network import Head, padded
 from tailrace.ranker.learned.options import HiddenOptions
 from tailrace.ranker.learned.outputs import load_weights, predictions_of, ranking_loss, saved_weights
@@ -27,7 +27,6 @@ from tailrace.ranker.saved import from_json, to_json
 _ABOUT, _WEIGHTS = "hidden.json", "weights.safetensors"
 _ROWS_AT_ONCE = 32
 _STATES_SHARE = 0.7  # of the time: a head trains in seconds once the states are there
-_UPDATE_EPOCHS, _UPDATE_RATE = 0.25, 0.3  # of those of training
 
 
 class FrozenPolicy:
@@ -108,7 +107,7 @@ class HiddenPredictor:
         scale = self._scale.grown(examples)
         newer = HiddenPredictor(self._method, self._policy, copy.deepcopy(self._head), scale)
         states = self._policy.states([e.prompt for e in examples], setting.deadline.part(_STATES_SHARE))
-        newer.learn(examples, states, setting, epochs=_UPDATE_EPOCHS, rate=_UPDATE_RATE)
+        newer.learn(examples, states, setting, epochs=UPDATE_EPOCHS, rate=UPDATE_RATE)
         return newer
 
     def learn(

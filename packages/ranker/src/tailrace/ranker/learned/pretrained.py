@@ -29,7 +29,7 @@ from tailrace.ranker.learned.options import LARGE_PARAMETERS, SftOptions
 from tailrace.ranker.methods import Setting
 
 _NO_TARGETS = ("embed", "wte", "wpe", "lm_head")
-_MARKED_BYTES = 1 << 20  # at the end of each file of weights: a model trained further differs there
+_MARKED_BYTES = 1 << 20  # at the end of each file: a model all of whose weights were trained further differs there
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from tailrace.ranker.censoring import all_samples
 from tailrace.ranker.errors import DamagedRankerError, RankerError
 from tailrace.ranker.example import Example
-from tailrace.ranker.learned.fitting import fit_network, parts
+from tailrace.ranker.learned.fitting import UPDATE_EPOCHS, UPDATE_RATE, by_parts, fit_network
 from tailrace.ranker.learned.network import SHARES, padded
 from tailrace.ranker.learned.options import SftOptions
 from tailrace.ranker.learned.outputs import load_weights, predictions_by, saved_weights
@@ -91,7 +91,6 @@ def quantile(next_digit: NextDigit, shares: Tensor, places: int) -> Tensor:
 
 ABOUT, _TOKENIZER, _WEIGHTS = "sft.json", "tokenizer.json", "weights.safetensors"
 _ASKS = "\nTokens of the response: "
-_UPDATE_EPOCHS, _UPDATE_RATE = 0.25, 0.3  # of those of training
 _ROOM = 32  # positions behind the longest prompt: the question and the digits
 
 
@@ -117,14 +116,11 @@ class SftPredictor:
     def predict(self, prompts: Sequence[str]) -> list[Prediction]:
         """One prediction for each prompt."""
         rows = [row + self._asks for row in self._codec.encode(prompts)] if prompts else []
-        order = sorted(range(len(rows)), key=lambda at: len(rows[at]))  # batches without much padding
-        found: dict[int, Prediction] = {}
-        with torch.inference_mode():
-            for rows_at_once in parts(torch.tensor(order), [len(row) for row in rows], self._method.batch_tokens):
-                part = rows_at_once.tolist()
-                lengths = self._quantiles([rows[at] for at in part])
-                found.update(zip(part, predictions_by(lengths, float(self._most)), strict=True))
-        return [found[at] for at in range(len(rows))]
+
+        def of_part(part: list[int]) -> list[Prediction]:
+            return predictions_by(self._quantiles([rows[at] for at in part]), float(self._most))
+
+        return by_parts(rows, self._method.batch_tokens, of_part)
 
     def _quantiles(self, rows: list[list[int]]) -> Tensor:
         """Lengths [n, shares]. The prompt is read once; digits follow it by its cache, once for each share."""
@@ -154,7 +150,7 @@ class SftPredictor:
         longest = max(length for length, _ in all_samples(examples))
         most = min(max(self._most, longest), 10**self._places - 1)
         newer = SftPredictor(self._method, copied(self._model), self._codec, self._places, most, self._tuning)
-        newer.learn(examples, setting, epochs=_UPDATE_EPOCHS, rate=_UPDATE_RATE)
+        newer.learn(examples, setting, epochs=UPDATE_EPOCHS, rate=UPDATE_RATE)
         return newer
 
     def learn(self, examples: Sequence[Example], setting: Setting, *, epochs: float = 1.0, rate: float = 1.0) -> None:

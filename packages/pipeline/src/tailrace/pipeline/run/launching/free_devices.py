@@ -42,8 +42,8 @@ def check_devices_there(config: RunConfig, gpus: float, most: float) -> None:
     total = ranks + replica_gpus(config) + executor.scorer_gpus + ranker_gpus(config)
     if total > gpus:
         gathered.add(
-            f"keys 'executor.trainer_gpus', 'executor.replica_gpus' and 'executor.scorer_gpus': found {total:g} GPUs for all "
-            f"members on a cluster with {gpus:g}, expected no more than there are"
+            "keys 'executor.trainer_gpus', 'executor.replica_gpus', 'executor.scorer_gpus' and 'executor.ranker_gpus': found "
+            f"{total:g} GPUs for all members on a cluster with {gpus:g}, expected no more than there are"
         )
     gathered.done()
 
