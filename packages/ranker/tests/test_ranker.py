@@ -256,8 +256,6 @@ def test_a_comparison_measures_all_on_prompts_held_out(small_model):
         patch.setattr(comparison, "installed_methods", lambda *, with_samples: (quick, {"sft": "no torch"}))
         found = compare(examples, budget_s=60)
         assert compare(examples, method="random").ranker.method == "random"
-        with pytest.raises(Exception, match="'sft' could not be tried: no torch"):
-            compare(examples, method="sft")
     assert found.held_out == 6
     assert set(found.as_json()) == {
         "chosen", "objective", "held_out", "ceiling20", "ceiling10", "ceiling5", "methods",

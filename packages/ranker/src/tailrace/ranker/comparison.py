@@ -15,11 +15,11 @@ from typing import Any
 
 from tailrace.ranker.errors import ExampleError, RankerOptionError
 from tailrace.ranker.example import Example, check_examples, check_lengths
-from tailrace.ranker.methods import Deadline, Progress, Setting, configured, load_method, silent
+from tailrace.ranker.methods import Deadline, Method, Predictor, Progress, Setting, configured, load_method, silent
 from tailrace.ranker.ranker import LEAST_PROMPTS, LengthRanker
 from tailrace.ranker.recall import SHARES, ceiling
 from tailrace.ranker.splits import hold_out, hold_out_families, prompts_of
-from tailrace.ranker.trials import MethodTrial, installed_methods, measured, measured_with_samples, try_methods
+from tailrace.ranker.trials import installed_methods, measured, measured_with_samples, try_methods
 
 SPLIT = (7, 2, 1)
 """Parts of the prompts: learned from, held back, held out (StreamRL, section 7)."""
@@ -126,10 +126,15 @@ def compare(
     table = {}
     for trial in trials.tried:
         progress({"method": trial.name, "phase": "measuring"})
-        figures = _on_held_out(trial, rest, held_out, setting)
+        predictor = trial.predictor
+        if (
+            trial.method.quick and not trial.method.needs_samples
+        ):  # as the ranker does, it learns from what was held back, too
+            predictor = trial.method.fit(rest, dataclasses.replace(setting, progress=silent))
+        figures = _figures(trial.method, predictor, rest, held_out, setting)
         row = {name: figures[name] for name in _FIGURES}
         if others:
-            figures = _on_held_out(trial, rest, others, setting)
+            figures = _figures(trial.method, predictor, rest, others, setting)
             row |= {f"transfer_{name}": figures[name] for name in _FIGURES}
         table[trial.name] = {**row, "train_s": round(trial.train_s, 3)}
     ceilings = {f"ceiling{name.removeprefix('recall')}": ceiling(held_out, tail, seed) for name, tail in SHARES.items()}
@@ -148,12 +153,8 @@ def _unseen(examples: Sequence[Example], rest: Sequence[Example]) -> Sequence[Ex
     return found
 
 
-def _on_held_out(
-    trial: MethodTrial, rest: Sequence[Example], held_out: Sequence[Example], setting: Setting
+def _figures(
+    method: Method, predictor: Predictor, rest: Sequence[Example], others: Sequence[Example], setting: Setting
 ) -> Mapping[str, float]:
-    if trial.method.needs_samples:
-        return measured_with_samples(trial.method, rest, held_out, setting)
-    predictor = trial.predictor
-    if trial.method.quick:  # as the ranker does, it learns from what was held back, too
-        predictor = trial.method.fit(rest, dataclasses.replace(setting, progress=silent))
-    return measured(predictor, held_out)
+    """The figures on examples that were not learned from."""
+    return measured_with_samples(method, rest, others, setting) if method.needs_samples else measured(predictor, others)

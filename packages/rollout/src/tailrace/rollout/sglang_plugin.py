@@ -142,7 +142,7 @@ def draw(drawn: Callable[..., Any], logprobs: Any, seed: Any, positions: Any) ->
 
 
 def draw_by_token(drawn: Callable[..., Any], probs: Any, top_ks: Any, top_ps: Any, *more: Any, **named: Any) -> Any:
-    """With seeds, draw with top-k and top-p as without them, so that a request's tokens do not depend on its neighbours.
+    """Draw with top-k and top-p, given seeds, as without them: a request's tokens do not depend on its neighbours.
 
     The noise goes to tokens. SGLang gives it to places in the order of their probabilities, and to tokens only where no row of
     a batch has top-k or top-p.
