@@ -150,6 +150,16 @@ class ModesContract(RealRuns):
         assert digests["calm again"] == digests["calm"], "two runs without faults differ"
         assert len(set(digests.values())) == 1, digests
 
+    def test_a_hybrids_trainer_makes_optimizer_steps_on_parts_of_a_batch(self, tmp_path: Path, model: Path) -> None:
+        """It has left the devices before every batch, so the first part brings its state back."""
+        spec = replace(make_mode_spec("sync", steps=STEPS), training=policy("training", "dynamic-batch", parts=2))
+        self.run(tmp_path, model, spec=spec, changed=with_pools)
+        parts = commands_of(tmp_path, c.Accumulate)
+        assert len(parts) == spec.steps
+        assert all(part.update for part in parts)
+        assert len(commands_of(tmp_path, c.Offload)) >= spec.steps
+        self.check_turns(tmp_path, {"r0", "r1"})
+
     @pytest.mark.parametrize("mode", [rarely("sync"), "semi-sync"])
     def test_a_hybrids_fault_is_the_trainers(self, tmp_path: Path, model: Path, mode: str) -> None:
         """Both restart; a hybrid that is back finishes the rollouts first."""
