@@ -164,3 +164,52 @@ def test_replicas_pull_from_each_other_while_no_relay_is_up():
     run.down("relay", "0", leave=("relay", c.Route))
     pulls = of(c.Pull, run.down("replica", "r1", leave=(c.Pull, c.Route)))
     assert [pull.sources for pull in pulls if pull.replica == "r1"] == [("replica-r2", "replica-r0")]
+
+
+def steps(run, replica, leave):
+    """Version 1 is made of what a replica finishes, and published."""
+    names = list(run.controller.owned.fleet.replicas[replica].assigned)[:4]
+    assert len(names) == 4
+    return run.go(*(c.Finished(replica, name, 3) for name in names), leave=leave)
+
+
+def one_waits_while_version_1_comes(*, old=False):
+    """r0 has version 0; r1 and r2 pull it from r0 and the relay, and r3 waits. Returns what r2's turn then brings."""
+    run, leave = peers(4, replica_batch=8), (c.Pull, c.Route)
+    run.go(c.Tick(), leave=leave)
+    run.left, (first,) = [], run.left
+    run.go(*run.answers(first), leave=leave)
+    at_relay = next(pull for pull in of(c.Pull, run.left) if pull.sources[0] == "relay-0")
+    waiting = next(one for one in run.controller.owned.fleet.replicas.values() if one.pull_waits is not None)
+    assert waiting.pulling == 0
+    waiting.pulls_old = old
+    steps(run, "r0", leave)
+    assert run.view.published == 1
+    assert not [pull for pull in of(c.Pull, run.given) if pull.replica == waiting.id]
+    told = run.go(*run.answers(at_relay), leave=leave)
+    return [pull for pull in of(c.Pull, told) if pull.replica == waiting.id]
+
+
+def test_one_that_waits_gets_what_is_newest_when_its_turn_comes():
+    (pull,) = one_waits_while_version_1_comes()
+    assert (pull.version, pull.sources[0], pull.reason.numbers) == (1, "relay-0", {"version": 1})
+
+
+def test_one_that_waits_for_an_old_version_is_not_given_a_newer_one():
+    (pull,) = one_waits_while_version_1_comes(old=True)
+    assert pull.version == 0
+
+
+def test_one_that_waits_generates_on_until_there_is_a_source():
+    run, leave = peers(2, sync=policy("sync", "interrupting"), replica_batch=8), (c.Pull, c.Interrupt, c.Route)
+    run.go(c.Tick(), leave=(c.Route,))
+    run.left = []
+    told = steps(run, "r0", leave)
+    work = {name: set(replica.assigned) for name, replica in run.controller.owned.fleet.replicas.items()}
+    (first,) = of(c.Pull, told)
+    (other,) = {"r0", "r1"} - {first.replica}
+    assert work[other]
+    assert {one.replica for one in of(c.Interrupt, told)} <= {first.replica}
+    told = run.go(c.Pulled(first.replica, 1, first.seq, source="relay-0"), leave=leave)
+    assert [(one.replica, set(one.trajectories)) for one in of(c.Interrupt, told)] == [(other, work[other])]
+    assert [(pull.replica, pull.version) for pull in of(c.Pull, told)] == [(other, 1)]

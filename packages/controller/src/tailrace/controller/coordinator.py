@@ -295,7 +295,7 @@ class Coordinator:
             return
         idle = [replica for replica in up if replica.pulling is None and not replica.in_flight]
         if idle:
-            self._pull(idle[0], version, reason)
+            self._pull(idle[0], version, reason, old=True)
 
     def _place_stranded_evaluations(self) -> None:
         """Resume evaluations whose replica died on a replica of their version; if versions mix, start them again."""
@@ -355,27 +355,33 @@ class Coordinator:
             ):
                 self._pull(replica, published, c.Reason(c.Why.BEHIND, numbers={"version": published}))
 
-    def _pull(self, replica: ReplicaState, version: int, reason: c.Reason) -> None:
+    def _pull(self, replica: ReplicaState, version: int, reason: c.Reason, *, old: bool = False) -> None:
         found = self._sources(replica, version)
         if self.last_cycle_s < replica.pulls_from_s or not found:
             return  # another cycle runs when a relay comes up
-        if replica.assigned:
-            pulling = c.Reason(c.Why.PULLING, numbers={"version": version})
-            self._state.interrupt(replica, tuple(replica.assigned), pulling, FOR_PULL)
-        replica.pulling, self._seen = version, None  # it may be told of it later, and is out of this cycle all the same
+        replica.pulls_old = old
         self._pull_from(replica, version, found, reason)
 
     def _give_sources(self) -> None:
-        """Begin pulls that wait for a source."""
+        """Begin pulls that wait for a source. What was published since they began to wait takes the place of what it outdates."""
         for replica in self._fleet.up():
-            if replica.pulling is not None and replica.pull_waits is not None:
-                found = self._sources(replica, replica.pulling)
-                self._pull_from(replica, replica.pulling, found, replica.pull_waits)
+            version, reason = replica.pulling, replica.pull_waits
+            if version is None or reason is None:
+                continue
+            if not replica.pulls_old and version != self._trainer.published:
+                version = self._trainer.published
+                if reason.why in (c.Why.BEHIND, c.Why.NEWER):
+                    reason = dataclasses.replace(reason, numbers={**reason.numbers, "version": version})
+            self._pull_from(replica, version, self._sources(replica, version), reason)
 
     def _pull_from(self, replica: ReplicaState, version: int, found: Sources, reason: c.Reason) -> None:
         """Tell a replica to pull, or leave it waiting: a source is free again once its puller has pulled, failed or died."""
+        replica.pulling, self._seen = version, None  # it may be told of it later, and is out of this cycle all the same
         replica.pull_waits = None if found.free else reason
         if found.free:
+            if replica.assigned:
+                pulling = c.Reason(c.Why.PULLING, numbers={"version": version})
+                self._state.interrupt(replica, tuple(replica.assigned), pulling, FOR_PULL)
             replica.source = found.free[0]
             self._outbox.send_to(replica, c.Pull, version=version, sources=(*found.free, *found.busy), reason=reason)
 

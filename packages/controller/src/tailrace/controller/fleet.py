@@ -97,7 +97,8 @@ class ReplicaState:
     process. `evaluating` counts evaluation trajectories in `assigned` and `away`. `aborted` counts trajectories that left by
     an `Abort` which its snapshots do not show yet. After failed pulls it gets no further pull before
     `pulls_from_s`, on the run's clock. `source` is the address that it was told first to pull from, while it does. `pull_waits`
-    is the reason of a pull for which every source is busy, so that it was not told of it yet. `offered` is the version that
+    is the reason of a pull for which every source is busy, so that it was not told of it yet; it generates meanwhile, and gets
+    the newest version in the end unless `pulls_old` says that it must be this one. `offered` is the version that
     others may pull from it. `released` says that a repack has emptied it since it last got work or weights.
     `differed` says that its engine had other weights than were published, and that it has served none since.
     `preemptions` counts those of this process, `preempted` those of all its processes.
@@ -133,6 +134,7 @@ class ReplicaState:
     pulls_from_s: float = 0.0
     source: str = ""
     pull_waits: Reason | None = None
+    pulls_old: bool = False
     offered: int | None = None
     preempted: int = 0
     devices: tuple[int, ...] = ()

@@ -94,7 +94,7 @@ class Detection:
         replica = self._fleet.replicas[member.id]
         work = len(replica.assigned)
         phase = member.phase if member.still_s else "generating" if work else "idle"
-        if replica.pulling is not None:
+        if replica.pulling is not None and replica.pull_waits is None:
             phase = "pulling"
         return c.Signs(
             member.role,
