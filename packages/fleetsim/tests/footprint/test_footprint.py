@@ -291,6 +291,14 @@ def test_members_on_cores_are_counted_in_host_memory():
     assert [len(seat.members) for seat in pinned.standing.seats if seat.members]
 
 
+def test_the_weights_of_replicas_that_lend_cores_are_counted_once():
+    lends = ("pipeline.provisioning=scale-down", "trainer.cells=2", "trainer.colocated=true", "rollout.sleep_level=1")
+    on_cores = ("executor.device=cpu", "executor.trainer_gpus=0.6", "executor.replica_gpus=0.4")
+    host = footprint(configuration("rollpacker", settings=(*lends, *on_cores))).place("host memory")
+    assert bytes_of(host, "replicas", "weights") > 0
+    assert bytes_of(host, "replicas", "while their devices are lent") == 0
+
+
 def test_what_does_not_fit_says_how_much_is_missing_and_what_to_set():
     found = counted(
         "8xH100", 'trainer.options.activation_checkpointing="off"', "trainer.options.micro_batch_tokens=8192"

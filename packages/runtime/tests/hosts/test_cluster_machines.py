@@ -3,7 +3,11 @@
 import socket
 import threading
 import time
+from concurrent.futures import Future
 
+import pytest
+
+from tailrace.runtime.executor.seam import MachineDeadError, MemberDeadError
 from tailrace.runtime.hosts.cluster_machines import ClusterMachines
 
 
@@ -50,3 +54,102 @@ def test_nobody_is_asked_of_a_cluster_that_is_the_runs_own():
     began_s = time.monotonic()
     assert not machines.gone("a")
     assert time.monotonic() - began_s < 0.4
+
+
+def test_a_machine_that_is_seen_alone_has_no_other_ones_name():
+    machines = ClusterMachines(lost=True)
+    machines.look([row("a" * 10, 1, address="10.0.0.1")])
+    machines.look([row("b" * 10, 1, address="10.0.0.1")])
+    assert (machines.name("a" * 10), machines.name("b" * 10)) == ("10.0.0.1", "10.0.0.1/bbbbbbbb")
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_who_does_not_answer_in_time_is_gone_only_after_the_second_try(monkeypatch, late):
+    with socket.create_server(("127.0.0.1", 0)) as raylet:
+        machines, connect, tries = ClusterMachines(lost=True), socket.create_connection, []
+
+        def slow(address, timeout):
+            tries.append(address)
+            if len(tries) <= late:
+                raise TimeoutError
+            return connect(address, timeout=timeout)
+
+        monkeypatch.setattr(socket, "create_connection", slow)
+        machines.look([row("a", raylet.getsockname()[1])])
+        assert machines.gone("a") == (late == 2)
+        assert len(tries) == 2
+
+
+# ---- members on these machines, whose actor is played
+
+
+class Reference(Future):
+    """Ray's reference of a result."""
+
+    def future(self):
+        return self
+
+
+class Played:
+    """An actor: its answers are references here, in the order of the calls; that of `where` is the first."""
+
+    def __init__(self):
+        self.answers = []
+        self.where = self.call = self
+
+    def options(self, **_):
+        return self
+
+    def remote(self, *_):
+        self.answers.append(Reference())
+        return self.answers[-1]
+
+
+def member_on(machines, own):
+    pytest.importorskip("ray")
+    from tailrace.runtime.hosts.ray import RayMember
+
+    actor = Played()
+    member = RayMember("r0", actor, None, 1, known=machines)
+    actor.answers[0].set_result(("n" * 10, 1, (), own))
+    return member, actor
+
+
+def dies(actor):
+    from ray.exceptions import RayActorError
+
+    actor.answers[-1].set_exception(RayActorError())
+
+
+def test_a_machine_that_joined_after_the_host_looked_is_known_by_what_its_member_says():
+    machines = ClusterMachines(lost=True)
+    with socket.create_server(("127.0.0.1", 0)) as raylet:
+        member, actor = member_on(machines, row("n" * 10, raylet.getsockname()[1], address="127.0.0.1"))
+        assert member.machine == "127.0.0.1"
+    answer = member.call("poll")
+    dies(actor)
+    with pytest.raises(MachineDeadError, match=r"127\.0\.0\.1 is gone"):
+        answer.result(timeout=10)
+
+
+def test_the_thread_that_answers_come_on_does_not_wait_for_a_machine():
+    with socket.create_server(("127.0.0.1", 0)) as raylet:
+        member, actor = member_on(ClusterMachines(lost=True), row("n" * 10, raylet.getsockname()[1]))
+        answer = member.call("poll")
+        began_s = time.monotonic()
+        dies(actor)
+        assert time.monotonic() - began_s < 0.4
+        assert type(answer.exception(timeout=10)) is MemberDeadError
+
+
+def test_nobody_asks_for_the_machine_of_a_member_that_the_run_ended(monkeypatch):
+    machines = ClusterMachines(lost=True)
+    member, actor = member_on(machines, row("n" * 10, 1))  # nobody listens there
+    import ray
+
+    monkeypatch.setattr(ray, "get", lambda *_, **__: None)
+    monkeypatch.setattr(ray, "kill", lambda *_, **__: dies(actor))
+    poll = member.call("poll")
+    monkeypatch.setattr(member, "_begin", lambda *_: None)
+    member.close(1.0)
+    assert type(poll.exception(timeout=10)) is MemberDeadError

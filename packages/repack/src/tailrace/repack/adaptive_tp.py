@@ -99,7 +99,8 @@ class AdaptiveTP(ProvisioningPolicy):
         resize_s: seconds that a change of size takes, as a profile measured it; 0: changes are not charged.
         replica_costs: a row for each size that was profiled: its devices, tokens that its KV cache holds (0: no limit), and its
             k1 to k4.
-        longest: most tokens of a response that the profile covers; None: any.
+        longest: most tokens, prompt and response, of a sequence that was measured; responses above it are not predicted. None:
+            any are.
         slots: trajectories that a replica decodes together; None: no limit.
 
     Raises:

@@ -6,7 +6,14 @@ import math
 from collections.abc import Iterator
 
 from tailrace.fleetsim.footprint.machines import Machines
-from tailrace.fleetsim.footprint.memory import MemoryPlace, OwnedBytes, longest_tokens, options_of, rank_parts
+from tailrace.fleetsim.footprint.memory import (
+    MemoryPlace,
+    OwnedBytes,
+    longest_tokens,
+    options_of,
+    rank_parts,
+    weight_bytes,
+)
 from tailrace.fleetsim.footprint.model import RunModel
 from tailrace.fleetsim.footprint.standing import Standing, StandingMember
 from tailrace.pipeline.config.models import RunConfig
@@ -18,7 +25,7 @@ from tailrace.pipeline.run.device_shares import takes_cores
 from tailrace.pipeline.run.machines import PEER
 from tailrace.pipeline.run.pools import offers_weights, relay_count, relay_slots
 from tailrace.rollout import EngineOptions, select_engine
-from tailrace.rollout.options import CacheShape
+from tailrace.rollout.options import CacheShape, resolve_dtype
 from tailrace.runtime.executor.deployment import TRAINER
 from tailrace.trainer.memory import DTYPE_BYTES
 
@@ -172,17 +179,17 @@ def _members(
     if ranks := [member for member in here if member.role == TRAINER]:
         yield from _ranks(config, model, ranks)
     pools: dict[int | None, list[StandingMember]] = {}
+    on_cores = takes_cores(config)
     for member in here:
-        if member.role != TRAINER and model.shape is not None and (takes_cores(config) or not member.devices):
+        if member.role != TRAINER and model.shape is not None and (on_cores or not member.devices):
             pools.setdefault(member.pool, []).append(member)
-    sleeping = [one for one in here if one.role != TRAINER and one.devices]
+    sleeping = [one for one in here if one.role != TRAINER and one.devices and not on_cores]  # else they are in `pools`
     if sleeping and sleep_level(config, select_engine(config.rollout.engine)) == 1:
-        size = sum((4 if options_of(config, one).dtype == "float32" else 2) * model.parameters for one in sleeping)
+        size = sum(weight_bytes(options_of(config, one), "cuda") * model.parameters for one in sleeping)
         yield OwnedBytes("replicas", "weights, while their devices are lent", size)
     for alike in pools.values():
         options = options_of(config, alike[0])
-        size = 2 if options.dtype in ("bfloat16", "float16") else 4
-        yield OwnedBytes("replicas", "weights", len(alike) * size * model.parameters)
+        yield OwnedBytes("replicas", "weights", len(alike) * weight_bytes(options, "cpu") * model.parameters)
         yield OwnedBytes("replicas", "KV cache", len(alike) * kv_cache_bytes(config, options, model))
     if node == 0 and config.reward.code.memory_mib is not None and runs_programs(config):
         most = config.reward.code.workers * config.reward.code.memory_mib * 2**20
@@ -258,6 +265,6 @@ def kv_cache_bytes(config: RunConfig, options: EngineOptions, model: RunModel) -
     assert model.shape is not None
     shape, engine = model.shape, select_engine(config.rollout.engine)
     cache = CacheShape(shape.layers, shape.kv_heads, shape.head_dim, longest_tokens(config), shape.query_heads)
-    dtype = "float32" if options.dtype == "auto" else options.dtype
+    dtype = resolve_dtype(options, "cpu")
     block, batch = CPU_ENGINES.get(engine, CPU_ENGINES["transformers"])
     return cache.cpu_kv_bytes(options, dtype, options.block_tokens or block, options.max_num_seqs or batch)

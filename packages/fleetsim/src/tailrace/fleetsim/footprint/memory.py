@@ -20,6 +20,7 @@ from tailrace.pipeline.run.build import trainer_config
 from tailrace.pipeline.run.device_shares import takes_cores
 from tailrace.pipeline.run.pools import engine_options, tensor_parallel
 from tailrace.rollout import EngineOptions
+from tailrace.rollout.options import resolve_dtype
 from tailrace.runtime.executor.deployment import RANKER, SCORER, TRAINER
 from tailrace.trainer.memory import DTYPE_BYTES, TrainerMemory, advice, trainer_memory
 
@@ -226,6 +227,11 @@ def options_of(config: RunConfig, member: StandingMember) -> EngineOptions:
     )
 
 
+def weight_bytes(options: EngineOptions, device: str) -> int:
+    """Bytes of a parameter in an engine on ``cuda`` or ``cpu``."""
+    return 4 if resolve_dtype(options, device) == "float32" else 2
+
+
 def replica_parts(config: RunConfig, machines: Machines, model: RunModel, member: StandingMember) -> list[OwnedBytes]:
     """What a replica has on each of its devices.
 
@@ -237,8 +243,7 @@ def replica_parts(config: RunConfig, machines: Machines, model: RunModel, member
     """
     options = options_of(config, member)
     tp, owner = options.tensor_parallel_size, "replica"
-    size = 4 if options.dtype == "float32" else 2
-    weights = model.parameters * size / tp
+    weights = model.parameters * weight_bytes(options, "cuda") / tp
     total = _room(config, machines) * options.gpu_memory_utilization
     parts = [OwnedBytes(owner, "weights", weights)]
     reserve = ENGINE_BYTES if machines.device is None else machines.device.reserve_bytes

@@ -56,8 +56,6 @@ class Deadlines:
         step_s: deadline for one training step.
         publish_s: deadline until a version is visible on a relay.
         pull_s: deadline for a replica to load a version.
-        hand_over_s: deadline for a replica to sleep or to wake, and for a cell of the trainer to move away what it has on its
-            devices.
         score_s: deadline for the next outcome while trajectories are scored.
         predict_s: deadline for the next answer while lengths are predicted.
         call_s: deadline for the next answer of an environment while it has calls; a call's own deadline is the environment's.
@@ -66,6 +64,8 @@ class Deadlines:
         save_s: deadline until more bytes of a checkpoint are written, or it is durable.
         data_s: deadline of each call of the data role by the others, in which one that is gone may come back. A batch of any
             size is fetched in slices, each with this deadline.
+        hand_over_s: deadline for a replica to sleep or to wake, and for a cell of the trainer to move away what it has on its
+            devices.
     """
 
     start_s: float = 600.0

@@ -26,6 +26,7 @@ class ClusterMachines:
 
     def __init__(self, *, lost: bool) -> None:
         self._lost = lost
+        self._rows: dict[str, Machine] = {}
         self._names: dict[str, str] = {}
         self._listening: dict[str, tuple[str, int]] = {}
         self._gone: set[str] = set()
@@ -35,7 +36,8 @@ class ClusterMachines:
         """Take in the rows of `ray.nodes()`. A machine keeps the first name that it was given here."""
         rows = list(rows)
         with self._lock:
-            self._names = machine_names(rows) | self._names
+            self._rows |= {row["NodeID"]: row for row in rows}
+            self._names = machine_names(self._rows.values()) | self._names
             for row in rows:
                 self._listening[row["NodeID"]] = row["NodeManagerAddress"], int(row["NodeManagerPort"])
                 if not row["Alive"]:
@@ -50,9 +52,12 @@ class ClusterMachines:
         return next((node for node, known in self._names.items() if known == name), name)
 
     def gone(self, node: str) -> bool:
-        """Whether a machine is gone on which a member has just died. It takes half a second if it is not."""
-        for wait_s in (0.0, _AGAIN_S) if self._lost else ():
-            time.sleep(wait_s)
+        """Whether a machine is gone on which a member has just died. It takes half a second if it is not.
+
+        A connection that is refused says so at once; one that nobody answers in time must fail twice.
+        """
+        for last in (False, True) if self._lost else ():
+            time.sleep(_AGAIN_S if last else 0.0)
             with self._lock:
                 known = node in self._gone
                 address = self._listening.get(node)

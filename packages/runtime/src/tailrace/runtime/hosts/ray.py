@@ -154,6 +154,7 @@ class RayMember:
             raise DeadlineError(f"{self._name} did not close within {timeout_s:.0f} s") from error
         except ray.exceptions.RayActorError:
             return
+        self._ended = True
         ray.kill(self._actor, no_restart=True)
 
     def _dead(self, error: BaseException) -> MemberDeadError:
@@ -169,7 +170,9 @@ class RayMember:
 
     def _remember(self, future: Future[Any]) -> None:
         if not future.exception():
-            self._node, self._pid, self._devices = future.result()
+            self._node, self._pid, self._devices, row = future.result()
+            if self._known is not None and row is not None:  # it may have joined since the host looked
+                self._known.look([row])
 
 
 class RayHost(OwnProcess):
@@ -505,6 +508,9 @@ def _translated(ref: Any, dead: Callable[[BaseException], MemberDeadError], *, a
 
     out: Future[Any] = Future()
 
+    def died(error: BaseException) -> None:
+        out.set_exception(dead(error))
+
     def settle(done: Future[Any]) -> None:
         error = done.exception()
         if error is None:
@@ -514,7 +520,8 @@ def _translated(ref: Any, dead: Callable[[BaseException], MemberDeadError], *, a
         elif isinstance(error, ray.exceptions.RayActorError) and apart:
             threading.Thread(target=lambda: out.set_exception(dead(error)), name="cause of death", daemon=True).start()
         elif isinstance(error, ray.exceptions.RayActorError):
-            out.set_exception(dead(error))
+            # `dead` may wait for a machine that does not answer, and Ray has one thread for all answers.
+            threading.Thread(target=died, args=(error,), name="death", daemon=True).start()
         else:
             out.set_exception(error)
 

@@ -18,6 +18,7 @@ from tailrace.runtime.errors import DeadlineError
 from tailrace.runtime.executor.seam import MemberDeadError
 from tailrace.runtime.hosts.mailbox import InjectedCalls, Mailbox
 from tailrace.runtime.hosts.ray_groups import leave_group
+from tailrace.runtime.hosts.ray_sites import Machine
 
 _LOOK_S = 1.0
 CLOSE_S = 30.0
@@ -81,11 +82,13 @@ class RoleActor:
         finally:
             os._exit(0)
 
-    def where(self) -> tuple[str, int, tuple[int, ...]]:
-        """Ray's id of the machine, the process, and the indices of its devices there."""
+    def where(self) -> tuple[str, int, tuple[int, ...], Machine | None]:
+        """Ray's id of the machine, the process, the indices of its devices there, and the machine's row of `ray.nodes()`."""
         import ray
 
-        return ray.get_runtime_context().get_node_id(), os.getpid(), given_devices()
+        node = ray.get_runtime_context().get_node_id()
+        row = next((row for row in ray.nodes() if row["NodeID"] == node), None)
+        return node, os.getpid(), given_devices(), row
 
     def call(self, method: str, arguments: tuple[Any, ...], epoch: int | None = None) -> Any:
         return self._calls.call(self._role.result(), method, arguments, epoch)
