@@ -363,7 +363,7 @@ class Coordinator:
         self._pull_from(replica, version, found, reason)
 
     def _give_sources(self) -> None:
-        """Begin pulls that wait for a source. What was published since they began to wait takes the place of what it outdates."""
+        """Begin pulls that wait for a source, of what is newest now: nothing was sent while they waited."""
         for replica in self._fleet.up():
             version, reason = replica.pulling, replica.pull_waits
             if version is None or reason is None:

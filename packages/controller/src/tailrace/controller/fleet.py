@@ -230,7 +230,7 @@ class ReplicaState:
         """Forget all state of the process that died."""
         self.hands_over(None)
         self.version, self.pulling, self.moving_out, self.released = None, None, False, False
-        self.source, self.pull_waits, self.offered = "", None, None
+        self.source, self.pull_waits, self.pulls_old, self.offered = "", None, False, None
         self.asked.clear()
         self.assigned.clear()
         self.evaluating = self.aborted = self.incoming = 0

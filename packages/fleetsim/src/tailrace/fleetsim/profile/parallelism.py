@@ -314,7 +314,7 @@ def _timed(subject: Subject, engine: _Process, kv_tokens: int) -> Iterator[Timin
     lengths = sorted({max(1, int(share * room)) for share in SHARES})
     for batch in batches:
         for length in lengths:
-            if kv_tokens and batch * (subject.longest if batch == 1 else length + 128) > kv_tokens:
+            if kv_tokens and batch > 1 and batch * (length + 128) > kv_tokens:
                 continue  # in blocks of up to 128
             asked = {"batch": batch, "length": length, "steps": STEPS, "tokens": tokens, "seed": batch * length}
             took = engine.ask("time", TIMING_S, **asked)
