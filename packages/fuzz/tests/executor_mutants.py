@@ -37,9 +37,9 @@ def _a_pull_lost_while_no_relay_lives(patch):
     """The replica is taken to be pulling, but there was nobody to pull from, and nobody remembers."""
     pull = Coordinator._pull
 
-    def lost(coordinator, replica, version, reason):
-        pull(coordinator, replica, version, reason)
-        if replica.pulling is None and not coordinator._members.sources(replica.id):
+    def lost(coordinator, replica, version, reason, **how):
+        pull(coordinator, replica, version, reason, **how)
+        if replica.pulling is None and not coordinator._members.relays_for(replica.id):
             replica.pulling = version
 
     patch.setattr(Coordinator, "_pull", lost)
