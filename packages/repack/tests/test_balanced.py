@@ -22,13 +22,9 @@ def iteration(number, generation_s, training_s, replicas, trajectories=16):
     return c.IterationRecord(number, max(generation_s, training_s), generation_s, training_s, replicas, trajectories)
 
 
-def view(records=(), replicas=2, lengths=(), health=c.Health.UP, machines=("",)):
-    """Replicas are on these machines in turn."""
+def view(records=(), replicas=2, lengths=(), health=c.Health.UP):
     members = [c.MemberView("trainer", "0", c.Health.UP)]
-    members += [
-        c.MemberView("replica", f"r{number}", health, in_flight=4, machine=machines[number % len(machines)])
-        for number in range(replicas)
-    ]
+    members += [c.MemberView("replica", f"r{number}", health, in_flight=4) for number in range(replicas)]
     return c.FleetView({}, members, c.Progress(0, 0, 0, 0, 0, 0, 0, 4, 9), iterations=records, lengths=lengths)
 
 

@@ -82,8 +82,7 @@ class Balanced(ProvisioningPolicy):
         all_devices: devices of trainer and replicas together, which are shared out at the start; `replica_costs`,
             `training_times` and `lengths` say how. None: the trainer has what it is given.
         unit_devices: devices that come and go together, such as the 8 of a node: as many replicas as stand on them are added or
-            removed at once (the paper's Figure 11 adds nodes), those of one machine where one has as many. None: those of one
-            replica.
+            removed at once (the paper's Figure 11 adds nodes). None: those of one replica.
         fewest: replicas that are always kept.
         pool: of several pools the one whose replicas are added and removed; empty: all replicas are alike.
         patience: iterations in a row that must ask for a change.
@@ -315,20 +314,6 @@ class Balanced(ProvisioningPolicy):
             and one.training_s - one.generation_s >= max(one.generation_s * cost, self.margin * one.training_s)
             for one in last
         )
-
-    def _leavers(self, staying: Sequence[MemberView]) -> Sequence[MemberView]:
-        """The unit of replicas with least to do; the last started of those that have equally little.
-
-        They stand on one machine where one has as many: devices that come and go together are a machine's.
-        """
-        youngest_first = [*reversed(staying)]
-        least_first = sorted(youngest_first, key=lambda member: member.in_flight)
-        by_machine: dict[str, list[MemberView]] = {}
-        for member in least_first if self.unit > 1 else ():
-            if member.machine:
-                by_machine.setdefault(member.machine, []).append(member)
-        whole = [here[: self.unit] for here in by_machine.values() if len(here) >= self.unit]
-        return min(whole, key=lambda here: sum(member.in_flight for member in here), default=least_first[: self.unit])
 
     def _first(self) -> StartReplica:
         begins, train_s = self.begins, self._train_s

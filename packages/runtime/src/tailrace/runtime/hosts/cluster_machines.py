@@ -52,12 +52,9 @@ class ClusterMachines:
         return next((node for node, known in self._names.items() if known == name), name)
 
     def gone(self, node: str) -> bool:
-        """Whether a machine is gone on which a member has just died. It takes half a second if it is not.
-
-        A connection that is refused says so at once; one that nobody answers in time must fail twice.
-        """
-        for last in (False, True) if self._lost else ():
-            time.sleep(_AGAIN_S if last else 0.0)
+        """Whether a machine is gone on which a member has just died. It takes half a second if it is not."""
+        for wait_s in (0.0, _AGAIN_S) if self._lost else ():
+            time.sleep(wait_s)
             with self._lock:
                 known = node in self._gone
                 address = self._listening.get(node)

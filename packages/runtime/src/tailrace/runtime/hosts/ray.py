@@ -154,7 +154,6 @@ class RayMember:
             raise DeadlineError(f"{self._name} did not close within {timeout_s:.0f} s") from error
         except ray.exceptions.RayActorError:
             return
-        self._ended = True
         ray.kill(self._actor, no_restart=True)
 
     def _dead(self, error: BaseException) -> MemberDeadError:
@@ -508,9 +507,6 @@ def _translated(ref: Any, dead: Callable[[BaseException], MemberDeadError], *, a
 
     out: Future[Any] = Future()
 
-    def died(error: BaseException) -> None:
-        out.set_exception(dead(error))
-
     def settle(done: Future[Any]) -> None:
         error = done.exception()
         if error is None:
@@ -520,8 +516,7 @@ def _translated(ref: Any, dead: Callable[[BaseException], MemberDeadError], *, a
         elif isinstance(error, ray.exceptions.RayActorError) and apart:
             threading.Thread(target=lambda: out.set_exception(dead(error)), name="cause of death", daemon=True).start()
         elif isinstance(error, ray.exceptions.RayActorError):
-            # `dead` may wait for a machine that does not answer, and Ray has one thread for all answers.
-            threading.Thread(target=died, args=(error,), name="death", daemon=True).start()
+            out.set_exception(dead(error))
         else:
             out.set_exception(error)
 
