@@ -47,11 +47,11 @@ def slow(controller, name, version):
     holders = dict(here or relays)  # as without peers: those of its site, or all
     taken, inbound = set(), False
     for other in fleet.replicas.values():
-        if other.id == name or other.member.health is not c.Health.UP:
+        if other.id == name or other.member.health is c.Health.STARTING:
             continue
-        if other.offered == version:
+        if other.offered == version and other.member.health is c.Health.UP:
             holders[other.member.address] = other.member.site
-        if other.pulling is not None and other.pull_waits is None:
+        if other.pulling is not None and other.pull_waits is None:  # also where it is being stopped: it still pulls
             taken.add(other.source)
             inbound = inbound or (other.pulling == version and other.member.site == site)
     near = {address for address, of_ in holders.items() if of_ == site}

@@ -20,7 +20,7 @@ def config(
         {
             "task": {"name": "chain_sum"},
             "pipeline": pipeline or {},
-            "rollout": {"replicas": replicas, "options": {"tensor_parallel_size": tp}},
+            "rollout": {"engine": "vllm", "replicas": replicas, "options": {"tensor_parallel_size": tp}},
             "trainer": {"processes": processes, "colocated": colocated},
             "executor": {"trainer_gpus": trainer, "replica_gpus": replica, "scorer_gpus": scorer, **executor},
         }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tailrace.contracts import Health
 from tailrace.controller.fleet import Replicas, ReplicaState
-from tailrace.controller.members import Members
+from tailrace.controller.members import LEAVING, Members
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,8 @@ def sources(members: Members, fleet: Replicas, replica: ReplicaState, version: i
     holders = [*offering[turn:], *offering[:turn], *relays]
     holders.sort(key=lambda holder: holder.machine != here.machine)
     near = [holder for holder in holders if holder.site == here.site]
-    told = [other for other in up if other.pulling is not None and other.pull_waits is None]
+    there = [other for other in others if other.member.health is Health.UP or other.member.health in LEAVING]
+    told = [other for other in there if other.pulling is not None and other.pull_waits is None]
     crossing = not near and any(other.pulling == version and other.member.site == here.site for other in told)
     taken = {other.source for other in told}
     found = [holder.address for holder in near or holders]
