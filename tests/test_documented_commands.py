@@ -24,6 +24,8 @@ ELSEWHERE = {
     "status": "apps/cli/tests/test_watching.py",
     "watch": "apps/cli/tests/test_watching.py",
     "report": "packages/report/tests",
+    "query": "apps/cli/tests/test_query.py",
+    "doctor": "apps/cli/tests/test_doctor.py",
     "explain": "packages/report/tests/test_explain.py",
     "chaos": "apps/cli/tests/test_chaos.py",
     "attach": "packages/runtime/tests/executor/test_attaching.py",
