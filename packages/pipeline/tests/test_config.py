@@ -195,7 +195,7 @@ def test_what_provisioning_shares_out_is_known_to_whoever_reads_a_configuration(
         "{name='balanced', all_devices=8, training_times=[[1, 40.0], [2, 21.0], [4, 12.0]], lengths=[5, 50, 500], "
         "replica_costs=[[1, 0, 1e-5, 4e-3, 1e-3, 2e-3]]}"
     )
-    config = configuration("streamrl", settings=(f"pipeline.provisioning={shares}",))
+    config = configuration("laminar", settings=(f"pipeline.provisioning={shares}",))
     assert config.trainer.processes == build_spec(config).provisioning.trains_on() > 1
 
 
