@@ -3,6 +3,7 @@
 import ipaddress
 import json
 import os
+import signal
 import stat
 import struct
 import subprocess
@@ -10,13 +11,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tailrace.processes import ProcessId
-from tailrace.runtime.hosts import ray_session
+from tailrace.runtime.hosts import ray_cluster, ray_session
 from tailrace.runtime.hosts.ray import RayAddressError, RayHost
-from tailrace.runtime.hosts.ray_cluster import start_cluster
+from tailrace.runtime.hosts.ray_cluster import RayCluster, start_cluster
 
 DRIVER = """
 import sys
@@ -220,3 +222,40 @@ def test_a_folder_that_is_being_made_is_not_left(tmp_path, monkeypatch):
         json.dumps({"pid": 2**22 + 1, "started": 1, "namespace": ProcessId.current().namespace})
     )
     assert ray_session.left_folders() == [dead]
+
+
+HANGS = """
+import sys, time, types
+from pathlib import Path
+from tailrace.runtime.hosts import ray_keeper
+
+def init(**_):
+    print("begins", flush=True)
+    time.sleep(600)
+
+sys.modules["ray"] = types.SimpleNamespace(init=init, shutdown=lambda: None)
+ray_keeper.START_S = 1.0
+ray_keeper.keep(Path(sys.argv[1]), 1, 120.0, 0, 0)
+"""
+
+
+def test_a_start_of_ray_that_hangs_ends_with_its_deadline(tmp_path):
+    (tmp_path / "cluster.token").write_text("0" * 64)
+    keeper = subprocess.Popen([sys.executable, "-c", HANGS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    with keeper:
+        assert keeper.stdout.readline() == "begins\n"
+        assert keeper.wait(60) == -signal.SIGALRM
+
+
+def test_a_controller_that_waits_for_ray_claims_its_run(tmp_path, monkeypatch):
+    looks = []
+    found = RayCluster("run", "127.0.0.1:1", "token", 0.0, 120.0)
+
+    def read(root):
+        looks.append((root / ray_cluster.CLAIM).stat().st_mtime_ns)
+        return found if len(looks) > 3 else None
+
+    monkeypatch.setattr(ray_cluster.RayCluster, "read", read)
+    (tmp_path / ray_cluster.CLAIM).touch()
+    assert ray_cluster._started(tmp_path, SimpleNamespace(poll=lambda: None)) is found
+    assert looks == sorted(set(looks))  # it claims it anew between two looks

@@ -1,11 +1,13 @@
 """Keeps a Ray cluster for a run whose controllers come and go: ``python -m ...ray_keeper ROOT CPUS SECONDS MACHINES CORES``.
 
 It ends the cluster when it is told to (SIGTERM), and when no controller has claimed the run for so many seconds and the members
-have had time to stop by themselves. If it is killed, Ray's processes die with it.
+have had time to stop by themselves. If it is killed, Ray's processes die with it. A start that hangs ends with its deadline,
+also where whoever waits for it is gone.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -16,7 +18,7 @@ from pathlib import Path
 from tailrace.processes import Ending, ProcessId
 from tailrace.runtime.hosts import ray_session
 from tailrace.runtime.hosts.ray_actor import CLOSE_S
-from tailrace.runtime.hosts.ray_cluster import CLAIM, CLUSTER, TOKEN, RayCluster, claimed_ago_s, name_run
+from tailrace.runtime.hosts.ray_cluster import CLAIM, CLUSTER, START_S, TOKEN, RayCluster, claimed_ago_s, name_run
 from tailrace.runtime.hosts.ray_machines import StartedMachines
 from tailrace.runtime.hosts.ray_options import check_own, environment, options, own_cluster
 
@@ -25,6 +27,9 @@ _LOOK_S = 0.5
 
 def keep(root: Path, cpus: int, unclaimed_s: float, machines: int, cores: int) -> None:
     """Start a cluster, note it in the run directory, and end it when its time has come."""
+    # A library that hangs may hold the interpreter, so the kernel ends this process.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(math.ceil(START_S))
     environment(own=True)
     import ray
 
@@ -42,6 +47,7 @@ def keep(root: Path, cpus: int, unclaimed_s: float, machines: int, cores: int) -
             signal.signal(number, over.ask)
         ray_session.seal(session)
         RayCluster(run, address, token, time.time(), unclaimed_s, str(session), keeper, fields).write(root)
+        signal.alarm(0)
         while not over.wait(_LOOK_S) and claimed_ago_s(root) < unclaimed_s + CLOSE_S:
             ray_session.seal(session)
     finally:
