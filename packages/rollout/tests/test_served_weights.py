@@ -20,6 +20,7 @@ from tailrace.contracts import (
     PullFailed,
     Return,
     Snapshot,
+    UnreadableWeightsError,
     WeightBox,
     WeightDigest,
     WeightSlice,
@@ -266,7 +267,7 @@ class Silent(TensorFakeEngine):
     def digests(self, boxes):
         assert boxes
         assert all(isinstance(box, WeightBox) for box in boxes)
-        raise NotImplementedError("it keeps them in stripes")
+        raise UnreadableWeightsError("it keeps them in stripes")
 
 
 def test_an_engine_that_cannot_read_a_model_back_says_so_once_or_fails_where_it_must(caplog):

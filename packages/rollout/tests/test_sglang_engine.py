@@ -16,7 +16,7 @@ pytest.importorskip("tailrace.paramserver")
 import torch
 from safetensors.torch import save_file
 
-from tailrace.contracts import FinishReason, Request, Sampling, WeightSlice
+from tailrace.contracts import FinishReason, Request, Sampling, UnreadableWeightsError, WeightSlice
 from tailrace.paramserver.testing import SGLangStandIn
 from tailrace.paramserver.testing.sglang_server import CONTEXT, VOCABULARY, next_token, weights_of
 from tailrace.rollout import (
@@ -236,7 +236,7 @@ def test_digests_are_those_of_what_the_server_has(server, engine):
         ({"raw": json.dumps(refusal())}, "int8"),
     ):
         server.fail(__weights_checker=lie)
-        with pytest.raises((EngineDiedError, NotImplementedError), match=error):
+        with pytest.raises((EngineDiedError, UnreadableWeightsError), match=error):
             engine.digests(served.boxes())
 
 
@@ -255,7 +255,7 @@ def test_a_seed_goes_to_the_server_and_one_without_the_plugin_refuses_it_and_dig
     generate(plain, [Request("r", (1,), Sampling(max_tokens=2))], TIMEOUT_S)
     with pytest.raises(EngineMissingError, match="found a seed in request 's', and a server that keeps none"):
         plain.submit([Request("s", (1,), Sampling(seed=3))])
-    with pytest.raises(NotImplementedError, match="no tailrace-rollout in its environment"):
+    with pytest.raises(UnreadableWeightsError, match="no tailrace-rollout in its environment"):
         plain.digests(sampled(weights(1)).boxes())
     plain.close()
 

@@ -322,7 +322,7 @@ class DigestingEngine(Engine, Protocol):
         change the weight ``x.weight``. B is told as it is applied: times the adapter's scale, in the engine's dtype.
 
         Raises:
-            NotImplementedError: it keeps the weights of this model in a way that it cannot read back; the message says how.
+            UnreadableWeightsError: it keeps the weights of this model in a way that it cannot read back; the message says how.
         """
         ...
 

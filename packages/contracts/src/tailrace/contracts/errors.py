@@ -21,6 +21,10 @@ class CodecError(TailraceError, ValueError):
     """A stored or received message is not an event or a command of this vocabulary."""
 
 
+class UnreadableWeightsError(TailraceError, RuntimeError):
+    """An engine keeps the weights of a model in a way that it cannot read back. The message says how."""
+
+
 _UNSEEN = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 
 

@@ -35,6 +35,7 @@ from tailrace.contracts import (
     EngineStats,
     FinishReason,
     Request,
+    UnreadableWeightsError,
     WeightBox,
     WeightDigest,
     Weights,
@@ -229,12 +230,12 @@ class SGLangEngine:
         """What the server's ranks have in boxes of the parameters, each of its own part. SGLang has vLLM's names and places.
 
         Raises:
-            NotImplementedError: the server that was joined has no plugin, keeps a parameter in another form, or where it has
+            UnreadableWeightsError: the server that was joined has no plugin, keeps a parameter in another form, or where it has
                 the parameters of such a model is not known.
             EngineDiedError: the server does not answer.
         """
         if not self._server.extended:
-            raise NotImplementedError("the server that was joined has no tailrace-rollout in its environment")
+            raise UnreadableWeightsError("the server that was joined has no tailrace-rollout in its environment")
         from tailrace.paramserver.errors import BridgeError
 
         asked: list[tuple[int, str, Any]] = []
@@ -242,7 +243,7 @@ class SGLangEngine:
         for rank, shard in enumerate(self._shards(boxes)):
             for name, common, buffer, index in local_boxes(shard, boxes):
                 if not all(isinstance(part, slice) for part in index):
-                    raise NotImplementedError(
+                    raise UnreadableWeightsError(
                         f"SGLang keeps the experts of {name!r} in stacks, which are not read back"
                     )
                 asked.append((rank, buffer.name, [(part.start, part.stop) for part in index]))
@@ -255,7 +256,7 @@ class SGLangEngine:
         for rank, told in answers.items():
             for number, text in told.items():
                 if text.startswith(REFUSED):
-                    raise NotImplementedError(text.removeprefix(REFUSED))
+                    raise UnreadableWeightsError(text.removeprefix(REFUSED))
                 dtype, _, digest = text.partition(" ")
                 found.append(WeightDigest(*places[int(number)], dtype, digest, rank))
         return found
@@ -515,7 +516,7 @@ class SGLangEngine:
         """Where each of the server's ranks has its part of parameters.
 
         Raises:
-            NotImplementedError: it is not known of such a model.
+            UnreadableWeightsError: it is not known of such a model.
         """
         from tailrace.paramserver.layout import GlobalTensor, LayoutInvalid, from_vllm
 
@@ -526,7 +527,7 @@ class SGLangEngine:
         try:
             layout = from_vllm(tensors, self._config.get("text_config", self._config), tp=ranks)
         except LayoutInvalid as error:
-            raise NotImplementedError(f"where SGLang has the weights of this model is not known: {error}") from error
+            raise UnreadableWeightsError(f"where SGLang has the weights of this model is not known: {error}") from error
         return [layout.shards[f"rank{rank}"] for rank in range(ranks)]
 
     def _tell(self, path: str, body: Mapping[str, Any]) -> None:

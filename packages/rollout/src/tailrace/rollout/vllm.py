@@ -27,6 +27,7 @@ from tailrace.contracts import (
     Request,
     Sampling,
     SlicedWeights,
+    UnreadableWeightsError,
     WeightBox,
     WeightDigest,
     Weights,
@@ -394,7 +395,7 @@ class VLLMEngine:
         """What the workers have in boxes of the parameters, each of its own part.
 
         Raises:
-            NotImplementedError: see `read_back`.
+            UnreadableWeightsError: see `read_back`.
         """
         if self._here:
             config = self._llm.vllm_config
@@ -402,7 +403,7 @@ class VLLMEngine:
         found: list[WeightDigest] = []
         for worker, (answers, why) in enumerate(self._llm.collective_rpc("tailrace_digests", args=(boxes,))):
             if why:
-                raise NotImplementedError(why)
+                raise UnreadableWeightsError(why)
             found += [WeightDigest(*answer)._replace(worker=worker) for answer in answers]
         return found
 

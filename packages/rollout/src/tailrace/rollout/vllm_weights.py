@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tailrace.contracts import WeightBox, WeightDigest
+from tailrace.contracts import UnreadableWeightsError, WeightBox, WeightDigest
 from tailrace.rollout.adapters import SHARED, matrix_of
 from tailrace.rollout.served_weights import common_box, digest_of, local_boxes
 from tailrace.rollout.vllm_packed_experts import plain_parameters
@@ -140,7 +140,7 @@ def read_back(model: Any, config: Any, boxes: Sequence[WeightBox]) -> list[Weigh
         boxes: of parameters, and of matrices of the adapter that is applied.
 
     Raises:
-        NotImplementedError: the layout of such a model is not known, or the worker keeps a parameter in another form.
+        UnreadableWeightsError: the layout of such a model is not known, or the worker keeps a parameter in another form.
     """
     matrices = [box for box in boxes if matrix_of(box.name)]
     found = list(_read_adapter(model, config, matrices)) if matrices else []
@@ -162,7 +162,7 @@ def _read_adapter(model: Any, config: Any, boxes: Sequence[WeightBox]) -> Iterat
     ``[1, 1, out, rank]``. A layer that it cut by rows has rows of B, one that it cut by columns has columns of A.
     """
     if config.lora_config.fully_sharded_loras:
-        raise NotImplementedError("vLLM cuts the ranks of adapters (fully_sharded_loras), which cannot be read back")
+        raise UnreadableWeightsError("vLLM cuts the ranks of adapters (fully_sharded_loras), which cannot be read back")
     asked: dict[str, dict[str, list[WeightBox]]] = {}
     for box in boxes:
         weight, half = matrix_of(box.name) or ("", "")
@@ -205,7 +205,7 @@ def _own_shard(config: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
     """Where a worker has its parts of parameters (a `ShardLayout`), by the engine's parallel sizes.
 
     Raises:
-        NotImplementedError: the layout of such a model is not known.
+        UnreadableWeightsError: the layout of such a model is not known.
     """
     from tailrace.paramserver.bridges.vllm_layout import engine_layout, worker_rank
     from tailrace.paramserver.layout import GlobalTensor, LayoutInvalid
@@ -213,7 +213,7 @@ def _own_shard(config: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
     try:
         layout = engine_layout(config, [GlobalTensor(name, "float32", shape) for name, shape in shapes.items()])
     except LayoutInvalid as error:
-        raise NotImplementedError(f"where vLLM has the weights of this model is not known: {error}") from error
+        raise UnreadableWeightsError(f"where vLLM has the weights of this model is not known: {error}") from error
     return layout.shards[worker_rank(config)]
 
 
@@ -222,10 +222,10 @@ def _parameter(parameters: Callable[[str], Any], name: str, shape: tuple[int, ..
     if parameter is None:  # vLLM 0.2x has experts in no module of their own
         parameter = parameters(name.replace(".routed_experts.", "."))
     if parameter is None:
-        raise NotImplementedError(f"vLLM has no parameter {name!r}")
+        raise UnreadableWeightsError(f"vLLM has no parameter {name!r}")
     dtype = str(parameter.dtype).removeprefix("torch.")
     if tuple(parameter.shape) != shape or dtype not in _COMPARABLE:
-        raise NotImplementedError(
+        raise UnreadableWeightsError(
             f"vLLM keeps {name!r} as {dtype} {tuple(parameter.shape)}, which cannot be compared with what is published, "
             f"{shape} in a floating-point dtype of 16 bits or more"
         )

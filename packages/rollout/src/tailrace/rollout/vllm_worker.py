@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tailrace.contracts import WeightBox
+from tailrace.contracts import UnreadableWeightsError, WeightBox
 from tailrace.rollout.engine_seeds import keep_vllm_seeds
 from tailrace.rollout.vllm_process import plain_linears
 from tailrace.rollout.vllm_weights import OwnReader, load, read_back
@@ -29,7 +29,7 @@ class WeightLoading:
         """What the worker has in boxes of the parameters, or why it cannot tell."""
         try:
             digests = read_back(self.model_runner.model, self.vllm_config, [WeightBox(*box) for box in boxes])
-        except NotImplementedError as error:  # an error would end the engine
+        except UnreadableWeightsError as error:  # an error would end the engine
             return [], str(error)
         return [tuple(digest) for digest in digests], ""
 

@@ -45,6 +45,7 @@ from tailrace.contracts import (
     SleepingEngine,
     SlicedWeights,
     TurnEnded,
+    UnreadableWeightsError,
     WeightSlice,
     weight_slices,
 )
@@ -385,13 +386,13 @@ class ReplicaWork:
 
         Raises:
             WeightsDifferError: they differ.
-            NotImplementedError: the engine cannot tell, and it is required.
+            UnreadableWeightsError: the engine cannot tell, and it is required.
         """
         if not sample or self._comparison is None or self._digesting is None:
             return 0.0
         try:
             digests = self._digesting.digests(sample.boxes())
-        except NotImplementedError as error:
+        except UnreadableWeightsError as error:
             if self._comparison.required:
                 raise
             if not self._warned:
