@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -134,17 +135,59 @@ def test_forms(run, capsys):
 
 
 def test_a_log_that_is_being_written_is_read_up_to_its_last_line(run, capsys, tmp_path):
-    live = tmp_path / "live"
-    live.mkdir()
-    for path in run.iterdir():
-        if path.is_file():
-            (live / path.name).write_bytes(path.read_bytes())
+    live = copied(run, tmp_path / "live")
     with (live / "events.jsonl").open("a") as file:
         file.write('{"t": 1e9, "events": [{"is": "Tic')
     with (live / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "st')
     (row,) = asked(capsys, live, "SELECT max(t) AS last FROM events")
     assert row["last"] < 1e9
+
+
+def copied(run, to):
+    to.mkdir()
+    for path in run.iterdir():
+        if path.is_file():
+            (to / path.name).write_bytes(path.read_bytes())
+    return to
+
+
+def test_a_damaged_line_in_the_middle_is_told(run, capsys, tmp_path):
+    damaged = copied(run, tmp_path / "damaged")
+    header, first, *rest = (damaged / "events.jsonl").read_text().splitlines(keepends=True)
+    (damaged / "events.jsonl").write_text("".join([header, first[: len(first) // 2] + "\n", *rest]))
+    assert main(["query", str(damaged), "SELECT count(*) FROM events"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(damaged) in line
+
+
+def test_a_log_of_another_format_is_refused(run, capsys, tmp_path):
+    other = copied(run, tmp_path / "other")
+    _, *rest = (other / "events.jsonl").read_text().splitlines(keepends=True)
+    (other / "events.jsonl").write_text("".join(['{"tailrace": "event log", "format": 1}\n', *rest]))
+    assert main(["query", str(other), "SELECT 1"]) == 2
+    assert "expected an event log of format 2" in capsys.readouterr().err
+
+
+def test_what_the_page_shows_can_be_asked_before_the_first_step(run, capsys, tmp_path):
+    fresh = copied(run, tmp_path / "fresh")
+    (fresh / "metrics.jsonl").write_text("")
+    page = (Path(__file__).parents[3] / "docs/operating.md").read_text()
+    queries = re.findall(r'^\$ tailrace query RUN (?:--csv )?"([^"]+)"', page, re.MULTILINE)
+    assert len(queries) >= 3
+    for sql in queries:
+        assert main(["query", str(fresh), sql]) == 0, sql
+
+
+def test_what_looks_like_markup_is_shown_as_it_is(run, capsys):
+    assert "machine [r0] [/x]" in asked(capsys, run, "SELECT 'machine [r0] [/x]' AS \"[a]\"", "--")
+
+
+def test_json_has_numbers_and_no_two_columns_of_one_name(run, capsys):
+    assert asked(capsys, run, "SELECT 1.5 AS a, 'nan'::DOUBLE AS b") == [{"a": 1.5, "b": None}]
+    assert main(["query", str(run), "SELECT 1 AS a, 2 AS a", "--json"]) == 2
+    assert "two columns 'a'" in capsys.readouterr().err
+    assert main(["query", str(run), "SELECT 1", "--json", "--csv"]) == 2
 
 
 def test_no_run(tmp_path, capsys):

@@ -164,6 +164,8 @@ def query_command(
     """Ask SQL of a run's steps, evaluations, events, commands and trajectories."""
     from tailrace.cli.runs.query import query
 
+    if as_json and as_csv:
+        raise CommandError("found --json and --csv, expected one of them")
     query(run, sql, "json" if as_json else "csv" if as_csv else "table")
 
 

@@ -10,20 +10,26 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tailrace.cli.errors import CommandError
 from tailrace.contracts import extra, shown
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.eventlog import check_header
+from tailrace.pipeline.run.figures.metrics import read_metrics
 from tailrace.trajstore import read_trained
 
 Form = Literal["table", "json", "csv"]
@@ -31,7 +37,7 @@ MOST_SHOWN = 200
 """Rows of a table on a terminal; --json and --csv have all."""
 _INSTANTS = """
     CREATE TEMP TABLE instants AS SELECT *, row_number() OVER () - 1 AS instant FROM read_json(
-        ?, format = 'newline_delimited', columns = {t: 'DOUBLE', events: 'JSON[]', commands: 'JSON[]'}, ignore_errors = true)"""
+        ?, format = 'newline_delimited', columns = {t: 'DOUBLE', events: 'JSON[]', commands: 'JSON[]'})"""
 _OF_INSTANTS = {
     "events": """
         CREATE TABLE events AS SELECT t, instant, event ->> 'is' AS kind, event AS data
@@ -43,11 +49,31 @@ _OF_INSTANTS = {
 }
 _OF_TOKENS = ("prompt", "versions", "logprobs", "observations")
 _ROWS = "SELECT * FROM read_json(?, format = 'newline_delimited', sample_size = -1, union_by_name = true)"
-_EMPTY = {
-    "steps": "step BIGINT",
-    "evaluations": "step BIGINT, mode VARCHAR",
-    "trajectories": 'trajectory VARCHAR, "group" BIGINT, consumed_version BIGINT, reward DOUBLE, tokens BIGINT',
+_FLOATS, _COUNTS = "DOUBLE", "BIGINT"
+_COLUMNS = {
+    "steps": {
+        **dict.fromkeys(("t", "at"), _FLOATS),
+        **dict.fromkeys(("step", "version"), _COUNTS),
+        **dict.fromkeys(("loss", "reward_mean", "staleness_mean", "staleness_max", "tokens", "wall_s"), _FLOATS),
+    },
+    "evaluations": {
+        **dict.fromkeys(("t", "at"), _FLOATS),
+        **dict.fromkeys(("step", "version"), _COUNTS),
+        "mode": "VARCHAR",
+        **dict.fromkeys(("reward", "accuracy"), _FLOATS),
+        **dict.fromkeys(("problems", "failed"), _COUNTS),
+        **dict.fromkeys(("length_p50", "length_p99"), _FLOATS),
+    },
+    "trajectories": {
+        **dict.fromkeys(("trajectory", "group"), "VARCHAR"),
+        **dict.fromkeys(("oldest_version", "completed_version", "consumed_version"), _COUNTS),
+        "reward": _FLOATS,
+        **dict.fromkeys(("tokens", "generated"), _COUNTS),
+        "finish": "VARCHAR",
+        "metadata": "JSON",
+    },
 }
+"""Columns that a table has from the start; those of other figures come with the first row that has one."""
 
 
 def query(run: Path, sql: str | None, form: Form) -> None:
@@ -68,7 +94,10 @@ def query(run: Path, sql: str | None, form: Form) -> None:
 
     directory = RunDirectory.open(run)
     with duckdb.connect() as database:
-        _fill(database, directory)
+        try:
+            _fill(database, directory)
+        except duckdb.Error as error:
+            raise RunDirectoryError(f"{directory.root}: {' '.join(str(error).split())}") from None
         # From here on a query reads the tables alone: it comes from a person, and what it is about from a run.
         database.execute("SET enable_external_access = false")
         database.execute("SET lock_configuration = true")
@@ -78,6 +107,10 @@ def query(run: Path, sql: str | None, form: Form) -> None:
         try:
             database.execute(sql)
             names = [column[0] for column in database.description or ()]
+            if twice := [name for name, count in Counter(names).items() if count > 1]:
+                raise CommandError(
+                    f"found two columns {twice[0]!r}, expected names of their own: a.{twice[0]} AS other"
+                )
             _print(names, _batches(database), form)
         except duckdb.Error as error:
             raise CommandError(" ".join(str(error).split())) from None
@@ -87,31 +120,52 @@ def _fill(database: Any, directory: RunDirectory) -> None:
     """Make the tables."""
     if not directory.events.exists():
         raise RunDirectoryError(f"{directory.events}: found no event log, expected that of a run")
-    database.execute(_INSTANTS, [str(directory.events)])
-    for made in _OF_INSTANTS.values():
-        database.execute(made)
-    database.execute("DROP TABLE instants")
-    metrics = []
-    if directory.metrics.exists():
-        with directory.metrics.open() as file:
-            metrics = [line for line in file if line.endswith("\n")]  # the last one may be half written
+    with tempfile.TemporaryDirectory(prefix="tailrace-query-") as folder:
+        log = Path(folder) / "events.jsonl"
+        _copy_instants(directory.events, log)
+        database.execute(_INSTANTS, [str(log)])
+        for made in _OF_INSTANTS.values():
+            database.execute(made)
+        database.execute("DROP TABLE instants")
+        _fill_rows(database, directory, Path(folder))
+
+
+def _copy_instants(events: Path, to: Path) -> None:
+    """Copy the log without its header and without a last line that is half written.
+
+    Raises:
+        RunDirectoryError: it is a log of another format.
+    """
+    with events.open("rb") as log, to.open("wb") as instants:
+        check_header(events, log.readline())
+        for line in log:
+            if line.endswith(b"\n"):
+                instants.write(line)
+
+
+def _fill_rows(database: Any, directory: RunDirectory, folder: Path) -> None:
     kinds = {"step": "steps", "evaluation": "evaluations"}
     lines: dict[str, list[str]] = {name: [] for name in kinds.values()}
-    for line in metrics:
-        row = json.loads(line)
+    for row in read_metrics(directory.metrics):
         lines[kinds[row.pop("kind")]].append(json.dumps(row))
     trained = read_trained(directory.trained, tokens=False) if directory.trained.exists() else ()
     lines["trajectories"] = [json.dumps(_without_tokens(row)) for row in trained]
-    with tempfile.TemporaryDirectory(prefix="tailrace-query-") as folder:
-        for name, found in lines.items():
-            path = Path(folder) / f"{name}.jsonl"
-            path.write_text("\n".join(found))
-            content = f"AS {_ROWS}" if found else f"({_EMPTY[name]})"
-            database.execute(f"CREATE TABLE {name} {content}", [str(path)] if found else [])
+    for name, found in lines.items():
+        columns = ", ".join(f'"{column}" {kind}' for column, kind in _COLUMNS[name].items())
+        database.execute(f"CREATE TABLE {name} ({columns})")
+        if not found:
+            continue
+        path = folder / f"{name}.jsonl"
+        path.write_text("\n".join(found))
+        for column, kind, *_ in database.execute(f"DESCRIBE {_ROWS}", [str(path)]).fetchall():
+            if column not in _COLUMNS[name]:
+                quoted = column.replace('"', '""')
+                database.execute(f'ALTER TABLE {name} ADD COLUMN "{quoted}" {kind}')
+        database.execute(f"INSERT INTO {name} BY NAME {_ROWS}", [str(path)])
 
 
 def _without_tokens(row: dict[str, Any]) -> dict[str, Any]:
-    """A trained trajectory with the number of its tokens; runs of before archives were packed have the tokens themselves."""
+    """A trained trajectory with the number of its tokens in their place, which old archives hold."""
     tokens = row["tokens"]
     return {name: value for name, value in row.items() if name not in _OF_TOKENS} | {
         "tokens": len(tokens) if isinstance(tokens, list) else tokens
@@ -124,7 +178,7 @@ def _batches(database: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def _show_tables(database: Any) -> None:
-    for name in (*_EMPTY, *_OF_INSTANTS):
+    for name in (*_COLUMNS, *_OF_INSTANTS):
         (count,) = database.execute(f"SELECT count(*) FROM {name}").fetchone()  # noqa: S608 - names of ours
         columns = ", ".join(row[0] for row in database.execute(f"DESCRIBE {name}").fetchall())
         print(f"{name} ({count:,} rows): {columns}")
@@ -134,7 +188,7 @@ def _print(names: list[str], rows: Iterator[tuple[Any, ...]], form: Form) -> Non
     if form == "json":
         print("[", end="")
         for index, row in enumerate(rows):
-            print("," if index else "", json.dumps(dict(zip(names, row, strict=True)), default=str), sep="\n", end="")
+            print("," if index else "", _json(dict(zip(names, row, strict=True))), sep="\n", end="")
         print("\n]")
         return
     if form == "csv":
@@ -144,14 +198,23 @@ def _print(names: list[str], rows: Iterator[tuple[Any, ...]], form: Form) -> Non
         return
     table, count = Table(box=box.SIMPLE, pad_edge=False), 0
     for name in names:
-        table.add_column(shown(name), overflow="fold")
+        table.add_column(Text(shown(name)), overflow="fold")
     for row in rows:
         count += 1
         if count <= MOST_SHOWN:
-            table.add_row(*(_cell(value) for value in row))
+            table.add_row(*(Text(_cell(value)) for value in row))
     Console().print(table)
     if count > MOST_SHOWN:
         print(f"{count:,} rows, of which the first {MOST_SHOWN} are shown; --json and --csv have all")
+
+
+def _json(row: dict[str, Any]) -> str:
+    """A row as JSON, which has no NaN."""
+    plain = {name: float(value) if isinstance(value, Decimal) else value for name, value in row.items()}
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in plain.items()
+    }
+    return json.dumps(finite, default=str)
 
 
 def _cell(value: object) -> str:

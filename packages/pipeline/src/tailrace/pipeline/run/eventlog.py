@@ -204,7 +204,7 @@ class EventLog:
             self._write(HEADER)
             self._end = len(HEADER)
         else:
-            _check_header(self.path, start.partition(b"\n")[0])
+            check_header(self.path, start.partition(b"\n")[0])
             self._end = _last_line_end(self._file, size)
             if self._end < size:
                 os.ftruncate(self._file, self._end)
@@ -264,7 +264,7 @@ def read_log(path: Path) -> Iterator[Instant]:
         header = file.readline()
         if len(header) < len(HEADER) and HEADER.startswith(header):
             return
-        _check_header(path, header)
+        check_header(path, header)
         for number, line in enumerate(file, 2):
             if not line.endswith(b"\n"):
                 return
@@ -298,7 +298,12 @@ def _instant(path: Path, number: int, line: bytes) -> Instant:
         ) from error
 
 
-def _check_header(path: Path, line: bytes) -> None:
+def check_header(path: Path, line: bytes) -> None:
+    """Check the first line of a log.
+
+    Raises:
+        RunDirectoryError: it is of another format.
+    """
     try:
         fields: Any = json.loads(line)
     except ValueError:
