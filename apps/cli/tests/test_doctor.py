@@ -6,6 +6,8 @@ import resource
 import shutil
 from types import SimpleNamespace
 
+import pytest
+
 from tailrace.cli.components import doctor as doctor_module
 from tailrace.cli.components.doctor import doctor, look
 from tailrace.contracts import plugins
@@ -46,6 +48,27 @@ def test_what_lacks_is_told_with_what_to_do(monkeypatch):
     assert "--shm-size" in machine["machine", "/dev/shm"].text
     assert machine["machine", "open files"].text == "1,024, fewer than 4,096: ulimit -n 65536"
     assert machine["machine", "disk"].text.endswith("choose a --run-dir on one")
+
+
+@pytest.mark.parametrize(
+    ("limits", "state", "text"),
+    [
+        ((1024, resource.RLIM_INFINITY), "lacks", "1,024, fewer than 4,096: ulimit -n 65536"),
+        ((1024, 2048), "lacks", "1,024, fewer than 4,096: raise the hard limit, which is 2,048"),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), "has", "inf"),
+        ((65_536, 65_536), "has", "65,536"),
+    ],
+)
+def test_limits_of_open_files(monkeypatch, limits, state, text):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    found = doctor_module._open_files()
+    assert (found.state, found.text) == (state, text)
+
+
+def test_an_app_whose_disk_is_full_cannot_run(monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0, total=1, used=1))
+    found = by_name(doctor_module._apps())
+    assert {one.state for one in found.values()} == {"lacks"}
 
 
 def test_no_app_that_can_run_is_status_1(monkeypatch, capsys):

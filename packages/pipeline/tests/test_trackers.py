@@ -22,7 +22,7 @@ import pytest
 from tailrace.contracts import plugins
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.build import trackers_of
+from tailrace.pipeline.run.build import tracker_names, tracker_of
 from tailrace.pipeline.testing.tracker_contract import CONFIG, ROWS, check_tracker
 from tailrace.pipeline.trackers import GROUP, TrackedRun, Trackers
 from tailrace.pipeline.trackers.delivery import MOST_WAITING, tracker_plugin
@@ -82,8 +82,7 @@ def test_wandb_keeps_the_run_for_later_where_it_knows_no_key(tmp_path, monkeypat
 
 def ended(trackers, *patience_s):
     """The lines of trackers whose run is at its end."""
-    trackers.end(finished=True)
-    return trackers.close(*patience_s)
+    return trackers.close(*patience_s, finished=True)
 
 
 def apart(name, options, directory):
@@ -332,6 +331,24 @@ def test_a_tracker_that_hangs_ends_with_the_runs_patience(tmp_path):
     gate.set()
 
 
+def test_one_that_is_left_is_ended_without_a_word(tmp_path, mlflow_server):
+    pytest.importorskip("mlflow")
+    options = {"address": mlflow_server}
+    trackers = Trackers({"mlflow": tracker_plugin("mlflow", options)}, TrackedRun(tmp_path, CONFIG), 60.0)
+    deadline = time.monotonic() + 120
+    while not trackers.places and time.monotonic() < deadline:
+        time.sleep(0.05)
+    trackers.leave()
+    assert trackers.close(finished=False) == []
+    time.sleep(0.5)
+    assert FakeMlflow.runs["r"]["status"] == "RUNNING"  # the successor's
+
+
+def asked_for(content):
+    config = validate([("my.toml", content)])
+    return [tracker_of(config, name) for name in tracker_names(config)]
+
+
 # ---- before a run starts --------------------------------------------------------------------------------------------
 
 
@@ -348,7 +365,7 @@ def test_a_tracker_that_hangs_ends_with_the_runs_patience(tmp_path):
 def test_what_cannot_be_is_refused(tracking, line, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(ConfigError) as caught:
-        trackers_of(validate([("my.toml", {"tracking": tracking})]))
+        asked_for({"tracking": tracking})
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -357,9 +374,9 @@ def test_one_that_is_not_installed_is_refused_if_it_was_asked_for(monkeypatch):
     from tailrace.contracts import errors
 
     monkeypatch.setattr(errors, "find_spec", lambda _: None)
-    assert trackers_of(validate([])) == {}
+    assert asked_for({}) == []
     with pytest.raises(ConfigError, match=r"pip install 'tailrace-pipeline\[tensorboard\]'"):
-        trackers_of(validate([("my.toml", {"tracking": {"to": ["tensorboard"]}})]))
+        asked_for({"tracking": {"to": ["tensorboard"]}})
 
 
 def test_built_ins_are_registered():

@@ -12,6 +12,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import EventLog, read_log
+from tailrace.pipeline.run.launching import launch
 from tailrace.pipeline.run.launching.attaching import SILENT_S, next_epoch, take_over
 from tailrace.processes import ProcessId
 from tailrace.runtime.errors import SupersededError
@@ -161,3 +162,22 @@ def test_a_cluster_ends_with_its_keeper(directory, keeper):
     left(directory, keeper).end()
     assert keeper.wait(30) != 0
     assert RayCluster.read(directory.root) is None
+
+
+def test_a_controller_that_waits_for_ray_claims_its_run(directory, monkeypatch):
+    class WaitedError(Exception):
+        pass
+
+    def make_cluster(config, of):
+        claim = of.root / CLAIM
+        first, deadline = claim.stat().st_mtime_ns, time.monotonic() + 30
+        while claim.stat().st_mtime_ns == first:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        raise WaitedError
+
+    monkeypatch.setattr(launch, "make_cluster", make_cluster)
+    controller = launch._Launch(RunConfig(), directory, None, None)
+    with pytest.raises(WaitedError):
+        controller._host(attaches=False)
+    controller._claim.close()

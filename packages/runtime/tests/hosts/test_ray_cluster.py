@@ -11,14 +11,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tailrace.processes import ProcessId
-from tailrace.runtime.hosts import ray_cluster, ray_session
+from tailrace.runtime.hosts import ray_session
 from tailrace.runtime.hosts.ray import RayAddressError, RayHost
-from tailrace.runtime.hosts.ray_cluster import RayCluster, start_cluster
+from tailrace.runtime.hosts.ray_cluster import start_cluster
 
 DRIVER = """
 import sys
@@ -245,17 +244,3 @@ def test_a_start_of_ray_that_hangs_ends_with_its_deadline(tmp_path):
     with keeper:
         assert keeper.stdout.readline() == "begins\n"
         assert keeper.wait(60) == -signal.SIGALRM
-
-
-def test_a_controller_that_waits_for_ray_claims_its_run(tmp_path, monkeypatch):
-    looks = []
-    found = RayCluster("run", "127.0.0.1:1", "token", 0.0, 120.0)
-
-    def read(root):
-        looks.append((root / ray_cluster.CLAIM).stat().st_mtime_ns)
-        return found if len(looks) > 3 else None
-
-    monkeypatch.setattr(ray_cluster.RayCluster, "read", read)
-    (tmp_path / ray_cluster.CLAIM).touch()
-    assert ray_cluster._started(tmp_path, SimpleNamespace(poll=lambda: None)) is found
-    assert looks == sorted(set(looks))  # it claims it anew between two looks

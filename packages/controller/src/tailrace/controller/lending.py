@@ -115,7 +115,7 @@ class Lending:
             )
 
     def give_way(self) -> None:
-        """Tell idle cells to leave devices that they share, and replicas that return to take theirs back once these have left.
+        """Tell idle cells to leave shared devices; then tell returning replicas to take theirs back.
 
         Call it after training is decided: a step keeps its devices.
         """

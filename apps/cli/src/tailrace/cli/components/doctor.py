@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import resource
@@ -22,8 +23,7 @@ from tailrace.cli.runs.preflight import check as check_run
 from tailrace.cli.runs.room import file_system, free_memory, is_network
 from tailrace.contracts import PluginError, plugins
 from tailrace.fleetsim.footprint.hosts import SHARED
-from tailrace.pipeline.config.loading import validate
-from tailrace.pipeline.config.target import APPS, target_layers
+from tailrace.pipeline.config.target import APPS, configuration
 from tailrace.pipeline.errors import ConfigError
 from tailrace.reward.sandbox import AUTOMATIC, probe_sandbox
 from tailrace.rollout import RolloutError, check_engine_options, select_engine
@@ -33,6 +33,7 @@ State = Literal["has", "lacks", "note"]
 _MARKS = {"has": ("has  ", "green"), "lacks": ("lacks", "yellow"), "note": ("note ", "")}
 _LEAST_OPEN_FILES = 4_096  # a run on Ray with few members opens some hundreds in each process
 _LEAST_SHARED_GB = 1.0
+_LEAST_DISK_GB = 1.0
 _LIBRARIES = {
     "torch": "training, and every engine",
     "transformers": "models, the engine transformers",
@@ -49,6 +50,7 @@ _LIBRARIES = {
     "wandb": "a tracker",
     "trackio": "a tracker",
     "mlflow-skinny": "a tracker",
+    "duckdb": "tailrace query",
 }
 _ENGINE_MODULES = {"transformers": ("torch", "transformers"), "vllm": ("torch", "vllm")}
 
@@ -70,10 +72,10 @@ class Diagnosis:
     text: str
 
 
-def doctor(*, as_json: bool, console: Console | None = None) -> int:
+def doctor(*, as_json: bool) -> int:
     """Look at this machine and print what was found, line by line. Returns 1 if no app's quick start can run."""
     found: list[Diagnosis] = []
-    console = console if console is not None else Console()
+    console = Console()
     for finding in look():
         if not as_json:
             _show(console, finding, new=not found or found[-1].topic != finding.topic)
@@ -120,15 +122,24 @@ def _machine() -> Iterator[Diagnosis]:
         yield Diagnosis("machine", SHARED, "lacks", "weights travel by TCP: relay.transport = tcp")
     here = Path.cwd()
     kind = file_system(here)
-    network = kind is not None and is_network(kind[0])
-    text = f"{shutil.disk_usage(here).free / 1e9:.0f} GB free in {here}" + (f" ({kind[0]})" if kind else "")
+    network, free_gb = kind is not None and is_network(kind[0]), shutil.disk_usage(here).free / 1e9
+    text = f"{free_gb:.1f} GB free in {here}" + (f" ({kind[0]})" if kind else "")
     if network:
         text += ": the trajectory store wants a local disk; choose a --run-dir on one"
-    yield Diagnosis("machine", "disk", "lacks" if network else "has", text)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = soft != resource.RLIM_INFINITY and soft < _LEAST_OPEN_FILES
-    told = f"{soft:,}" + (f", fewer than {_LEAST_OPEN_FILES:,}: ulimit -n {min(hard, 65_536)}" if few else "")
-    yield Diagnosis("machine", "open files", "lacks" if few else "has", told)
+    yield Diagnosis("machine", "disk", "lacks" if network or free_gb < _LEAST_DISK_GB else "has", text)
+    yield _open_files()
+
+
+def _open_files() -> Diagnosis:
+    soft, hard = (
+        math.inf if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    if soft >= _LEAST_OPEN_FILES:
+        return Diagnosis("machine", "open files", "has", f"{soft:,.0f}")
+    told = f"{soft:,.0f}, fewer than {_LEAST_OPEN_FILES:,}: "
+    if hard < _LEAST_OPEN_FILES:
+        return Diagnosis("machine", "open files", "lacks", f"{told}raise the hard limit, which is {hard:,.0f}")
+    return Diagnosis("machine", "open files", "lacks", f"{told}ulimit -n {min(hard, 65_536):.0f}")
 
 
 def _cpu_quota() -> float | None:
@@ -199,7 +210,7 @@ def _sandboxes() -> Iterator[Diagnosis]:
 def _apps() -> Iterator[Diagnosis]:
     for name in plugins.names(APPS):
         try:
-            check_run(validate(target_layers(name)))
+            check_run(configuration(name), root=Path("runs") / name)
         except (ConfigError, PluginError) as error:
             first, *more = str(error).splitlines()
             rest = f" (and {len(more)} more: tailrace run {name} --dry-run)" if more else ""

@@ -328,7 +328,7 @@ class _Rows:
 
 
 def _read(cell: Any) -> Any:
-    """Numbers, truths and lists of them, which CSV has as text, and pandas partly as ``3.0`` and ``True``. Others stay."""
+    """A cell of CSV as what it says: a number, a truth, or a list of them; other text stays. pandas writes 3 as 3.0."""
     if isinstance(cell, str):
         try:
             cell = json.loads(cell.lower())

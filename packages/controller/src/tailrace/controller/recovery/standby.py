@@ -27,7 +27,7 @@ def standbys(state: State, machine: str) -> list[list[ReplicaState]]:
     alike = {pool.name for pool in state.spec.pools if pool.standby} if state.spec.pools else {""}
     trainer = state.members.get(TRAINER)
     seats = () if trainer is None else trainer.seats
-    # Of a trainer that was lost while it started nobody knows what it would have had there: as much as before, at most.
+    # A trainer that was lost while it started had no devices there yet: it needs at most those of before.
     needed = sum(map(_devices, [seat for seat in seats if seat.machine == machine] or seats))
     fit = [replica for replica in up if replica.member.pool in alike and _fits(state, replica, up)]
     by_machine: dict[str, list[ReplicaState]] = {}

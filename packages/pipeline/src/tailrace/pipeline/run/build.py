@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,7 @@ def check(config: RunConfig) -> None:
         check_domains,
         check_scoring,
         check_ranker,
-        trackers_of,
+        _check_trackers,
         check_machine_checks,
         check_own_machines,
         check_interface,
@@ -434,31 +435,45 @@ def _comparison(config: RunConfig, engine: str) -> WeightComparison | None:
     return WeightComparison() if nbytes is None else WeightComparison(nbytes, required=True)
 
 
-def trackers_of(config: RunConfig) -> dict[str, TrackerPlugin]:
-    """The trackers that a run's metrics go to, by name.
+def tracker_names(config: RunConfig) -> tuple[str, ...]:
+    """The trackers that a run asks for; of its own accord TensorBoard, where that is installed.
 
     Raises:
-        ConfigError: one is not there or not installed, one of its options is wrong, or there are options of none.
+        ConfigError: there are options of another one.
     """
-    table, found = config.tracking, {}
+    table = config.tracking
     names = (DEFAULT_TRACKER,) if table.to is None else table.to
     if (unused := [name for name in table.options if name not in names]) != []:
-        raise ConfigError(
-            f"key 'tracking.options': found {unused[0]!r}, expected one of tracking.to, {', '.join(names) or 'none'}"
-        )
-    for name in names:
-        registered("tracking.to", TRACKERS, name)
-        plugin = tracker_plugin(name, table.options.get(name, {}))
-        try:
-            plugin.check()
-        except MissingExtraError as error:
-            if table.to is None:
-                continue
-            raise ConfigError(f"key 'tracking.to': {name!r}: {error}") from error
-        except ValueError as error:
-            raise ConfigError(f"key 'tracking.options.{name}': {error}") from error
-        found[name] = plugin
-    return found
+        known = ", ".join(names) or "none"
+        raise ConfigError(f"key 'tracking.options': found {unused[0]!r}, expected one of tracking.to, {known}")
+    if table.to is None:
+        with suppress(MissingExtraError):
+            tracker_plugin(DEFAULT_TRACKER, {}).check()
+            return names
+        return ()
+    return names
+
+
+def tracker_of(config: RunConfig, name: str) -> TrackerPlugin:
+    """One of them.
+
+    Raises:
+        ConfigError: it is not there or not installed, or one of its options is wrong.
+    """
+    registered("tracking.to", TRACKERS, name)
+    plugin = tracker_plugin(name, config.tracking.options.get(name, {}))
+    try:
+        plugin.check()
+    except MissingExtraError as error:
+        raise ConfigError(f"key 'tracking.to': {name!r}: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"key 'tracking.options.{name}': {error}") from error
+    return plugin
+
+
+def _check_trackers(config: RunConfig) -> None:
+    for name in tracker_names(config):
+        tracker_of(config, name)
 
 
 def _backend(config: RunConfig) -> None:

@@ -47,7 +47,7 @@ class Trackers:
 
     def __init__(self, chosen: Mapping[str, TrackerPlugin], run: TrackedRun, patience_s: float) -> None:
         self._lanes = [_Lane(name, plugin, run, patience_s) for name, plugin in chosen.items()]
-        self._patience_s, self._closed = patience_s, False
+        self._patience_s = patience_s
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         """Hand figures to every tracker. Returns at once. Numbers that are not finite are left out."""
@@ -60,26 +60,24 @@ class Trackers:
         """Where a person looks, by tracker; those that have begun."""
         return {lane.name: lane.place for lane in self._lanes if lane.place}
 
-    def end(self, *, finished: bool) -> None:
-        """No more rows come. Returns at once.
+    def close(self, patience_s: float | None = None, *, finished: bool) -> Sequence[str]:
+        """End them once they have taken what is left. Returns a line for each that failed.
 
         Args:
-            finished: see `Tracker.close`. Only the first call counts.
-        """
-        for lane in self._lanes:
-            lane.end(finished=finished)
-
-    def close(self, patience_s: float | None = None) -> Sequence[str]:
-        """Wait until they have taken what is left, once. Call `end` before. Returns a line for each that failed.
-
-        Args:
-            patience_s: seconds that all of them have; None: those that each had for a row.
+            patience_s: seconds that all of them have together; None: those that each had for a row.
+            finished: see `Tracker.close`. Only the first call counts, and a second one waits for none.
         """
         until = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
-        for lane in () if self._closed else self._lanes:
+        for lane in self._lanes:
+            lane.end(finished=finished)
+        for lane in self._lanes:
             lane.join(until)
-        self._closed = True
         return [line for lane in self._lanes if (line := lane.failure)]
+
+    def leave(self) -> None:
+        """Let go of them as they are: another controller goes on with the same run."""
+        for lane in self._lanes:
+            lane.leave()
 
 
 class _Lane:
@@ -89,7 +87,8 @@ class _Lane:
         self.name, self._plugin, self._run, self._patience_s = name, plugin, run, patience_s
         self._rows: Queue[tuple[int, Mapping[str, float]]] = Queue(MOST_WAITING)
         self._ending, self._finished = threading.Event(), False
-        self._left_out = 0
+        self._left_out, self._joined, self._left = 0, False, False
+        self._tracker: Tracker | None = None
         self._told = threading.Lock()
         self.place = ""
         self.failure = ""
@@ -112,17 +111,27 @@ class _Lane:
             self._ending.set()
 
     def join(self, until: float) -> None:
+        if self._joined:
+            return
+        self._joined = True
         self._thread.join(max(0.0, until - time.monotonic()))
         if self._thread.is_alive():
             self._tell("did not take its last rows in time")
 
+    def leave(self) -> None:
+        self._joined = self._left = True
+        if isinstance(self._tracker, _Apart):
+            self._tracker.kill()
+
     def _work(self) -> None:
         try:
-            tracker = self._open()
+            tracker = self._tracker = self._open()
             while (row := self._next()) is not None:
                 tracker.log(*row)
             tracker.close(finished=self._finished)
         except Exception as error:  # whatever a tracker's library raises: the run goes on
+            if self._left:
+                return
             said = " ".join(str(error).split())[:300]
             self._tell(f"has ended: {said or type(error).__name__}")
 
@@ -173,6 +182,10 @@ class _Apart:
     def close(self, *, finished: bool) -> None:
         self._ask({"close": finished}, self._patience_s)
         self._child.end(1.0)
+
+    def kill(self) -> None:
+        """End its process as it is."""
+        self._child.kill()
 
     def _ask(self, message: Mapping[str, Any], patience_s: float) -> Mapping[str, Any]:
         try:

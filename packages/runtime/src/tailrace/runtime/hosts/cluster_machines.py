@@ -52,7 +52,7 @@ class ClusterMachines:
         return next((node for node, known in self._names.items() if known == name), name)
 
     def gone(self, node: str) -> bool:
-        """Whether a machine is gone on which a member has just died. It takes half a second if it is not."""
+        """Whether the machine of a member that has just died is gone. It takes half a second if not, five if it is slow."""
         for wait_s in (0.0, _AGAIN_S) if self._lost else ():
             time.sleep(wait_s)
             with self._lock:

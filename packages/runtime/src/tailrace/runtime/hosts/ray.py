@@ -500,7 +500,7 @@ def _translated(ref: Any, dead: Callable[[BaseException], MemberDeadError], *, a
 
     Args:
         ref: Ray's reference.
-        dead: why a member died.
+        dead: finds why a member died.
         apart: whether `dead` takes time and so gets a thread of its own.
     """
     import ray

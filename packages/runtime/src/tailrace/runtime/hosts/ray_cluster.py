@@ -162,7 +162,6 @@ def _started(root: Path, keeper: subprocess.Popen[bytes]) -> RayCluster:
             raise RoleError(f"Ray did not start on this machine: {why}; see {root / LOG}")
         if time.monotonic() > until:
             raise DeadlineError(f"waited {START_S:.0f} s for Ray to start on this machine; see {root / LOG}")
-        (root / CLAIM).touch()  # a controller that waits for Ray is not silent
         time.sleep(_LOOK_S)
     return found
 

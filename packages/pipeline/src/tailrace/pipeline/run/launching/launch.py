@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import threading
 import time
 from collections import Counter
@@ -22,7 +23,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError, RunDirectoryError
 from tailrace.pipeline.roles.calls import DATA_DOOR
 from tailrace.pipeline.run.abilities import applies_adapters
-from tailrace.pipeline.run.build import build_deployment, build_spec, check, holding, trackers_of
+from tailrace.pipeline.run.build import build_deployment, build_spec, check, holding, tracker_names, tracker_of
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.engine import selected_engine
 from tailrace.pipeline.run.eventlog import EventLog, Instant, read_log
@@ -58,6 +59,7 @@ from tailrace.trainer import checkpoints
 from tailrace.trainer.interfaces import interfaces
 from tailrace.trainer.weights_file import weights_sha256
 
+_log = logging.getLogger(__name__)
 Listener = Callable[[RunStatus], None]
 Report = Callable[[RunDirectory], object]
 """Writes what people look at."""
@@ -227,17 +229,17 @@ class _Launch:
             training_s = training_seconds(read_log(self.directory.events))
             self.status.settle(controller.view)
             metrics.follows = False
-            trackers.end(finished=True)
             controls = self._controls(prepared, controller, executor, training_s)
             self.status.phase("writing the summary")
             scripted = build_faults(began)  # a driver that goes on may be given those that had not struck
             scripted += (Counter(faults) - Counter(scripted)).elements()
             summary = self._summary(controller, controls, executor, training_s, prepared, scripted)
-            summary["warnings"] = [*summary["warnings"], *untracked, *trackers.close()]
+            summary["warnings"] = [*summary["warnings"], *untracked, *trackers.close(finished=True)]
             summary["trackers"] = trackers.places
         except BaseException as error:
             if isinstance(error, SupersededError) and isinstance(host, RayHost):
                 host.leave()
+                trackers.leave()
                 raise
             if isinstance(error, KeyboardInterrupt):
                 self.status.phase("stopping")
@@ -248,8 +250,7 @@ class _Launch:
             raise
         finally:
             metrics.close()
-            trackers.end(finished=False)
-            trackers.close(HURRY_S)
+            trackers.close(HURRY_S, finished=False)
         executor.close()
         write_json(directory.summary, summary)
         self.status.status.trained_tokens_per_s = summary["tokens_per_s"]
@@ -260,21 +261,25 @@ class _Launch:
         return summary
 
     def _trackers(self) -> tuple[Trackers, list[str]]:
-        """The trackers, and why there are none. They were checked where the run began, perhaps in another shell than this."""
+        """The trackers, and a line for each that cannot be used here, though it could where the run began."""
+        chosen, untracked = {}, []
+        for name in tracker_names(self.config):
+            try:
+                chosen[name] = tracker_of(self.config, name)
+            except ConfigError as error:
+                untracked.append(f"tracker {name} gets nothing: {error}")
+                _log.warning("%s", untracked[-1])
         about = TrackedRun(self.directory.root, self.config.model_dump(mode="json"))
-        try:
-            return Trackers(trackers_of(self.config), about, self.config.tracking.patience_s), []
-        except ConfigError as error:
-            return Trackers({}, about, 0.0), [f"no tracker gets this run's metrics: {error}"]
+        return Trackers(chosen, about, self.config.tracking.patience_s), untracked
 
     def _host(self, *, attaches: bool) -> LocalHost | RayHost:
         """The host: with members that outlive this controller, or those that one before it left; on Ray."""
         if self.config.executor.name != "ray":
             return LocalHost()
+        self._claim = Claim(self.directory.root)  # from now on: one that waits for Ray is not silent
         if not attaches or self._cluster is None:
             self.status.phase("starting Ray")
             self._cluster = make_cluster(self.config, self.directory)
-        self._claim = Claim(self.directory.root)
         return join(self._cluster, self.directory)
 
     def _goes_on(
