@@ -127,9 +127,8 @@ def compare(
     for trial in trials.tried:
         progress({"method": trial.name, "phase": "measuring"})
         predictor = trial.predictor
-        if (
-            trial.method.quick and not trial.method.needs_samples
-        ):  # as the ranker does, it learns from what was held back, too
+        # as the ranker does, a quick one learns from what was held back, too
+        if trial.method.quick and not trial.method.needs_samples:
             predictor = trial.method.fit(rest, dataclasses.replace(setting, progress=silent))
         figures = _figures(trial.method, predictor, rest, held_out, setting)
         row = {name: figures[name] for name in _FIGURES}
