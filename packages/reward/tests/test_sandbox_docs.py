@@ -8,15 +8,16 @@ import pytest
 from tailrace.reward.sandbox import AUTOMATIC, probe_sandbox
 from tailrace.reward.sandbox.testing import HOSTILE
 
-PAGE = Path(__file__).parents[3] / "docs" / "sandboxes.md"
+PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 
 
 def test_the_example_runs_and_is_short(capsys):
     if not any(probe_sandbox(name).works for name in AUTOMATIC):
         pytest.skip("no sandbox works here")
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    section = PAGE.read_text("utf-8").split("\n## Sandboxes: ")[1].split("\n## ")[0]
+    (example,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     assert len(example.splitlines()) < 40
-    exec(compile(example, "sandboxes.md", "exec"), {"__name__": "page"})
+    exec(compile(example, "rewards.md", "exec"), {"__name__": "page"})
     right, endless, curious = capsys.readouterr().out.splitlines()
     assert right == "ok None 0 b'42\\n'"
     assert endless.startswith("over-budget")
@@ -24,7 +25,7 @@ def test_the_example_runs_and_is_short(capsys):
 
 
 def test_the_table_lists_every_hostile_program():
-    section = PAGE.read_text("utf-8").split("## What is stopped")[1].split("\nHow:")[0]
+    section = PAGE.read_text("utf-8").split("### What is stopped")[1].split("\nHow:")[0]
     rows = [line.split("|")[2] for line in section.splitlines() if line.startswith("| ") and "`" in line]
     listed = [name for row in rows for name in re.findall(r"`([\w-]+)`", row)]
     assert sorted(listed) == sorted(HOSTILE)

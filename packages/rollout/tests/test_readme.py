@@ -13,7 +13,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def test_the_example_runs(tmp_path, capsys):
-    [example] = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    [example, _service] = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     save_tiny_model(tmp_path, seed=3)
     capsys.readouterr()  # where DeepSpeed is installed, it says on standard output that there is no GPU
     exec(compile(example.replace("path/to/model", str(tmp_path)), str(README), "exec"), {})

@@ -9,7 +9,6 @@ from pathlib import Path
 import tailrace.staleness
 
 PACKAGE = Path(__file__).parents[1]
-ALONE = PACKAGE.parents[1] / "docs" / "staleness-alone.md"
 
 
 def run(code, folder):
@@ -18,18 +17,19 @@ def run(code, folder):
     return done.stdout
 
 
-def code_of(page):
-    return re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL).group(1)
+def code_below(heading):
+    section = (PACKAGE / "README.md").read_text().split(f"\n## {heading}\n")[1]
+    return re.search(r"```python\n(.*?)```", section, re.DOTALL).group(1)
 
 
 def test_readme_example(tmp_path):
-    printed = run(code_of(PACKAGE / "README.md"), tmp_path)
+    printed = run(code_below("Alone, in ten lines"), tmp_path)
     shown = re.search(r"\nprints\n\n(.*?)\n\n", (PACKAGE / "README.md").read_text(), re.DOTALL).group(1)
     assert printed.strip() == "\n".join(line.strip() for line in shown.splitlines())
 
 
 def test_a_loop_of_its_own(tmp_path):
-    code = code_of(ALONE)
+    code = code_below("In a rollout loop of your own")
     assert len(code.splitlines()) < 40
     imports = re.findall(r"^(?:from|import) (\S+)", code, re.MULTILINE)
     assert imports == ["asyncio", "random", "tailrace.staleness"]

@@ -31,7 +31,7 @@ FETCH_TOKENS_PER_S = 34.8e6
 VERIFY_S = 0.01
 """Seconds of a core for one response to a mathematical problem (assumed; tools/bench/math_verifiers.py measures them)."""
 SANDBOX_S = 0.029
-"""Seconds of a core for a program that does nothing, in the sandbox `sandlock` (measured: docs/sandboxes.md)."""
+"""Seconds of a core for a program that does nothing, in the sandbox `sandlock` (measured: docs/rewards.md)."""
 _RECORD = "devices.toml"
 _LINKED = "fleet.sites, or 80 Gbps"
 FETCH, PUBLISH, BROADCAST, PULL = "fetch a batch", "publish a version", "pass a version on", "pull a version"
@@ -153,7 +153,7 @@ def _scores(config: RunConfig) -> Iterator[StepTransfer]:
             "programs",
             config.reward.code.workers,
             SANDBOX_S,
-            "29 ms of a core each and the program's own: docs/sandboxes.md",
+            "29 ms of a core each and the program's own: docs/rewards.md",
         ),
     ):
         if code == (kind == "programs"):

@@ -125,8 +125,8 @@ class PipelineConfig(_Strict):
     """sync, semi-sync or async (RobustRL): who generates while the trainer computes; sets admission, provisioning and
     trainer.colocated, and for semi-sync the pools; none: each by itself"""
     deterministic: bool = False
-    """whether two runs of a seed end on the same bits: sets noise, order, placement, threads and shares (docs/faults.md), and
-    refuses what breaks it"""
+    """whether two runs of a seed end on the same bits: sets noise, order, placement, threads and shares, and refuses
+    what breaks it (docs/fault-tolerance.md)"""
     admission: Policy = Choice(name="inherent")
     """may a group start at a version, and when is a batch trainable"""
     batching: Policy = Choice(name="plain")
