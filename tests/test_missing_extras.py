@@ -151,6 +151,13 @@ CASES = {
         listen("127.0.0.1", 0)
         """,
     ),
+    "report[watch]": (
+        ["starlette"],
+        """
+        from tailrace.report.watch.server import need_watch
+        need_watch()
+        """,
+    ),
     "ranker[lexical]": (
         ["numpy"],
         """

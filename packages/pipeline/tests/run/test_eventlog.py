@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import pickle
+import random
 import resource
 import subprocess
 import sys
@@ -17,7 +18,16 @@ import pytest
 from tailrace import contracts as c
 from tailrace.contracts.codec import encode
 from tailrace.pipeline.errors import LogWriteError, RunDirectoryError
-from tailrace.pipeline.run.eventlog import HEADER, EventLog, Instant, encode_instant, read_events, read_log
+from tailrace.pipeline.run.eventlog import (
+    HEADER,
+    EventLog,
+    Instant,
+    LogFollower,
+    encode_instant,
+    read_events,
+    read_log,
+    take_over_log,
+)
 
 REFS = (c.TrajectoryRef("0.0", 0, 0, prompt=7), c.TrajectoryRef("0.1", 0, 1, c.Purpose.EVAL, "greedy", kept=3))
 INSTANTS = [
@@ -349,3 +359,58 @@ def test_nothing_stays_open_when_a_log_is_refused(tmp_path):
     with pytest.raises(RunDirectoryError):
         EventLog(path)
     assert open_files() == before
+
+
+def test_a_follower_reads_each_instant_once_however_the_log_grows(tmp_path):
+    """The reference is `read_log` of the whole; the log comes in pieces of random sizes."""
+    drawn = random.Random(5)
+    whole = tmp_path / "whole.jsonl"
+    with EventLog(whole) as log:
+        for number in range(60):
+            log.append(float(number), [c.Tick()] * drawn.randrange(4), [])
+    content, path = whole.read_bytes(), tmp_path / "events.jsonl"
+    follower, found, at = LogFollower(path), [], 0
+    assert list(follower.instants()) == []
+    while at < len(content):
+        step = drawn.randrange(1, 200)
+        with path.open("ab") as file:
+            file.write(content[at : at + step])
+        at += step
+        found += follower.instants()
+        assert follower.read_bytes == path.read_bytes().rfind(b"\n") + 1
+        assert not follower.replaced()
+    assert found == list(read_log(whole))
+    assert (follower.line, follower.size) == (61, len(content))
+
+
+def test_an_instant_that_a_follower_does_not_take_comes_again(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        for number in range(5):
+            log.append(float(number), [c.Tick()], [])
+    follower, found = LogFollower(path), []
+    while not found or found[-1] < 4:
+        for place, instant in enumerate(follower.instants()):
+            if place:
+                break
+            found.append(instant.now)
+    assert found == [0, 1, 2, 3, 4]
+
+
+def test_a_follower_tells_that_its_log_is_another(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        log.append(0.0, [c.Tick()], [])
+        log.append(1.0, [c.Tick()], [])
+    follower = LogFollower(path)
+    assert len(list(follower.instants())) == 2
+    take_over_log(path)
+    assert follower.replaced()
+    assert list(follower.instants()) == []
+    follower = LogFollower(path)
+    list(follower.instants())
+    path.write_bytes(HEADER)
+    assert follower.replaced()
+    path.unlink()
+    assert follower.replaced()
+    assert not LogFollower(path).replaced()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 from tailrace import contracts as c
@@ -18,7 +19,7 @@ from tailrace.controller.recovery.failures import Failures
 from tailrace.controller.refill import Refill
 from tailrace.controller.spec import PipelineSpec
 from tailrace.controller.state import Brought, State
-from tailrace.controller.trajectories import Counts, GroupPhase, Phase
+from tailrace.controller.trajectories import Counts, GroupPhase, Phase, TrajectoryState
 from tailrace.controller.why_idle import replica_waits, trainer_waits
 from tailrace.repack import OnlineFit
 
@@ -136,6 +137,35 @@ class TrajectoryRow:
     finished: bool
     group: GroupPhase | None
     consumed_for: int
+
+
+class Whereabouts(StrEnum):
+    """Where a training trajectory is that has started and is not trained on."""
+
+    POOL = "pool"
+    REPLICA = "replica"
+    ENVIRONMENT = "environment"
+    SCORER = "scorer"
+    GROUP = "group"
+    BUFFER = "buffer"
+    TRAINER = "trainer"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTrajectories:
+    """Training trajectories that have started, of one place and one version.
+
+    Args:
+        where: where they are. In their `GROUP` are those that are scored and wait for the others of it.
+        version: the oldest of their tokens; None while they have none.
+        trajectories: how many.
+        tokens: their response tokens; of those that run, as far as snapshots tell.
+    """
+
+    where: Whereabouts
+    version: int | None
+    trajectories: int
+    tokens: int
 
 
 class RunView:
@@ -409,6 +439,31 @@ class RunView:
             0 if group is None else group.consumed_for,
         )
 
+    def whereabouts(self) -> list[HeldTrajectories]:
+        """Where the training trajectories are that have started and are not trained on, oldest version first in each place.
+
+        Groups that have not started are not among them. It looks at every such trajectory.
+        """
+        fleet, groups = self._state.fleet.replicas, self._state.ledger.groups
+        found: dict[tuple[Whereabouts, int | None], list[int]] = {}
+        for state in self._state.ledger.trajectories.values():
+            if state.purpose is c.Purpose.EVAL or (where := _whereabouts(state, groups[state.group].phase)) is None:
+                continue
+            tokens = state.tokens
+            if where is Whereabouts.REPLICA and (replica := fleet.get(state.replica or "")) is not None:
+                tokens += max(0, int(replica.assigned.generated - state.since))
+            row = found.setdefault((where, state.version), [0, 0])
+            row[0] += 1
+            row[1] += tokens
+        places = list(Whereabouts)
+        order = sorted(found, key=lambda key: (places.index(key[0]), -1 if key[1] is None else key[1]))
+        return [HeldTrajectories(*key, *found[key]) for key in order]
+
+    @property
+    def unstarted(self) -> int:
+        """Number of trajectories whose groups wait in the pool and have not started."""
+        return len(self._state.ledger.waiting.unstarted)
+
     def unsettled(self) -> list[int]:
         """Lengths of the training trajectories that are complete, and whose group is neither trained on nor dropped.
 
@@ -574,3 +629,20 @@ class RunView:
     def replica_restarts(self) -> int:
         """Number of restarts of replicas."""
         return self.restarts(REPLICA)
+
+
+_BY_PHASE = {
+    Phase.PENDING: Whereabouts.POOL,
+    Phase.RUNNING: Whereabouts.REPLICA,
+    Phase.IN_ENVIRONMENT: Whereabouts.ENVIRONMENT,
+    Phase.DONE: Whereabouts.SCORER,
+}
+_BY_GROUP = {
+    GroupPhase.GENERATING: Whereabouts.GROUP,
+    GroupPhase.BUFFERED: Whereabouts.BUFFER,
+    GroupPhase.TRAINING: Whereabouts.TRAINER,
+}
+
+
+def _whereabouts(state: TrajectoryState, group: GroupPhase) -> Whereabouts | None:
+    return _BY_GROUP.get(group) if state.phase is Phase.SCORED else _BY_PHASE[state.phase]

@@ -13,12 +13,10 @@ from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import Instant
 from tailrace.pipeline.run.replay import controller_of, replayed
+from tailrace.report.fold.trajectories import ANEW
 from tailrace.report.words import here, why
 
 _LEAVES = (c.Finished, c.TurnEnded, c.Interrupted, c.Refused)
-_ANEW = frozenset(
-    {c.Why.VERSION_GONE, c.Why.EVALUATION, c.Why.SESSION_LOST, c.Why.TASK_RESTART}
-)  # reasons of an `Abort`
 _LONG_S = 0.1  # shorter scores are not worth telling
 
 
@@ -211,7 +209,7 @@ def _commands(instant: Instant, trajectory: str, known: TrajectoryRow | None, st
             case c.Interrupt(replica=replica, trajectories=names) if trajectory in names:
                 yield f"interrupted on {replica}: {why(command.reason)}"
             case c.Abort(trajectories=names) if trajectory in names:
-                anew = command.reason.why in _ANEW
+                anew = command.reason.why in ANEW
                 yield f"{'begins anew' if anew else 'dropped'}: {why(command.reason)}"
             case c.Accumulate(version=version, trajectories=names, update=False, cell=cell) if trajectory in names:
                 yield f"given to cell {cell} of the trainer{staleness}, which adds its gradients for version {version}"

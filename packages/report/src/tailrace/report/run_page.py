@@ -10,9 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.environments import has_own_rows
 from tailrace.pipeline.run.figures.results import MeasuredAnswers, Results
 from tailrace.pipeline.run.prompts.reading import treated_rows
 from tailrace.report import run_tables
@@ -24,12 +22,11 @@ from tailrace.report.figures.held_out import gain, results, reward_alone, said
 from tailrace.report.figures.prompts import PromptFates, failures
 from tailrace.report.figures.utilisation import utilisation
 from tailrace.report.fold.interruptions import MarkKind
+from tailrace.report.headline import SIMULATED, facts_of
 from tailrace.report.html.page import Table, render_page, write_page
 from tailrace.report.record import Record, read_record
 from tailrace.report.samples import samples
 from tailrace.report.words import changes_in_words, duration
-
-SIMULATED = "A simulated run: times are modelled, lengths and rewards are drawn, and nothing learns."
 
 
 def write_report(directory: RunDirectory, record: Record | None = None) -> Path:
@@ -112,24 +109,10 @@ def _headline(record: Record, measured: Results, *, simulated: bool) -> dict[str
     config, summary = record.config, record.summary
     return {
         "gain": SIMULATED if simulated else gain(measured),
-        "app": config.app,
-        "model": str(config.fleet.get("model") or config.fleet.get("profile")) if simulated else _model(config),
-        "task": "drawn lengths" if simulated else _task(config),
-        "seed": config.seed,
+        **facts_of(config, simulated=simulated),
         "wall": duration(summary["wall_s"] if summary else record.last_s),
         "tiles": _tiles(measured),
     }
-
-
-def _model(config: RunConfig) -> str:
-    path, small = config.model.path, config.model.small
-    if path is not None:
-        return str(path)
-    return "small Qwen3" if small is None else f"small Qwen3, {small.layers} layers of {small.hidden}"
-
-
-def _task(config: RunConfig) -> str:
-    return f"rows of {config.environment.name}" if has_own_rows(config) else str(config.task)
 
 
 def _tiles(results: Results) -> list[tuple[str, str, str, bool]]:

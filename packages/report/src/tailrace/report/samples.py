@@ -9,7 +9,8 @@ from typing import Any
 
 from tailrace.contracts import same_rewards, shown
 from tailrace.pipeline.run.directory import RunDirectory, read_json
-from tailrace.trajstore.archive import read_ends
+from tailrace.trajstore.archive import find_trained, read_ends
+from tailrace.trajstore.peek import peek
 
 ENDS = 400
 MOST_CHARACTERS = 4_000
@@ -50,6 +51,19 @@ def samples(directory: RunDirectory) -> list[ShownTrajectory]:
         for what, row in _picks(rows):
             chosen.setdefault(str(row["trajectory"]), (f"{when} in training, {what}", row))
     return [_sample(why, row, decode) for why, row in chosen.values()]
+
+
+def text_of(directory: RunDirectory, trajectory: str) -> ShownTrajectory | None:
+    """One trajectory as text: from the archive if it was trained on, else what the store has of it so far.
+
+    None where neither has it: it was dropped, or the run is simulated.
+
+    Raises:
+        TrajstoreError: the archive is damaged, or the store cannot be read now.
+    """
+    row = find_trained(directory.trained, trajectory) if directory.trained.exists() else None
+    row = row or peek(directory.store, trajectory)
+    return None if row is None else _sample("", row, _Decoder(directory))
 
 
 def _picks(rows: Iterable[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:

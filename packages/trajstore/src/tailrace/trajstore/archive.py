@@ -88,6 +88,23 @@ def read_ends(path: Path, count: int) -> tuple[list[dict[str, Any]], list[dict[s
         return rows_of(first), rows_of(last)
 
 
+def find_trained(path: Path, trajectory: str) -> dict[str, Any] | None:
+    """The row of one trajectory, with its tokens; None if it is not in the file. Others are passed over.
+
+    Raises:
+        StoreFormatError: the file is damaged before the trajectory's record.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        if is_lines(path):
+            rows = (_of_line(path, number, line) for number, line in enumerate(file, 1))
+            return next((row for row in rows if row["trajectory"] == trajectory), None)
+        for number, place, sizes in _places(path, file):
+            if _of_record(path, number, file, place, sizes, tokens=False)["trajectory"] == trajectory:
+                return _of_record(path, number, file, place, sizes, tokens=True)
+    return None
+
+
 def _of_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)

@@ -132,6 +132,34 @@ def status_command(
     status(run, watch=watch, as_json=as_json)
 
 
+@app.command("watch")
+def watch_command(
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="A run directory; the run may be under way.", show_default=False),
+    ] = None,
+    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0: a free one.")] = 0,
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host", metavar="HOST", help="Where it listens. Other than loopback: each reader needs the token."
+        ),
+    ] = "127.0.0.1",
+    token: Annotated[
+        bool, typer.Option("--token", help="Ask for a token on loopback too: other users of this machine reach that.")
+    ] = False,
+    speed: Annotated[
+        float | None,
+        typer.Option("--speed", metavar="N", min=0.001, help="Replay the log, so many of its seconds in one."),
+    ] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Without a run: simulate one, and replay it.")] = False,
+) -> None:
+    """Show a run in the browser: lanes, waits, tokens, devices, alarms, and every trajectory. It only reads."""
+    from tailrace.cli.runs.watch_page import WatchOptions, watch
+
+    watch(WatchOptions(run=run, host=host, port=port, token=token, speed=speed, demo=demo))
+
+
 @app.command("report")
 def report_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
     """Write a run's report.html again; also while it runs, or after it was interrupted."""

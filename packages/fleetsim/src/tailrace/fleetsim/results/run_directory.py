@@ -91,6 +91,33 @@ def simulate_into(
         TailraceError: the configuration is wrong, or the run would hang.
     """
     need_pages()
+
+    def write(watched: Watched, directory: RunDirectory) -> dict[str, Path]:
+        return _write(watched, directory, keep_events=keep_events, said=said)
+
+    return _simulate(root, config, name=name, keep_events=keep_events, listener=listener, write=write)
+
+
+def log_into(root: Path, config: RunConfig) -> RunDirectory:
+    """Simulate into a new run directory that has configuration, log, metrics and status, and no results: to look at it.
+
+    Raises:
+        TailraceError: the configuration is wrong, or the run would hang.
+    """
+    _simulate(root, config, name=config.app, keep_events=True, listener=None, write=lambda *_: {})
+    return RunDirectory.open(root)
+
+
+def _simulate(
+    root: Path,
+    config: RunConfig,
+    *,
+    name: str,
+    keep_events: bool,
+    listener: Callable[[SimulationProgress], None] | None,
+    write: Callable[[Watched, RunDirectory], dict[str, Path]],
+) -> tuple[Watched, dict[str, Path]]:
+    """See `simulate_into`; `write` writes the results and names their files."""
     fleet = build_fleet(config, seed=config.seed)
     marked = {
         "steps": fleet.spec.steps,
@@ -116,7 +143,7 @@ def simulate_into(
         metrics.close()
         if log is not None:
             log.close()
-        written = _write(watched, directory, keep_events=keep_events, said=said)
+        written = write(watched, directory)
         status.settle()
         shown, figures = status.status, watched.figures  # what was measured, behind the warm-up
         shown.trained_tokens_per_s = figures.tokens_per_s

@@ -271,6 +271,64 @@ def read_log(path: Path) -> Iterator[Instant]:
             yield _instant(path, number, line)
 
 
+class LogFollower:
+    """Reads a log that grows: each call goes on behind the last whole line that was read.
+
+    Args:
+        path: the log, which may not be there yet.
+
+    Attributes:
+        line: the number of the line that was read last; the header is the first.
+        read_bytes: how far it has been read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.line = self.read_bytes = 0
+        self._inode: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the log now; 0 if it is not there."""
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def replaced(self) -> bool:
+        """Whether the file is another than the one that was read, or shorter: then all of it is to be read anew."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return self._inode is not None
+        return self._inode is not None and (found.st_ino != self._inode or found.st_size < self.read_bytes)
+
+    def instants(self) -> Iterator[Instant]:
+        """The instants since the last call, to the last whole line. One that is not taken is read by the next call.
+
+        Raises:
+            RunDirectoryError: see `read_log`; no log at all has no instants.
+        """
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            inode = os.fstat(file.fileno()).st_ino
+            if self._inode is not None and inode != self._inode:
+                return
+            file.seek(self.read_bytes)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                if self.line == 0:
+                    check_header(self.path, line)
+                else:
+                    instant = _instant(self.path, self.line + 1, line)
+                    yield instant
+                self._inode, self.line, self.read_bytes = inode, self.line + 1, self.read_bytes + len(line)
+
+
 def read_events(path: Path) -> Iterator[tuple[float, Event]]:
     """The events of a log, each with its time.
 

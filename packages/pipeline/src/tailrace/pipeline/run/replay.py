@@ -44,23 +44,36 @@ def replayed(controller: Controller, path: Path, *, version: str = "") -> Iterat
     Raises:
         RunDirectoryError: the log is damaged, or was written by another version of this code.
     """
-    by = f"version {version}" if version else "a version that did not say which"
     for number, instant in enumerate(read_log(path) if path.exists() else (), 2):
-        try:
-            commands = controller.handle_all(instant.events, instant.now)
-        except (ControllerError, LookupError) as error:
-            why = f"no {error}" if isinstance(error, KeyError) else str(error)
-            raise RunDirectoryError(
-                f"{path}, line {number}: {why}; expected a log that this version wrote, and {by} wrote it"
-            ) from error
-        found = [type(command).__name__ for command in commands]
-        logged = [type(command).__name__ for command in instant.commands]
-        if found != logged and "Fail" not in logged:  # a plugin that failed there may have been fixed since
-            raise RunDirectoryError(
-                f"{path}, line {number}: found the commands {logged!r:.80}, expected {found!r:.80}: another version of "
-                f"this code, or of a plugin, wrote it ({by}); read it, or go on with it, with that one"
-            )
+        take_in(controller, instant, path, number, version=version)
         yield instant
+
+
+def take_in(controller: Controller, instant: Instant, path: Path, line: int, *, version: str = "") -> None:
+    """Show the next instant of a log to a controller.
+
+    Args:
+        line: the number of its line.
+        controller, path, version: see `replayed`.
+
+    Raises:
+        RunDirectoryError: the controller does not take it, or decides otherwise: another version of this code wrote it.
+    """
+    by = f"version {version}" if version else "a version that did not say which"
+    try:
+        commands = controller.handle_all(instant.events, instant.now)
+    except (ControllerError, LookupError) as error:
+        why = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise RunDirectoryError(
+            f"{path}, line {line}: {why}; expected a log that this version wrote, and {by} wrote it"
+        ) from error
+    found = [type(command).__name__ for command in commands]
+    logged = [type(command).__name__ for command in instant.commands]
+    if found != logged and "Fail" not in logged:  # a plugin that failed there may have been fixed since
+        raise RunDirectoryError(
+            f"{path}, line {line}: found the commands {logged!r:.80}, expected {found!r:.80}: another version of "
+            f"this code, or of a plugin, wrote it ({by}); read it, or go on with it, with that one"
+        )
 
 
 def replay(controller: Controller, path: Path, roster: Roster | None = None, *, version: str = "") -> float | None:

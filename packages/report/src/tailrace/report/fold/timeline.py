@@ -128,6 +128,21 @@ class Timeline:
         """The spans that have ended, in the order in which they did."""
         return list(self._spans)
 
+    def ended(self, first: int = 0) -> list[Span]:
+        """The spans that have ended, from the number `first` on: those that came since there were so many."""
+        return self._spans[first:]
+
+    @property
+    def count(self) -> int:
+        """How many spans have ended."""
+        return len(self._spans)
+
+    def open(self, now: float) -> list[Span]:
+        """What each member does at the moment, since when, until `now`."""
+        return [
+            Span(*key, each.doing, each.start_s, max(now, each.start_s), each.label) for key, each in self._open.items()
+        ]
+
     @property
     def marks(self) -> list[Mark]:
         """What happened to members at moments; interruptions come last."""
