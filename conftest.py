@@ -44,6 +44,15 @@ if find_spec("hypothesis") is not None:
     settings.register_profile("shared machine", deadline=None)  # a slow example says nothing about the code
     settings.load_profile("shared machine")
 
+DEEP_PARTS = 24
+"""Parts of the long tests, of which `.ci/run` runs one: the number of its commit, counted round."""
+
+LEAST_EXAMPLES = 20
+"""A property test that has fewer keeps them all without --deep."""
+
+PIECES = 3
+"""Pieces of a class whose long tests are dealt to parts."""
+
 COST, BEGAN_S = "processor_s", pytest.StashKey()
 FILES_FOR_ONE_PROCESS = 3
 """A command line that names no folder and no more files than these is run without helper processes, which take seconds."""
@@ -51,7 +60,11 @@ FILES_FOR_ONE_PROCESS = 3
 
 def pytest_addoption(parser):
     parser.addoption("--deep", action="store_true", help="run the long tests, too")
-    parser.addoption("--deep-part", metavar="K/N", help="of the long tests, run the K-th of N parts only, such as 2/4")
+    parser.addoption(
+        "--deep-part",
+        metavar="K[/N]",
+        help=f"of the long tests, run the K-th of N parts only, such as 2/4; without N, of {DEEP_PARTS}, counted round",
+    )
     parser.addoption(
         "--costs", type=int, metavar="N", help="show processor seconds by package and of the N dearest files"
     )
@@ -73,9 +86,23 @@ def pytest_report_header(config):
     return "long tests: " + ("all" if config.getoption("deep") else "skipped, run them with --deep")
 
 
+def pytest_itemcollected(item):
+    """Of the tests that a class inherits, make those deep that another class runs anyway."""
+    said = list(item.iter_markers("inherited"))  # a base class's own before the class's
+    if not said or item.originalname in vars(item.cls):
+        return
+    test = item.function.__name__
+    if test in _names(said[-1], "deep") or ("keeps" in said[-1].kwargs and test not in _names(said[-1], "keeps")):
+        item.add_marker(pytest.mark.deep)
+
+
+def _names(marker, which):
+    return {test.__name__ for test in marker.kwargs.get(which, ())}
+
+
 def pytest_collection_modifyitems(config, items):
     chosen = _chosen(config)
-    _more_examples({getattr(item, "obj", None) for item in items if chosen(item)})
+    _set_examples(items, chosen)
     for item in items:
         if item.get_closest_marker("deep") is not None and not chosen(item):
             item.add_marker(pytest.mark.skip(reason="a long test: --deep runs it"))
@@ -145,19 +172,35 @@ def deep(request):
     return _chosen(request.config)(request.node)
 
 
-def _more_examples(tests):
-    """Four times as many examples of property tests."""
-    for test in tests:
-        settings = getattr(test, "_hypothesis_internal_use_settings", None)
-        if settings is not None:
-            test._hypothesis_internal_use_settings = type(settings)(settings, max_examples=4 * settings.max_examples)
+def _set_examples(items, chosen):
+    """A third of the examples of property tests, each time others, and four times as many of those that go deep."""
+    deep = {item.function for item in items if chosen(item)}
+    for test in {item.function for item in items}:
+        if not hasattr(test, "hypothesis"):
+            continue
+        own = test._hypothesis_internal_use_settings
+        most = own.max_examples
+        examples = 4 * most if test in deep else max(min(most, LEAST_EXAMPLES), most // 3)
+        test._hypothesis_internal_use_settings = settings(own, max_examples=examples)
 
 
 def _chosen(config):
     part = config.getoption("deep_part")
     if not part:
         return lambda _: config.getoption("deep")
-    number, parts = map(int, part.split("/"))
-    if not 1 <= number <= parts:
-        raise pytest.UsageError(f"--deep-part: found {part!r}, expected K/N with K from 1 to N")
-    return lambda item: zlib.crc32(item.nodeid.encode()) % parts == number - 1
+    number, cut, parts = part.partition("/")
+    if not (number.isdecimal() and (not cut or (parts.isdecimal() and 1 <= int(number) <= int(parts)))):
+        raise pytest.UsageError(f"--deep-part: found {part!r}, expected a number K, or K/N with K from 1 to N")
+    parts = int(parts or DEEP_PARTS)
+    return lambda item: _number(item) % parts == int(number) % parts
+
+
+def _number(item):
+    """A number that says in which part a test is: the same whatever else is collected.
+
+    Tests of a class share what takes long to make, so a class is cut into few pieces. Cases of a function are dealt one by one.
+    """
+    if item.cls is None:
+        return zlib.crc32(item.nodeid.encode())
+    piece = zlib.crc32(item.originalname.encode()) % PIECES
+    return zlib.crc32(f"{item.parent.nodeid} {piece}".encode())

@@ -37,13 +37,8 @@ DEEP = [pytest.mark.deep, pytest.mark.timeout(900)]
 @pytest.mark.parametrize(
     "name",
     [
-        "deepspeed",
         "fsdp2 with a critic",
-        "megatron",
-        pytest.param("deepspeed zero-3", marks=DEEP),
-        pytest.param("deepspeed with a critic", marks=DEEP),
-        pytest.param("megatron tensor-parallel", marks=DEEP),
-        pytest.param("megatron with a critic", marks=DEEP),
+        *(pytest.param(name, marks=DEEP) for name in RANKS if name != "fsdp2 with a critic"),
     ],
 )
 def test_it_trains_comes_back_and_is_exported(name, small_run, capsys):

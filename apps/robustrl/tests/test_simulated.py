@@ -8,7 +8,6 @@ from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.results.run_directory import plain
 from tailrace.fleetsim.results.watch import watch_fleet
 from tailrace.pipeline.config.target import configuration
-from tailrace.pipeline.testing.real_runs import deep
 
 FOLDER = Path(__file__).parents[3] / "configs" / "robustrl"
 MODES = ("async", "semi-sync", "sync")
@@ -57,7 +56,7 @@ def test_nobody_is_taken_for_down_while_it_waits_for_tools():
     assert found["false_detections"] == found["late_detections"] == 0
 
 
-@deep
+@pytest.mark.deep
 @pytest.mark.parametrize("name", FLEETS)
 def test_every_fleet_is_simulated_to_its_end(name):
     found = simulated(name, "pipeline.steps=10")

@@ -37,7 +37,7 @@ class TestAudit(RealRuns):
     def make_host(self, started_s):
         return LocalHost(started_s)
 
-    @pytest.mark.parametrize("training", TRAINING)
+    @pytest.mark.parametrize("training", ["streamed", pytest.param("in parts", marks=pytest.mark.deep)])
     def test_a_run_with_faults_ends_on_the_bits_of_one_without(self, tmp_path, model, training):
         """The trainer dies twice, a replica and a relay once."""
         spec = make_spec(steps=2 * STEPS, training=TRAINING[training], fence=training == "streamed")

@@ -4,7 +4,6 @@ import pytest
 
 from tailrace.pipeline.testing.balance_contract import BalanceContract
 from tailrace.pipeline.testing.modes_contract import ModesContract
-from tailrace.pipeline.testing.real_runs import deep
 from tailrace.pipeline.testing.rounds_contract import RoundsContract
 from tailrace.pipeline.testing.task_contract import TaskContract
 from tailrace.pipeline.testing.turns_contract import TurnsContract
@@ -13,13 +12,10 @@ from tailrace.runtime.hosts.local import LocalHost
 pytest.importorskip("torch", reason="a real trainer trains a real model")
 
 
+@pytest.mark.inherited(deep=[RoundsContract.test_a_member_that_hangs_in_a_round_is_replaced])
 class TestRoundsLocal(RoundsContract):
     def make_host(self, started_s):
         return LocalHost(started_s)
-
-    test_a_member_that_hangs_in_a_round_is_replaced = deep(
-        RoundsContract.test_a_member_that_hangs_in_a_round_is_replaced
-    )
 
 
 class TestModesLocal(ModesContract):
@@ -37,10 +33,7 @@ class TestTurnsLocal(TurnsContract):
         return LocalHost(started_s)
 
 
+@pytest.mark.inherited(deep=[BalanceContract.test_one_joins_a_slow_generation_and_leaves_a_fast_one])
 class TestBalanceLocal(BalanceContract):
     def make_host(self, started_s):
         return LocalHost(started_s)
-
-    test_one_joins_a_slow_generation_and_leaves_a_fast_one = deep(
-        BalanceContract.test_one_joins_a_slow_generation_and_leaves_a_fast_one
-    )

@@ -11,7 +11,6 @@ from tailrace.contracts import Place
 from tailrace.faulttol import FaultKind
 from tailrace.pipeline.testing.busy_members import ask_behind_members
 from tailrace.pipeline.testing.executor_contract import ExecutorContract
-from tailrace.pipeline.testing.real_runs import deep
 from tailrace.pipeline.testing.shared_cluster import OnSharedCluster
 from tailrace.pipeline.testing.small_run import STEPS
 from tailrace.runtime.executor.seam import MemberDeadError, RoleSpec
@@ -20,56 +19,15 @@ pytest.importorskip("torch", reason="a real trainer trains a real model")
 
 
 @pytest.mark.long
+@pytest.mark.inherited(
+    keeps=[
+        ExecutorContract.test_a_killed_replica_is_replaced_and_nothing_is_lost,
+        ExecutorContract.test_a_machine_that_passes_its_checks_is_used_again,
+        ExecutorContract.test_a_trainer_killed_between_full_states_goes_on_from_the_last,
+        ExecutorContract.test_a_controller_that_died_is_replaced_and_nobody_restarts,
+    ]
+)
 class TestRay(OnSharedCluster, ExecutorContract):
-    test_trains_every_prompt_once = deep(ExecutorContract.test_trains_every_prompt_once)
-    test_with_a_fence_no_replica_is_newer_than_the_trainer_can_be_again = deep(
-        ExecutorContract.test_with_a_fence_no_replica_is_newer_than_the_trainer_can_be_again
-    )
-    test_tokens_and_versions_line_up_under_partial_rollout = deep(
-        ExecutorContract.test_tokens_and_versions_line_up_under_partial_rollout
-    )
-    test_a_killed_trainer_goes_on_from_its_checkpoint = deep(
-        ExecutorContract.test_a_killed_trainer_goes_on_from_its_checkpoint
-    )
-    # A run from the command line, on Ray, whose driver dies is in tests/test_end_to_end.py.
-    test_a_driver_that_died_goes_on_from_its_log = deep(ExecutorContract.test_a_driver_that_died_goes_on_from_its_log)
-    test_a_trainer_killed_between_groups_adds_their_gradients_again = deep(
-        ExecutorContract.test_a_trainer_killed_between_groups_adds_their_gradients_again
-    )
-    test_any_relay_may_die_and_no_step_is_lost = deep(ExecutorContract.test_any_relay_may_die_and_no_step_is_lost)
-    test_a_trainer_is_struck_in_each_of_its_phases = deep(
-        ExecutorContract.test_a_trainer_is_struck_in_each_of_its_phases
-    )
-    test_a_replica_is_struck_in_each_of_its_phases = deep(
-        ExecutorContract.test_a_replica_is_struck_in_each_of_its_phases
-    )
-    test_an_exception_in_a_role_replaces_it = deep(ExecutorContract.test_an_exception_in_a_role_replaces_it)
-    test_members_that_hang_are_replaced = deep(ExecutorContract.test_members_that_hang_are_replaced)
-    test_replicas_come_and_go = deep(ExecutorContract.test_replicas_come_and_go)
-    test_replicas_are_resized = deep(ExecutorContract.test_replicas_are_resized)
-    test_the_data_role_dies_alone = deep(ExecutorContract.test_the_data_role_dies_alone)
-    test_a_scorer_that_dies_uses_up_no_attempt = deep(ExecutorContract.test_a_scorer_that_dies_uses_up_no_attempt)
-    test_a_ranker_that_dies_or_hangs_holds_nobody_up = deep(
-        ExecutorContract.test_a_ranker_that_dies_or_hangs_holds_nobody_up
-    )
-    test_a_ranker_learns_unasked_and_its_successor_goes_on_with_what_it_has_learned = deep(
-        ExecutorContract.test_a_ranker_learns_unasked_and_its_successor_goes_on_with_what_it_has_learned
-    )
-    test_what_was_predicted_outlives_the_driver = deep(ExecutorContract.test_what_was_predicted_outlives_the_driver)
-    test_an_engine_that_stands_still_is_replaced_and_its_work_goes_on = deep(
-        ExecutorContract.test_an_engine_that_stands_still_is_replaced_and_its_work_goes_on
-    )
-    test_a_prompt_that_an_engine_refuses_fails_its_group_alone = deep(
-        ExecutorContract.test_a_prompt_that_an_engine_refuses_fails_its_group_alone
-    )
-    test_an_older_checkpoint_is_used_where_the_newest_is_damaged = deep(
-        ExecutorContract.test_an_older_checkpoint_is_used_where_the_newest_is_damaged
-    )
-    test_a_machine_that_does_not_pass_its_checks_is_not_used_again = deep(
-        ExecutorContract.test_a_machine_that_does_not_pass_its_checks_is_not_used_again
-    )
-    test_a_run_that_gave_up_goes_on = deep(ExecutorContract.test_a_run_that_gave_up_goes_on)
-
     @pytest.mark.deep
     def test_ranks_of_the_trainer_publish_their_own_shards(self, tmp_path, model):
         """Two processes and two relays; the master relay and the trainer die."""

@@ -77,8 +77,7 @@ def test_a_reward_of_1_or_0_says_whether_an_answer_is_right_also_if_it_was_added
     assert ScoringResult("a", reward, correct).right is right
 
 
-@pytest.mark.parametrize("verifier", ["sleeps_for_ever", "spins"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("verifier", "workers"), [("sleeps_for_ever", 1), ("spins", 2)])
 def test_a_verifier_that_hangs_costs_its_own_item_only(make_scorer, workers, verifier):
     scorer = make_scorer(workers=workers, timeout_s=0.5)
     outcomes = scorer.score([item("a", "numeric"), item("b", verifier), item("c", "numeric"), item("d", "exact")])

@@ -110,7 +110,7 @@ def test_every_token_belongs_to_the_version_that_it_is_kept_with(name, tmp_path)
     assert both >= 2, f"no trajectory has tokens of both versions, seed {SEED}"
 
 
-@pytest.mark.parametrize("name", ["transformers", "vllm"])
+@pytest.mark.parametrize("name", ["transformers", pytest.param("vllm", marks=pytest.mark.deep)])
 def test_turns_go_on_behind_their_answers_across_interruption_and_versions(name, tmp_path):
     """Token by token, what a plain model of its version says of it, given all turns and answers before."""
     if importlib.util.find_spec(name) is None:
@@ -161,7 +161,7 @@ def test_turns_go_on_behind_their_answers_across_interruption_and_versions(name,
     assert both >= 2, f"too few trajectories have answers and both versions, seed {SEED}"
 
 
-@pytest.mark.parametrize("name", ["transformers", "vllm"])
+@pytest.mark.parametrize("name", ["transformers", pytest.param("vllm", marks=pytest.mark.deep)])
 def test_an_engine_that_stands_still_is_told_of_and_what_it_had_made_goes_on_elsewhere(name, tmp_path):
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")

@@ -17,6 +17,13 @@ class TestTransformersEngine(EngineContract):
         return build_engine("transformers", model_path, {"device": "cpu", **options})
 
 
+@pytest.mark.inherited(
+    keeps=[
+        EngineAbilitiesContract.test_an_adapter_is_served_as_peft_computes_it,
+        EngineAbilitiesContract.test_digests_of_an_adapter_are_those_of_what_is_applied,
+        EngineAbilitiesContract.test_memory_is_free_while_it_sleeps_and_it_goes_on_after,
+    ]
+)
 class TestTransformersAbilities(EngineAbilitiesContract):
     abilities = engine_abilities("transformers")
 

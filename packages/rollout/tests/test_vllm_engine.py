@@ -15,6 +15,7 @@ from tailrace.rollout.testing.contract import greedy, save_tiny_model
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM")
 
 
+@pytest.mark.inherited(deep=[EngineContract.test_a_small_cache_makes_it_preempt_and_changes_no_token])
 class TestVLLMEngine(EngineContract):
     options: ClassVar = {"gpu_memory_utilization": 0.2}  # on a GPU a test builds a second engine beside the first
     seeds = True
@@ -40,6 +41,12 @@ class TestVLLMAbilitiesInAWorkerProcess(TestVLLMAbilities):
     options: ClassVar = {"gpu_memory_utilization": 0.2, "apart": True}
 
 
+@pytest.mark.inherited(
+    keeps=[
+        EngineContract.test_abort_keeps_tokens_and_resuming_them_changes_nothing,
+        EngineContract.test_new_weights_of_a_tied_model_are_served_and_the_old_are_not,
+    ]
+)
 class TestVLLMEngineThatPlansAhead(TestVLLMEngine):
     """With asynchronous scheduling, on CPU in a worker process: a step runs while its tokens are not known yet."""
 

@@ -109,7 +109,12 @@ def adamw(model, lr):
 
 @pytest.mark.parametrize(
     ("options", "epochs"),
-    [({}, 1), ({}, 3), ({"whiten": False, "gamma": 0.97, "lam": 0.8}, 1), ({"kl_coefficient": 0.3}, 1)],
+    [
+        ({}, 3),
+        ({"kl_coefficient": 0.3}, 1),
+        pytest.param({}, 1, marks=pytest.mark.deep),
+        pytest.param({"whiten": False, "gamma": 0.97, "lam": 0.8}, 1, marks=pytest.mark.deep),
+    ],
 )
 def test_steps_are_those_of_plain_transformers(model_path, init, options, epochs):
     """Two batches of two mini-batches: both models' weights, and what the metrics say."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from worlds import patient, play, policy, seeds, world
+from worlds import expected, patient, play, policy, seeds, world
 
 from tailrace import contracts as c
 from tailrace.fuzz.draw import draw_case
@@ -32,8 +32,8 @@ def test_replicas_come_and_go():
         commands = [command for _, _, commands in played.simulation.log.instants for command in commands]
         started += sum(isinstance(command, c.Start) for command in commands)
         stopped += sum(isinstance(command, c.Stop) for command in commands)
-    assert stopped > 10
-    assert started > 90
+    assert stopped > expected(10)
+    assert started > expected(90)
 
 
 def placed(played, machines):
@@ -63,7 +63,7 @@ def test_machines_are_given_up_with_all_their_members():
             alive = [state for state in controller.members.states.values() if state.health is c.Health.UP]
             assert not [state for state in alive if state.machine in lost], f"seed {seed}"
         assert stands
-    assert given_up > 3
+    assert given_up > expected(3)
 
 
 def test_backlogs_are_routed_in_parts():

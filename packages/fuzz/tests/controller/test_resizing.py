@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
-from worlds import play, seeds, world
+from worlds import expected, play, seeds, world
 
 from tailrace import contracts as c
 from tailrace.controller import lending
@@ -65,8 +65,8 @@ def test_replicas_grow_and_shrink():
         shrunk += sum(one.tp == 1 for one in resized)
         if not any(isinstance(event, c.Resumed) for _, events, _ in instants for event in events):
             assert devices_used(instants) <= DEVICES, f"seed {seed}"
-    assert grown > 30
-    assert shrunk > 20
+    assert grown > expected(30)
+    assert shrunk > expected(20)
 
 
 def test_a_resized_replica_that_serves_before_its_pull_is_found(monkeypatch):
@@ -112,7 +112,7 @@ def test_replicas_change_their_size_between_loans():
             lent = [one for one in commands if isinstance(one, c.Lend)]
             loans += len(lent)
             of_two += sum(len(one.cells) == 2 for one in lent)
-    assert min(resized, loans, of_two) > 10, (resized, loans, of_two)
+    assert min(resized, loans, of_two) > expected(10), (resized, loans, of_two)
 
 
 def test_a_replica_that_keeps_the_devices_of_its_former_size_is_found(monkeypatch):

@@ -1,9 +1,11 @@
 """Random worlds for the controller: a fuzz case, with another policy or quantity of its pipeline where a test wants it so.
 
-Every invariant of fuzzing is checked in them. --deep and `TAILRACE_WORLDS` multiply their number; a failure names its seed.
+Every invariant of fuzzing is checked in them. Without --deep a part of the seeds is played; --deep and `TAILRACE_WORLDS`
+multiply their number. A failure names its seed.
 """
 
 import dataclasses
+import math
 import os
 
 from tailrace.contracts.plugins import load
@@ -12,7 +14,7 @@ from tailrace.fuzz.draw import draw_case
 from tailrace.fuzz.faults import BreakKind
 from tailrace.fuzz.trial import FuzzSimulation
 
-WORLDS = int(os.environ.get("TAILRACE_WORLDS", "1"))
+WORLDS = float(os.environ.get("TAILRACE_WORLDS", "1"))
 COST = {"k1": 2e-5, "k2": 1e-3, "k3": 1e-4, "k4": 2e-3}
 
 
@@ -66,7 +68,12 @@ def play(seed, played, *, first=None, gives_up=False):
 def seeds(count, *, first=0, fits=lambda case: True):
     """The first seeds whose cases fit."""
     found = (seed for seed in range(first, first + 100_000) if fits(draw_case(seed)))
-    return [next(found) for _ in range(count * WORLDS)]
+    return [next(found) for _ in range(math.ceil(count * WORLDS))]
+
+
+def expected(count):
+    """How often something happens at least in the worlds that are played, if it does so often in as many as a test names."""
+    return math.floor(count * min(1.0, WORLDS))
 
 
 def patient(case):

@@ -38,7 +38,12 @@ def third_party(tmp_path, monkeypatch):
     return "other"
 
 
-@pytest.fixture(params=["shm", "tcp", "ucx", "nixl", "other"])
+# Shared memory and TCP need nothing beside Python. The others do the same by libraries, or are TCP by another name: they read
+# ranges each time, and do the rest with --deep.
+RARELY = [pytest.param(name, marks=pytest.mark.deep) for name in ("ucx", "nixl", "other")]
+
+
+@pytest.fixture(params=["shm", "tcp", *RARELY])
 def name(request):
     """Every transport; one that cannot be used here is skipped with its reason."""
     if request.param == "other":

@@ -45,6 +45,7 @@ def read(source, offset, nbytes, timeout_s=20.0):
     return bytes(buffer[1:-1])
 
 
+@pytest.mark.parametrize("name", ["shm", "tcp", "ucx", "nixl", "other"], indirect=True)
 def test_random_ranges_arrive_right(exporter, opened):
     seed = random.randrange(2**32)
     numbers = random.Random(seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -144,17 +143,6 @@ class RealRuns:
         from tailrace.trainer import checkpoints
 
         return c.Resumed(tuple(checkpoints(root / "checkpoints", full=True))) if controller.started else None
-
-
-def deep(test: Callable[..., Any]) -> Callable[..., Any]:
-    """A test of a contract that a subclass runs with ``--deep`` only; other subclasses run it always."""
-
-    @functools.wraps(test)
-    def run(*arguments: Any, **fixtures: Any) -> Any:
-        return test(*arguments, **fixtures)
-
-    marked: Callable[..., Any] = pytest.mark.deep(run)
-    return marked
 
 
 def rarely(value: object) -> Any:

@@ -50,6 +50,9 @@ class OnSharedCluster:
             ray = pytest.importorskip("ray")
             patch.setenv("OMP_NUM_THREADS", "1")
             patch.setenv("RAY_worker_niceness", "0")  # members of a test are not to starve beside other tests
+            patch.setenv(
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"
+            )  # the host sets it, and later tests join clusters of others
             yield
             ray.shutdown()
             for folder in cls._folders:

@@ -529,7 +529,7 @@ class EngineContract(OnTinyModels):
             )
             assert all(responses[f"other {name}"].tokens != tokens for name, tokens in alone.items())
 
-    @pytest.mark.parametrize("threads", [1, 2])
+    @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.deep)])
     def test_the_same_calls_between_the_same_steps_give_the_same_bits(
         self, models: tuple[Path, Any, Any], prompts: Prompts, threads: int
     ) -> None:

@@ -1,0 +1,95 @@
+"""Each long test belongs to exactly one part of them, so that `.ci/run` reaches all, and every other test to each run."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PARTS = 3
+SAMPLE = """
+import pytest
+
+class Contract:
+    @pytest.mark.parametrize("size", [1, 2])
+    def test_sizes(self, size): ...
+    def test_ends(self): ...
+    def test_comes_back(self): ...
+
+class TestQuick(Contract): ...
+
+@pytest.mark.inherited(deep=[Contract.test_ends])
+class TestMiddling(Contract): ...
+
+@pytest.mark.inherited(keeps=[Contract.test_comes_back])
+class TestSlow(TestMiddling):
+    def test_its_own(self): ...
+
+@pytest.mark.deep
+@pytest.mark.parametrize("seed", range(12))
+def test_long(seed): ...
+
+def test_short(): ...
+"""
+LONG = {
+    "TestMiddling::test_ends",
+    "TestSlow::test_sizes[1]",
+    "TestSlow::test_sizes[2]",
+    "TestSlow::test_ends",
+    *(f"test_long[{seed}]" for seed in range(12)),
+}
+SHORT = {
+    *(f"TestQuick::{name}" for name in ("test_sizes[1]", "test_sizes[2]", "test_ends", "test_comes_back")),
+    *(f"TestMiddling::{name}" for name in ("test_sizes[1]", "test_sizes[2]", "test_comes_back")),
+    *(f"TestSlow::{name}" for name in ("test_comes_back", "test_its_own")),
+    "test_short",
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs the sample with this repository's settings; returns the tests that passed, or what pytest complained of."""
+    file = tmp_path / "test_sample.py"
+    file.write_text(SAMPLE)
+
+    def run(*words):
+        own = ["-c", ROOT / "pyproject.toml", "-p", "conftest", "-p", "no:cacheprovider", "--rootdir", tmp_path]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *own, "-n", "0", "-rp", *words, file],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        if done.returncode:
+            return done.stderr
+        return set(re.findall(r"^PASSED test_sample\.py::(\S+)", done.stdout, re.MULTILINE))
+
+    return run
+
+
+def test_parts_share_no_long_test_and_leave_none_out(run):
+    assert run() == SHORT
+    assert run("--deep") == SHORT | LONG
+    parts = [run("--deep-part", f"{number}/{PARTS}") - SHORT for number in range(1, PARTS + 1)]
+    assert set().union(*parts) == LONG
+    assert sum(map(len, parts)) == len(LONG)
+    assert all(parts), parts
+    both = {"TestSlow::test_sizes[1]", "TestSlow::test_sizes[2]"}
+    assert any(both <= part for part in parts), "a class's tests of a name share what it makes"
+
+
+def test_a_number_alone_is_counted_round(run, pytestconfig):
+    number, parts = 5, pytestconfig.pluginmanager.getplugin(str(ROOT / "conftest.py")).DEEP_PARTS
+    found = run("--deep-part", str(number + 7 * parts))
+    assert found == run("--deep-part", f"{number}/{parts}")
+    assert found >= SHORT
+
+
+@pytest.mark.parametrize("part", ["0/3", "4/3", "1/", "one"])
+def test_what_is_no_part_is_refused(run, part):
+    assert f"--deep-part: found {part!r}, expected a number K" in run("--deep-part=" + part)
