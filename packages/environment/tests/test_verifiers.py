@@ -1,8 +1,6 @@
 """The adapter for verifiers.v1, against the released package in an interpreter of its own, as docs/environments.md says."""
 
 import asyncio
-import importlib
-import json
 import random
 import re
 import shutil
@@ -12,18 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_model import write_model
 
 from tailrace.environment import EnvironmentPool, RaisedError, SetupError, examine_environment, verifiers
 
 PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-SPECIAL = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>",
-    "</tool_response>",
-)  # fmt: skip
 ROLLOUTS = 50
 
 
@@ -44,22 +35,11 @@ def theirs(tmp_path_factory):
     """A folder as the page says, with a tokenizer and a chat template in ``model``, and the page's taskset."""
     if shutil.which("uv") is None or not PAGE.exists():
         pytest.skip("it needs uv, to install the released package, and the page in the repository")
-    tokenizers = pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers")
     root = tmp_path_factory.mktemp("verifiers")
     command = re.search(r"\$ (uv venv theirs .* verifiers==.*)", PAGE.read_text())[1]
     subprocess.run(command, shell=True, cwd=root, check=True, capture_output=True, timeout=400)
-    (root / "model").mkdir()
-    bytes_ = importlib.import_module("tokenizers.pre_tokenizers").ByteLevel
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = bytes_(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, special_tokens=list(SPECIAL), initial_alphabet=bytes_.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(["user assistant Guess a number. more less 12 345"], trainer)
-    tokenizer.save(str(root / "model" / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": TEMPLATE}
-    (root / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
+    write_model(root / "model")
     (taskset,) = [each for each in blocks() if "vf.Taskset" in each]
     assert len(taskset.splitlines()) < 40
     (root / "guess").mkdir()

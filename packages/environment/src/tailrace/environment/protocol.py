@@ -53,10 +53,14 @@ class Environment(Protocol):
     * ``snapshot() -> bytes`` and ``restore(state)``: what the session knows after a turn, and a new session that goes on from
       there instead of `reset`. A snapshot changes nothing. It is taken after each turn, so it should be small.
 
-    Without either, a session ends with its worker.
+    Without either, a session ends with its worker. The same goes for a session that raises an exception with ``gone = True``: what
+    it held elsewhere, such as a process, was killed.
+
+    In a run, an option ``tokenizer`` that is left out is the directory of the run's model.
 
     * ``tokenized = True``: the environment renders its prompts itself and speaks in token ids of the model's tokenizer. Its
       observations and the actions that it gets are sequences of ids; an action has the token that ended the turn, if any.
+      With ``reads_prompts = True`` its rows may have prompts, which it puts into its own; otherwise they have none.
     * ``rows(start, stop)``: rows of its own (such as those of a taskset), as a list from number `start` up to before `stop`,
       fewer where there are no more. The same numbers always have the same rows. Called instead of `reset`.
     """

@@ -7,6 +7,7 @@ What happens to a session:
 
 * its worker dies, or stands still and is killed: the session goes to another worker, from its latest snapshot, else by playing
   its turns again, with every answer compared; then the call under way is made again. With neither of these it is lost.
+  So it does if it says itself that what it held is gone.
 * its call misses the deadline: it is over. Its worker gets no new sessions, and ends when its other sessions are over.
 * the environment raises, or answers what is no answer: it is over.
 
@@ -405,9 +406,11 @@ class EnvironmentPool:
         asking = asyncio.create_task(self._reply(record.link, {**request, "session": record.number}))
         self._asking.add(asking)
         asking.add_done_callback(self._asked)
-        return self._said(
-            await asyncio.shield(asking)
-        )  # who is cancelled does not wait, but a call without end is noticed
+        reply = await asyncio.shield(asking)  # who is cancelled does not wait, but a call without end is noticed
+        if reply.get("kind") == "gone":
+            await self._leave(record)
+            raise WorkerGoneError(reply["error"], 1)
+        return self._said(reply)
 
     def _said(self, reply: dict[str, Any]) -> dict[str, Any]:
         if "error" in reply:
@@ -437,9 +440,7 @@ class EnvironmentPool:
         """Give the session a worker that has it, with every turn so far."""
         if record.at_home:
             return
-        if record.link is not None:
-            left, record.link = record.link, None
-            await self._workers.leave(left)
+        await self._leave(record)
         abilities = self.abilities
         if record.begun and record.state is None and not (abilities.replayable and record.first is not None):
             self._lose(record, "it has neither a snapshot nor `replayable`")
@@ -471,9 +472,15 @@ class EnvironmentPool:
                 )  # fmt: skip
         self._counts.replayed += 1
 
+    async def _leave(self, record: SessionRecord) -> None:
+        """Note that the session's worker, if it has one, has it no longer."""
+        left, record.link = record.link, None
+        if left is not None:
+            await self._workers.leave(left)
+
     def _lose(self, record: SessionRecord, why: str) -> NoReturn:
         self._counts.lost += 1
-        raise SessionLostError(f"session {record.number} of {self.environment!r} lost its worker, and {why}")
+        raise SessionLostError(f"session {record.number} of {self.environment!r} is gone, and {why}")
 
     async def _drop(self, record: SessionRecord) -> None:
         """Forget a session and tell its worker so."""

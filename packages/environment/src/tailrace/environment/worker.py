@@ -91,7 +91,8 @@ class SessionWorker:
         except WrongAnswerError as error:
             self._fail(request, "nonsense", str(error))
         except BaseException as error:  # a session must not end the others, not even by sys.exit()
-            self._fail(request, "raised", f"{type(error).__name__}: {error}")
+            kind = "gone" if getattr(error, "gone", False) else "raised"
+            self._fail(request, kind, f"{type(error).__name__}: {error}")
         else:
             self._write(said)
 
@@ -119,6 +120,7 @@ class SessionWorker:
             "restorable": self._restorable,
             "tokenized": self._tokenized,
             "rows": callable(getattr(tried, "rows", None)),
+            "reads_prompts": bool(getattr(tried, "reads_prompts", False)),
         }
 
     def _rows(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,12 +74,14 @@ class Abilities:
         restorable: a session can be restored from a snapshot.
         tokenized: it speaks in token ids instead of text.
         rows: it has rows of its own.
+        reads_prompts: it is `tokenized`, and makes the model's prompt of the row's.
     """
 
     replayable: bool
     restorable: bool
     tokenized: bool = False
     rows: bool = False
+    reads_prompts: bool = False
 
 
 class Workers:
@@ -224,7 +226,7 @@ class Workers:
             raise SetupError(f"found the environment {self._name!r}, which cannot be had: {reply['error']}")
         if link.gone:  # since it replied
             raise SetupError(f"found the environment {self._name!r}, whose worker does not live: {link.reason}")
-        self.abilities = Abilities(*(reply[name] for name in ("replayable", "restorable", "tokenized", "rows")))
+        self.abilities = Abilities(**{name: reply[name] for name in Abilities.__slots__})
         self._failed_starts = 0
         self.links.append(link)
 

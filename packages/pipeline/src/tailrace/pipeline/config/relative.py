@@ -28,6 +28,7 @@ def _paths_of(model: type[BaseModel], above: str = "") -> Iterator[str]:
 _TRAIN = "task.train"
 _PATHS = (*_paths_of(RunConfig), "fleet.workload.trace")  # a fleet's tables are not read here
 _VERIFIER, _ENVIRONMENT = "task.verifier", "environment.name"  # a name, module:function or file.py:function
+_FOLDER = "environment.options.folder"  # of an environment that starts something there
 _TABLES_OR_NAMES = ("fleet.profile", "fleet.model", "fleet.trainer.device", "fleet.rollout.device")
 """Keys whose value is the name of a built-in, or the user's own TOML file."""
 
@@ -40,7 +41,7 @@ def rooted(content: Mapping[str, Any], directory: Path | None) -> dict[str, Any]
         directory: the file's directory; None: relative paths stay so, and only ``~`` is told.
     """
     found = dict(content)
-    for key in (*_PATHS, *_TABLES_OR_NAMES, _VERIFIER, _ENVIRONMENT):
+    for key in (*_PATHS, *_TABLES_OR_NAMES, _VERIFIER, _ENVIRONMENT, _FOLDER):
         *tables, name = key.split(".")
         table: Any = found
         for part in tables:
@@ -70,7 +71,7 @@ def _root(table: dict[str, Any], name: str, key: str, directory: Path | None) ->
         file, colon, function = value.rpartition(":")
         if file.endswith(".py"):
             table[name] = f"{_below(directory, file)}{colon}{function}"
-    elif key in _PATHS or value.endswith(".toml"):
+    elif key in _PATHS or value.endswith(".toml") or (key == _FOLDER and value):
         table[name] = _absolute(value, directory)
 
 

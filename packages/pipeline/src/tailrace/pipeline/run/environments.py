@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tailrace.contracts import PluginError, extra, plugins
 from tailrace.environment import GROUP, Abilities, SetupError, environment_names, examine_environment
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.config.options import check_options
+from tailrace.pipeline.config.options import check_options, options_of
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.roles.environment import EnvironmentRole, EnvironmentSettings
 from tailrace.pipeline.roles.observations import Glue
@@ -99,6 +99,35 @@ def check_environment(config: RunConfig) -> None:
         )
 
 
+def environment_options(config: RunConfig, model: Path | None) -> dict[str, Any]:
+    """The environment's options. One that takes a ``tokenizer`` and is told none gets the run's model.
+
+    Args:
+        config: the configuration.
+        model: the model's directory; None: there is none yet.
+    """
+    name, options = environment_of(config), dict(config.environment.options)
+    if model is None or name not in environment_names() or config.environment.python is not None:
+        return options
+    takes = "tokenizer" in options_of(_loaded(name))
+    return {"tokenizer": str(model.absolute()), **options} if takes else options
+
+
+def makes_prompts(config: RunConfig) -> bool:
+    """Whether the environment is named and makes the model's prompts of the rows', for which it needs the model's tokenizer.
+
+    Raises:
+        ConfigError: it cannot be had.
+    """
+    name, table = config.environment.name, config.environment
+    if name is None:
+        return False
+    try:
+        return _examined(name, json.dumps(table.options), interpreter_of(config), table.start_s).reads_prompts
+    except SetupError as error:
+        raise ConfigError(f"table 'environment': {error}") from error
+
+
 @lru_cache(maxsize=8)
 def _examined(name: str, options: str, python: str, start_s: float) -> Abilities:
     """Examine an environment once in this process: a configuration is checked twice, and to load one may take a minute."""
@@ -121,7 +150,7 @@ def environment_role(
         return {}
     settings = EnvironmentSettings(
         environment=name,
-        options=dict(table.options),
+        options=environment_options(config, model),
         workers=table.workers,
         call_s=table.call_s,
         max_turns=table.max_turns,

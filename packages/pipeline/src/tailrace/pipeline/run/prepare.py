@@ -13,10 +13,11 @@ from typing import Any
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options
+from tailrace.pipeline.config.task import SourceConfig
 from tailrace.pipeline.errors import ConfigError, RunDirectoryError, config_error
 from tailrace.pipeline.roles.prompts import DecodingMode
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
-from tailrace.pipeline.run.environments import has_own_rows, no_tool_prefix
+from tailrace.pipeline.run.environments import has_own_rows, makes_prompts, no_tool_prefix
 from tailrace.pipeline.run.prompts.beginnings import begin_rows
 from tailrace.pipeline.run.prompts.reading import HELD_OUT, TRAIN, FoundPrompts, plain, prompts_file, read_files, sized
 
@@ -142,8 +143,23 @@ def _generated(config: RunConfig, directory: RunDirectory, progress: Progress) -
         no_tool_prefix=no_tool_prefix(config),
     )  # fmt: skip
     if config.model.path is not None:
-        return dataclasses.replace(files, model=_existing_model(config.model.path))
-    return _warm_started(files, tasks, config, directory, progress)
+        files = dataclasses.replace(files, model=_existing_model(config.model.path))
+    else:
+        files = _warm_started(files, tasks, config, directory, progress)
+    return _begun(files, config, directory, progress) if makes_prompts(config) else files
+
+
+def _begun(files: Prepared, config: RunConfig, directory: RunDirectory, progress: Progress) -> Prepared:
+    """The same with the prompts that the environment makes of a generated task's."""
+    sources = tuple(
+        SourceConfig(path=path, share=share) for path, share in zip(files.train, files.shares, strict=True)
+    )
+    update = {"name": None, "mix": {}, "sources": sources, "held_out": files.held_out}
+    config = config.model_copy(update={"task": config.task.model_copy(update=update)})
+    config, begun = begin_rows(config, directory, progress, files.model)
+    _prompts(config, files.model, directory, progress, begun)
+    train = tuple(prompts_file(directory.task, name) for name in config.task.training)
+    return dataclasses.replace(files, train=train, held_out=prompts_file(directory.task, HELD_OUT))
 
 
 def _named(config: RunConfig) -> dict[str, str]:
@@ -275,20 +291,29 @@ def _check_parts(config: RunConfig) -> None:
 
 
 def _from_files(config: RunConfig, directory: RunDirectory, progress: Progress) -> Prepared:
-    config, begun = begin_rows(config, directory, progress)
+    found = Prepared(Path(), (), None, config.task.verifier, "", None)
+    model_first = makes_prompts(config)  # otherwise what is wrong with a row is told before a warm start
+    if model_first:
+        found = _with_model(found, config, directory, progress)
+    config, begun = begin_rows(config, directory, progress, found.model if model_first else None)
     sources = config.task.training
     train = tuple(prompts_file(directory.task, name) for name in sources)
     held_out = prompts_file(directory.task, HELD_OUT) if config.task.held_out is not None else None
     shares = tuple(source.share for source in sources.values())
-    found = Prepared(Path(), train, held_out, config.task.verifier, "", None, shares=shares)
-    if config.model.path is not None:
-        found = dataclasses.replace(found, model=_existing_model(config.model.path))
-    else:
-        assert config.warm_start.task is not None
-        name = config.warm_start.task
-        found = _warm_started(found, {name: _task("warm_start.task", name)}, config, directory, progress)
+    found = dataclasses.replace(found, train=train, held_out=held_out, shares=shares)
+    if not model_first:
+        found = _with_model(found, config, directory, progress)
     read = _prompts(config, found.model, directory, progress, begun)
     return dataclasses.replace(found, counts=plain(read.counts), verifiers=tuple(read.verifiers))
+
+
+def _with_model(files: Prepared, config: RunConfig, directory: RunDirectory, progress: Progress) -> Prepared:
+    """The same with the model that is given, or a small one that learned from a generated task's demonstrations."""
+    if config.model.path is not None:
+        return dataclasses.replace(files, model=_existing_model(config.model.path))
+    assert config.warm_start.task is not None
+    name = config.warm_start.task
+    return _warm_started(files, {name: _task("warm_start.task", name)}, config, directory, progress)
 
 
 def _prompts(config: RunConfig, model: Path, directory: RunDirectory, progress: Progress, begun: bool) -> FoundPrompts:

@@ -23,7 +23,7 @@ from tailrace.pipeline.config.task import SourceConfig
 from tailrace.pipeline.errors import ConfigError, config_error
 from tailrace.pipeline.roles.prompts import COLUMN, Beginning
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.environments import has_own_rows, interpreter_of
+from tailrace.pipeline.run.environments import environment_options, has_own_rows, interpreter_of
 from tailrace.pipeline.run.prompts.reading import HELD_OUT, SHOWN, TRAIN, merged, prompts_file, sources_of
 from tailrace.trajstore import Messages, Prompt, PromptFileError, read_prompts
 
@@ -34,7 +34,10 @@ Located = tuple[str, Prompt]
 
 
 def begin_rows(
-    config: RunConfig, directory: RunDirectory, progress: Callable[[Mapping[str, Any]], None]
+    config: RunConfig,
+    directory: RunDirectory,
+    progress: Callable[[Mapping[str, Any]], None],
+    model: Path | None = None,
 ) -> tuple[RunConfig, bool]:
     """Ask the environment that the configuration names how each row begins.
 
@@ -42,6 +45,7 @@ def begin_rows(
         config: the configuration.
         directory: the run's directory, where the rows are written.
         progress: told how many rows have begun.
+        model: the model's directory, for an environment that makes the model's prompts; None: there is none yet.
 
     Returns:
         The configuration, whose task has the files of the run's directory instead if there are any, and whether their rows have
@@ -54,7 +58,7 @@ def begin_rows(
     if config.environment.name is None or config.task.generated:
         return config, False
     try:
-        return asyncio.run(_Rows(config, directory, progress).begin())
+        return asyncio.run(_Rows(config, directory, progress, model).begin())
     except SetupError as error:
         raise ConfigError(f"table 'environment': {error}") from error
 
@@ -67,7 +71,11 @@ def row_seed(run: int, source: str, row: int) -> int:
 
 class _Rows:
     def __init__(
-        self, config: RunConfig, directory: RunDirectory, progress: Callable[[Mapping[str, Any]], None]
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        progress: Callable[[Mapping[str, Any]], None],
+        model: Path | None,
     ) -> None:
         self._config, self._directory, self._progress = config, directory, progress
         table = config.environment
@@ -75,7 +83,7 @@ class _Rows:
         self._name = table.name
         self._pool = EnvironmentPool(
             table.name,
-            table.options,
+            environment_options(config, model),
             workers=table.workers,
             sessions=table.sessions,
             call_s=table.call_s,
@@ -139,7 +147,7 @@ class _Rows:
 
     def _read(self, config: RunConfig, source: SourceConfig) -> list[Located]:
         rows = list(read_prompts(source.path, render=_only_text, **config.task.columns(source)))
-        if self._pool.abilities.tokenized:
+        if self._pool.abilities.tokenized and not self._pool.abilities.reads_prompts:
             for where, prompt in rows:
                 if prompt.prompt.strip():
                     raise PromptFileError(
