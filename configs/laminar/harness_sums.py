@@ -18,12 +18,12 @@ MOST_TURNS = 8
 
 def ask(messages: list[dict[str, str]]) -> dict[str, str]:
     """The model's next message."""
-    request = urllib.request.Request(
+    request = urllib.request.Request(  # noqa: S310 - where it asks is its caller's matter
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
         data=json.dumps({"model": "policy", "messages": messages}).encode(),
         headers={"Content-Type": "application/json", "Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"},
     )
-    with urllib.request.urlopen(request, timeout=3600) as response:
+    with urllib.request.urlopen(request, timeout=3600) as response:  # noqa: S310 - likewise
         message: dict[str, str] = json.load(response)["choices"][0]["message"]
         return message
 

@@ -1,4 +1,4 @@
-"""Conversations as tokens, beside plain transformers: the whole of it, and what each next request has beyond the turn before."""
+"""Conversations as tokens, beside plain transformers: the whole, and what each next request has beyond the turn before."""
 
 import json
 import random
@@ -10,9 +10,10 @@ from tailrace.environment.chat_template import ChatTemplate, TemplateError
 
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 HEADERS = (
-    "{{ bos_token }}{% for m in messages %}\n    {%- if m.role == 'system' %}\n<<{{ m.content | trim }}>>\n    {%- elif m.role == 'assistant' %}"
-    "\n[A]{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}\n    {%- else %}\n[{{ m.role }}]{{ m.content | trim }}"
-    "\n    {%- endif %}\n{% endfor %}{% if add_generation_prompt %}[A]{% endif %}"
+    "{{ bos_token }}{% for m in messages %}\n    {%- if m.role == 'system' %}\n<<{{ m.content | trim }}>>\n"
+    "    {%- elif m.role == 'assistant' %}\n[A]{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}\n"
+    "    {%- else %}\n[{{ m.role }}]{{ m.content | trim }}\n    {%- endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}[A]{% endif %}"
 )
 TOOLS = (
     "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
@@ -48,7 +49,9 @@ def reference(folder, messages, template=None):
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-@pytest.mark.parametrize("template", [PLAIN, HEADERS, CHATML, TOOLS, FORGETS], ids=["plain", "headers", "chatml", "tools", "forgets"])
+@pytest.mark.parametrize(
+    "template", [PLAIN, HEADERS, CHATML, TOOLS, FORGETS], ids=["plain", "headers", "chatml", "tools", "forgets"]
+)
 def test_a_prompt_is_what_transformers_makes_of_it(tmp_path, template):
     write_model(tmp_path / "model", template)
     ours = ChatTemplate(str(tmp_path / "model"))
@@ -85,7 +88,11 @@ def test_what_the_model_said_stays_as_it_was(tmp_path):
     assert tokenizer.encode("12").ids != apart
     end = tokenizer.token_to_id("<|im_end|>")
     thought = tokenizer.encode("<think>x</think>").ids
-    talk = [{"role": "user", "content": "x"}, ours.message([*thought, *apart, end], (), False, 1), {"role": "user", "content": "more"}]
+    talk = [
+        {"role": "user", "content": "x"},
+        ours.message([*thought, *apart, end], (), False, 1),
+        {"role": "user", "content": "more"},
+    ]
     assert talk[1]["content"] == "<think>x</think>12"
     after = tokenizer.encode("\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n").ids
     assert ours.beyond(talk, 1, [*thought, *apart, end]) == after
@@ -107,10 +114,15 @@ def test_tool_calls_are_read_and_written(tmp_path):
     talk = [{"role": "user", "content": "x"}, message, {"role": "tool", "tool_call_id": "call_3_0", "content": "12"}]
     tail = "<|im_end|>\n<|im_start|>user\n<tool_response>\n12\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     assert ours.beyond(talk, 1, said) == tokenizer.encode(tail).ids[1:]
-    again = ours.prompt(talk)  # a conversation that begins with them
-    assert again == reference(tmp_path / "model", [talk[0], {**message, "tool_calls": [_objects(each) for each in message["tool_calls"]]}, talk[2]])  # fmt: skip
+    read = {**message, "tool_calls": [_objects(each) for each in message["tool_calls"]]}  # as transformers wants them
+    assert ours.prompt(talk) == reference(tmp_path / "model", [talk[0], read, talk[2]])  # a conversation that begins so
     assert "tool_calls" not in ours.message(said, (), False, 3)
-    for broken in ("<tool_call>{</tool_call>", "<tool_call>[1]</tool_call>", '<tool_call>{"name": 3}</tool_call>', "<tool_call>"):
+    for broken in (
+        "<tool_call>{</tool_call>",
+        "<tool_call>[1]</tool_call>",
+        '<tool_call>{"name": 3}</tool_call>',
+        "<tool_call>",
+    ):
         assert ours.message(tokenizer.encode(broken).ids, (), True, 1) == {"role": "assistant", "content": broken}
 
 
@@ -127,7 +139,10 @@ def test_a_message_ends_at_a_stop(tmp_path):
 
 
 def test_what_a_template_refuses_is_one_line(tmp_path):
-    write_model(tmp_path / "model", "{{ raise_exception('no\nsystem') if messages[0].role == 'system' else messages[0].content }}")
+    write_model(
+        tmp_path / "model",
+        "{{ raise_exception('no\nsystem') if messages[0].role == 'system' else messages[0].content }}",
+    )
     ours = ChatTemplate(str(tmp_path / "model"))
     with pytest.raises(TemplateError, match="refuses these messages: no system"):
         ours.prompt([{"role": "system", "content": ""}])
@@ -141,10 +156,12 @@ def test_a_template_has_no_way_out(tmp_path):
         ChatTemplate(str(tmp_path / "model")).prompt([{"role": "user", "content": "x"}])
 
 
-@pytest.mark.parametrize(("template", "found"), [("", "found no chat template"), ("{% if", "found a chat template that is none")])
+@pytest.mark.parametrize(
+    ("template", "found"), [("", "found no chat template"), ("{% if", "found a chat template that is none")]
+)
 def test_no_template_is_one_line(tmp_path, template, found):
     write_model(tmp_path / "model", template)
     with pytest.raises(ValueError, match=found):
         ChatTemplate(str(tmp_path / "model"))
-    with pytest.raises(ValueError, match="expected the model's directory with tokenizer.json"):
+    with pytest.raises(ValueError, match=r"expected the model's directory with tokenizer\.json"):
         ChatTemplate(str(tmp_path / "nowhere"))

@@ -1,6 +1,7 @@
 """Prompts that an environment says itself: asked once for each row before a run, and the same in each of the row's sessions."""
 
 import json
+import sys
 
 import pytest
 
@@ -10,8 +11,10 @@ from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.roles.prompts import DecodingMode, Prompts, PromptSettings, beginning_of, session_row
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.environments import environment_role
 from tailrace.pipeline.run.prepare import prepare
 from tailrace.pipeline.run.prompts.beginnings import row_seed
+from tailrace.reward.tasks import get_task
 from tailrace.trajstore import PromptFileError, PromptPool
 
 ENVIRONMENTS = '''
@@ -214,6 +217,49 @@ def test_token_ids_that_are_too_long_are_refused_or_dropped_and_never_cut(run):
             run.prepare("Renders", {"overlong": overlong}, words=ROOM + 1)
     with pytest.raises(ConfigError, match="every prompt is longer than 10 tokens"):
         run.prepare("Renders", {"overlong": "drop"}, words=ROOM + 1)
+
+
+HARNESS = """
+import json, os, urllib.request
+row = json.load(open(os.environ["TAILRACE_ROW"]))
+asked = {"messages": [{"role": "user", "content": row["prompt"]}]}
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+asking = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(asked).encode(), headers)
+urllib.request.urlopen(asking, timeout=600).read()
+print('{"reward": 1.0}')
+"""
+
+
+@pytest.mark.parametrize("generated", [False, True])
+def test_a_harness_makes_the_prompts_of_a_file_or_of_a_generated_task(tmp_path, word_model, generated):
+    """With the tokenizer and the template of the run's model, which the configuration does not name again."""
+    model = word_model(context=4000, template="a {% for m in messages %}{{ m.content }}{% endfor %} a")
+    (tmp_path / "agent.py").write_text(HARNESS)
+    (tmp_path / "mine.jsonl").write_text(
+        "".join(json.dumps({"prompt": each, "answer": "1"}) + "\n" for each in ("a a", "b"))
+    )
+    own = {"train": str(tmp_path / "mine.jsonl"), "verifier": "environment"}
+    task = {"name": "tool-sums", "train_size": 3, "held_out_size": 2} if generated else own
+    options = {"command": [sys.executable, "agent.py"], "folder": str(tmp_path)}
+    environment = {"name": "harness", "workers": 1, "sessions": 2, "options": options}
+    config = validate([("mine", {"task": task, "model": {"path": str(model)}, "environment": environment})])
+    directory = RunDirectory(tmp_path / "run")
+    directory.task.mkdir(parents=True)
+    found = prepare(config, directory, lambda row: None)
+    rows = prompts(found.train[0])
+    begun = [beginning_of(row) for row in rows]
+    if generated:
+        assert [row["prompt"] for row in get_task("tool-sums").generate("train", 3, config.seed)] == [
+            each.prompt for each in begun
+        ]
+        assert [row.verifier for row in rows] == ["exact"] * 3
+        assert len(texts(found.held_out)) == 2
+    else:
+        assert [(each.prompt, each.tokens) for each in begun] == [("a a", (0, 0, 0, 0)), ("b", (0, 1, 0))]
+    assert all(each.tokens[0] == each.tokens[-1] == 0 for each in begun)
+    assert prepare(config, directory, lambda row: None) == found
+    (role,) = environment_role(config, model, (1,), {}).values()
+    assert role.settings.options == {**options, "tokenizer": str(model)}
 
 
 def refused(run, name, *arguments, **settings):

@@ -1,11 +1,11 @@
 """A model's chat template: conversations as token ids, and what the model said as a message.
 
     messages ──template──► text ──tokenizer──► the prompt of a first request
-    messages with a mark in place of the model's last words ──► text behind the mark ──► what the next prompt has beyond the tokens so far
+    messages, a mark in place of the model's last words ──► text behind the mark ──► what the next prompt has beyond them
 
-Nothing that the model read or said is tokenized a second time. The second way renders the whole conversation, since a template
-may look at all of it, and keeps what stands behind the model's last words: what ends its turn, the messages that follow, and what
-begins the next turn.
+Nothing that the model read or said is tokenized a second time. The second way renders the whole conversation, since a
+template may look at all of it, and keeps what stands behind the model's last words: what ends its turn, the messages that
+follow, and what begins the next turn.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ChatTemplate:
     """Renders conversations for one model.
 
     Args:
-        model: a Hugging Face directory with the model's ``tokenizer.json`` and, beside it or in its settings, its chat template.
+        model: a Hugging Face directory with the model's ``tokenizer.json`` and its chat template.
         template: a Jinja template in place of the model's own; empty: the model's.
 
     Raises:
@@ -88,7 +88,9 @@ class ChatTemplate:
         """
         return self._encode(self._render(messages, tools))
 
-    def beyond(self, messages: Sequence[Message], place: int, said: Sequence[int], tools: Sequence[Any] = ()) -> list[int]:
+    def beyond(
+        self, messages: Sequence[Message], place: int, said: Sequence[int], tools: Sequence[Any] = ()
+    ) -> list[int]:
         """What the prompt of a conversation has behind a turn of the model.
 
         Args:
@@ -104,7 +106,9 @@ class ChatTemplate:
         whole = self._render(marked, tools)
         _, turn, rest = whole.rpartition(_MARK)
         if not turn:
-            raise TemplateError("the chat template does not show the model's turn behind which the conversation goes on")
+            raise TemplateError(
+                "the chat template does not show the model's turn behind which the conversation goes on"
+            )
         after, ended = self._encode(rest), said[-1] if said and said[-1] in self._ends else None
         return after[1:] if after and after[0] == ended else after
 
@@ -146,11 +150,17 @@ class ChatTemplate:
         return ends - {None}
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
-        given = {"messages": [_for_template(each) for each in messages], "tools": list(tools) or None, "documents": None}
+        given = {
+            "messages": [_for_template(each) for each in messages],
+            "tools": list(tools) or None,
+            "documents": None,
+        }
         try:
             return self._template.render(**self._special, **given, add_generation_prompt=True)
         except self._errors as error:  # a template may refuse anything
-            raise TemplateError(f"the model's chat template refuses these messages: {' '.join(str(error).split())}") from error
+            raise TemplateError(
+                f"the model's chat template refuses these messages: {' '.join(str(error).split())}"
+            ) from error
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
@@ -212,14 +222,12 @@ def _tool_calls(text: str, turn: int) -> list[dict[str, Any]]:
         if not isinstance(name, str):
             return []
         said = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        calls.append(
-            {"id": f"call_{turn}_{place}", "type": "function", "function": {"name": name, "arguments": said}}
-        )
+        calls.append({"id": f"call_{turn}_{place}", "type": "function", "function": {"name": name, "arguments": said}})
     return calls
 
 
-def _as_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:  # fmt: skip
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _as_json(value: Any, ensure_ascii: bool = False, **form: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **form)  # not jinja's own, which escapes for HTML
 
 
 def _refuse(message: str) -> None:

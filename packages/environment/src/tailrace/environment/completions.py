@@ -4,8 +4,8 @@
        ◄──── a message, or server-sent events ─────────────────── answer ◄────────────────┘
     harness ──POST /EPISODE/v1/reward──► the episode's reward
 
-Consumes: HTTP requests, each in a thread. Waits for: a request's bytes, for `READ_S` in all; the model's turn, for as long as the
-episode allows. Unblocked by: `Call.answer`, `Call.refuse`, `Episode.close`.
+Consumes: HTTP requests, each in a thread. Waits for: a request's bytes, for `READ_S` in all; the model's turn, for as long
+as the episode allows. Unblocked by: `Call.answer`, `Call.refuse`, `Episode.close`.
 
 Each episode has a key of its own, which is compared in constant time before a byte of a body is read. Whatever is wrong is
 answered as OpenAI answers it: ``{"error": {"message", "type", "param", "code"}}``.
@@ -262,7 +262,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self._complete(body, answer, episode)
                 call.delivered = True
             else:
-                raise RefusedError(404, f"found {self.command} {path[:80]!r}, expected POST chat/completions or reward, or GET models")
+                raise RefusedError(
+                    404, f"found {self.command} {path[:80]!r}, expected POST chat/completions or reward, or GET models"
+                )
         except RefusedError as error:
             self._skip()
             kind = "invalid_request_error" if error.status < 500 else "server_error"
@@ -280,7 +282,9 @@ class _Handler(BaseHTTPRequestHandler):
         shown = self.headers.get("Authorization", "").encode("latin-1", "replace")
         expected = f"Bearer {secrets.token_urlsafe(24) if episode is None else episode.key}".encode()
         if not hmac.compare_digest(shown, expected) or episode is None:
-            raise RefusedError(401, "found no key of this episode, expected 'Authorization: Bearer KEY'", "invalid_api_key")
+            raise RefusedError(
+                401, "found no key of this episode, expected 'Authorization: Bearer KEY'", "invalid_api_key"
+            )
         return episode, rest.partition("?")[0]
 
     def _body(self) -> dict[str, Any]:
@@ -398,7 +402,9 @@ def _message(place: int, found: Any) -> dict[str, Any]:
         raise RefusedError(400, f"found message {place} without a role")
     content = found.get("content")
     if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
+        texts = [
+            part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content
+        ]
         if not all(isinstance(text, str) for text in texts):
             raise RefusedError(400, f"found message {place} with a part that is no text, expected text alone")
         content = "".join(map(str, texts))
@@ -406,7 +412,9 @@ def _message(place: int, found: Any) -> dict[str, Any]:
         raise RefusedError(400, f"found message {place} with a content of type {type(content).__name__}, expected text")
     calls = found.get("tool_calls") or []
     if not isinstance(calls, list) or not all(
-        isinstance(call, dict) and isinstance(call.get("function"), dict) and isinstance(call["function"].get("name"), str)
+        isinstance(call, dict)
+        and isinstance(call.get("function"), dict)
+        and isinstance(call["function"].get("name"), str)
         for call in calls
     ):
         raise RefusedError(400, f"found message {place} with 'tool_calls' that are none")

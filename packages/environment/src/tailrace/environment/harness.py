@@ -1,14 +1,14 @@
-"""The environment ``harness``: any program that asks a ``base_url`` for chat completions plays an episode, and is trained by it.
+"""The environment ``harness``: any program that asks a ``base_url`` for chat completions plays an episode.
 
     model ──step(token ids)──► session ──message──► endpoint ──► harness: its tools, its loop, its sub-agents
       ◄──observation── tokens of the next request that the record has not ◄──┘
 
-The harness calls the model; here the model's side calls the environment. So each session starts the harness's command (or asks one
-that runs), and an endpoint on loopback holds each request until the session's next turn answers it. What a request has in common with
-the record is matched message by message and never tokenized again; the chat template makes tokens of what is new alone.
+The harness calls the model; here the model's side calls the environment. So each session starts the harness's command (or asks
+one that runs), and an endpoint on loopback holds each request until the session's next turn answers it. What a request has in
+common with the record is matched message by message and never tokenized again; the chat template makes tokens of what is new.
 
-A harness that dies by a signal is played again from its row with the same answers, if it is `replayable`; otherwise its trajectory
-begins anew. One that ends with another status than 0 has failed, with its last words as the reason.
+A harness that dies by a signal is played again from its row with the same answers, if it is `replayable`; otherwise its
+trajectory begins anew. One that ends with another status than 0 has failed, with its last words as the reason.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Harness:
 
     Args:
         command: the program and its arguments, which runs as you, not in a sandbox.
-        url: in its place, a harness that runs, as http://HOST:PORT/PATH: it gets ``{"base_url", "api_key", "row"}`` by POST, plays
-            the episode, and answers ``{"reward": 1.0}``.
+        url: in its place, a harness that runs, as http://HOST:PORT/PATH: it gets ``{"base_url", "api_key", "row"}`` by POST,
+            plays the episode, and answers ``{"reward": 1.0}``.
         tokenizer: a Hugging Face directory with the model's tokenizer and chat template; left out, a run gives its model's.
         template: a Jinja chat template in place of the model's own.
         folder: the directory in which the command runs; empty: the run's.
@@ -108,7 +108,9 @@ class Harness:
             raise ValueError(f"found folder = {folder!r}, expected a directory")
         program = os.path.join(folder, command[0]) if command and "/" in command[0] else "".join(command[:1])  # noqa: PTH118
         if command and shutil.which(program) is None:
-            raise ValueError(f"found command = {list(command)!r:.200}, expected a program that is here as its first part")
+            raise ValueError(
+                f"found command = {list(command)!r:.200}, expected a program that is here as its first part"
+            )
         if tokenizer:
             chat_template(tokenizer, template)
         self.replayable = replayable
@@ -222,8 +224,8 @@ class Harness:
         path = f"{folder}/row.json"
         with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
             json.dump(dict(row), file)
-        said: IO[bytes] = self._held.enter_context(tempfile.TemporaryFile())
-        wrong: IO[bytes] = self._held.enter_context(tempfile.TemporaryFile())
+        said = self._held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - it is closed with the session
+        wrong = self._held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - it is closed with the session
         own = {name: value for name, value in os.environ.items() if not name.startswith(_OWN)}
         told = {"OPENAI_BASE_URL": self._episode.base_url, "OPENAI_API_KEY": self._episode.key, ROW: path}
         place = ["--chdir", self._folder] if self._folder else []
@@ -282,7 +284,9 @@ class Harness:
             response = connection.getresponse()
             body = response.read(SAID_BYTES)
         except (OSError, http.client.HTTPException) as error:
-            self._episode.heard.put(HarnessGoneError(f"the harness at {self._url} went: {type(error).__name__}: {error}"))
+            self._episode.heard.put(
+                HarnessGoneError(f"the harness at {self._url} went: {type(error).__name__}: {error}")
+            )
             return
         if response.status != 200:
             words = " ".join(body.decode(errors="replace").split())[:_SHOWN]
@@ -293,7 +297,9 @@ class Harness:
 
 def _same(known: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]) -> bool:
     """Whether messages are those of the record. Spaces around what the model said do not count: harnesses trim them."""
-    return len(known) == len(found) and all(_plain(one) == _plain(other) for one, other in zip(known, found, strict=True))
+    return len(known) == len(found) and all(
+        _plain(one) == _plain(other) for one, other in zip(known, found, strict=True)
+    )
 
 
 def _plain(message: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -303,7 +309,13 @@ def _plain(message: Mapping[str, Any]) -> tuple[Any, ...]:
         for call in message.get("tool_calls") or ()
     ]
     own = message["role"] == "assistant"
-    return (message["role"], content.strip() if own else content, calls, message.get("tool_call_id"), message.get("name"))
+    return (
+        message["role"],
+        content.strip() if own else content,
+        calls,
+        message.get("tool_call_id"),
+        message.get("name"),
+    )
 
 
 def _arguments(found: Any) -> Any:

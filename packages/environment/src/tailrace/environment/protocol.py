@@ -53,8 +53,8 @@ class Environment(Protocol):
     * ``snapshot() -> bytes`` and ``restore(state)``: what the session knows after a turn, and a new session that goes on from
       there instead of `reset`. A snapshot changes nothing. It is taken after each turn, so it should be small.
 
-    Without either, a session ends with its worker. The same goes for a session that raises an exception with ``gone = True``: what
-    it held elsewhere, such as a process, was killed.
+    Without either, a session ends with its worker. The same goes for a session that raises an exception with ``gone = True``:
+    what it held elsewhere, such as a process, was killed.
 
     In a run, an option ``tokenizer`` that is left out is the directory of the run's model.
 

@@ -1,0 +1,78 @@
+"""Harnesses of the tests: programs that know a base_url alone. The row's metadata says what one does."""
+
+import http.client
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+
+def call(base_url, key, path, body, method="POST", headers=None):
+    """Status and text of an answer."""
+    parts = urlsplit(base_url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=60)
+    try:
+        given = {"Authorization": f"Bearer {key}", "Content-Type": "application/json", **(headers or {})}
+        content = body if isinstance(body, bytes | type(None)) else json.dumps(body).encode()
+        connection.request(method, f"{parts.path}/{path}", content, given)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+class Model:
+    """The model as a harness sees it."""
+
+    def __init__(self, base_url, key):
+        self.base_url, self.key = base_url, key
+
+    def ask(self, messages, **more):
+        """The next message."""
+        status, text = call(self.base_url, self.key, "chat/completions", {"model": "m", "messages": messages, **more})
+        if status != 200:
+            raise RuntimeError(f"{status} {json.loads(text)['error']['message']}")
+        return json.loads(text)["choices"][0]["message"]
+
+
+def talk(model, row):
+    """As many turns as the row says, each request behind the one before. The reward is the share of turns that said 12."""
+    about = row["metadata"]
+    messages = [{"role": "system", "content": "Guess."}, {"role": "user", "content": row["prompt"]}]
+    right = 0
+    for turn in range(about.get("turns", 3)):
+        if turn == about.get("dies_at") and not Path(about["once"]).exists():
+            Path(about["once"]).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if turn == about.get("dies_always_at"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if turn == about.get("fails_at"):
+            sys.exit("no such tool")
+        if turn == about.get("sleeps_at"):
+            time.sleep(60)
+        said = model.ask(messages)
+        right += said["content"] == "12"
+        if turn == about.get("forks_at"):
+            messages = [{"role": "user", "content": "another"}]
+        else:
+            messages += [{**said, "content": said["content"].strip()}, {"role": "user", "content": f"turn {turn}"}]
+    return right / max(1, about.get("turns", 3))
+
+
+def main():
+    """Play the episode of a command."""
+    row = json.loads(Path(os.environ["TAILRACE_ROW"]).read_text())
+    model = Model(os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"])
+    reward = talk(model, row)
+    how = row["metadata"].get("reward", "line")
+    if how == "post":
+        status, _ = call(model.base_url, model.key, "reward", {"reward": reward})
+        assert status == 200
+    print("done" if how in ("post", "none") else json.dumps({"reward": "much" if how == "nonsense" else reward}))
+
+
+if __name__ == "__main__":
+    main()
