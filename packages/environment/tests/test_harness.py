@@ -11,13 +11,14 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chat_model import CHATML, write_model
 from harness_agents import Model, call, talk
 
 from tailrace.environment import EnvironmentPool, RaisedError, SessionLostError, SetupError, examine_environment
-from tailrace.environment.completions import BODY_BYTES, Answer, endpoint
+from tailrace.environment.completions import BODY_BYTES, ChatAnswer, endpoint
 from tailrace.environment.harness import Harness
 from tailrace.environment.testing import check_environment
 
@@ -304,21 +305,25 @@ def test_a_harness_that_runs_is_asked_for_each_episode(model):
 # ---- the endpoint alone ---------------------------------------------------------------------------------------------------
 
 
+ASKED: list[Any] = []
+"""What the fixture's model was asked, by `episode`."""
+
+
 @pytest.fixture
 def episode():
     """An episode whose model answers each request with the number of its messages."""
     found = endpoint().open(turn_s=30.0)
     done = threading.Event()
-    found.asked = []
+    ASKED.clear()
 
     def answer():
         while (asked := found.heard.get()) is not None:
-            found.asked.append(asked)
-            said = {"role": "assistant", "content": f"{len(asked.messages)}"}
+            ASKED.append(asked)
+            said: dict[str, Any] = {"role": "assistant", "content": f"{len(asked.messages)}"}
             if asked.tools:
                 calls = [{"id": "call_1_0", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
                 said = {"role": "assistant", "content": None, "tool_calls": calls}
-            asked.answer(Answer(said, 5, 2))
+            asked.answer(ChatAnswer(said, 5, 2))
         done.set()
 
     threading.Thread(target=answer, daemon=True).start()
@@ -355,7 +360,7 @@ def test_a_bad_request_is_answered_as_openai_does(episode, body, status, found):
     assert (code, set(error)) == (status, {"message", "type", "param", "code"})
     assert found in error["message"]
     assert error["type"] == "invalid_request_error"
-    assert not episode.asked
+    assert not ASKED
 
 
 def test_a_key_opens_its_own_episode_alone(episode):
@@ -367,7 +372,7 @@ def test_a_key_opens_its_own_episode_alone(episode):
     ):
         status, text = call(base_url, key, "chat/completions", {"messages": [USER]})
         assert (status, json.loads(text)["error"]["code"]) == (401, "invalid_api_key")
-    assert not episode.asked
+    assert not ASKED
     assert call(episode.base_url, episode.key, "models", None, "GET")[0] == 200
     assert call(episode.base_url, episode.key, "embeddings", {})[0] == 404
     endpoint().close(other)
@@ -386,7 +391,7 @@ def test_a_request_that_does_not_come_whole_is_dropped(episode, monkeypatch):
     monkeypatch.setattr("tailrace.environment.completions.READ_S", 0.3)
     with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
         call(episode.base_url, episode.key, "chat/completions", b"{", headers={"Content-Length": "10"})
-    assert not episode.asked
+    assert not ASKED
 
 
 def test_streams_and_tools(episode):
@@ -420,13 +425,13 @@ def test_a_second_try_gets_the_first_answer(episode):
     )
     second.start()
     time.sleep(0.1)
-    waiting.answer(Answer({"role": "assistant", "content": "once"}, 1, 1))
+    waiting.answer(ChatAnswer({"role": "assistant", "content": "once"}, 1, 1))
     assert release.wait(30)
     first.join(30)
     assert held.empty()
     episode.heard = asked
     assert call(episode.base_url, episode.key, "chat/completions", {"messages": [USER]})[0] == 200
-    assert len(episode.asked) == 1
+    assert len(ASKED) == 1
 
 
 def test_an_episode_that_is_over_refuses_what_waits(episode):

@@ -139,7 +139,7 @@ class ChatTemplate:
         """Tokens that end the model's turn: those at which generation stops, and what the template writes behind a turn."""
         path = folder / "generation_config.json"
         stops = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
-        ends = {self._tokenizer.token_to_id(self._special.get("eos_token", ""))}
+        ends: set[Any] = {self._tokenizer.token_to_id(self._special.get("eos_token", ""))}
         ends.update(stops if isinstance(stops, list) else [stops])
         with contextlib.suppress(TemplateError):  # it may want other messages than these
             whole = self._render([{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}], ())
@@ -156,11 +156,12 @@ class ChatTemplate:
             "documents": None,
         }
         try:
-            return self._template.render(**self._special, **given, add_generation_prompt=True)
+            text: str = self._template.render(**self._special, **given, add_generation_prompt=True)
         except self._errors as error:  # a template may refuse anything
             raise TemplateError(
                 f"the model's chat template refuses these messages: {' '.join(str(error).split())}"
             ) from error
+        return text
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)

@@ -1,11 +1,11 @@
 """An endpoint on loopback that speaks OpenAI's chat completions, for harnesses that take a ``base_url``.
 
-    harness ──POST /EPISODE/v1/chat/completions──► Call ──► the episode's session ──► the model's turn
+    harness ──POST /EPISODE/v1/chat/completions──► ChatRequest ──► the episode's session ──► the model's turn
        ◄──── a message, or server-sent events ─────────────────── answer ◄────────────────┘
     harness ──POST /EPISODE/v1/reward──► the episode's reward
 
 Consumes: HTTP requests, each in a thread. Waits for: a request's bytes, for `READ_S` in all; the model's turn, for as long
-as the episode allows. Unblocked by: `Call.answer`, `Call.refuse`, `Episode.close`.
+as the episode allows. Unblocked by: `ChatRequest.answer`, `ChatRequest.refuse`, `Episode.close`.
 
 Each episode has a key of its own, which is compared in constant time before a byte of a body is read. Whatever is wrong is
 answered as OpenAI answers it: ``{"error": {"message", "type", "param", "code"}}``.
@@ -32,9 +32,9 @@ from typing import Any
 BODY_BYTES = 1 << 24
 """The longest body of a request."""
 READ_S = 30.0
-"""Within so many seconds a request has come whole; a connection without one is closed."""
+"""Deadline of a whole request, seconds; a connection without one is closed."""
 WRITE_S = 30.0
-"""So long an answer may take to be sent."""
+"""Deadline of sending an answer, seconds."""
 MOST_CONNECTIONS = 1024
 _SKIPPED_BYTES = 1 << 16  # of the body of a request that is refused: what closes with more unread may lose its answer
 _MODELS = {"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "tailrace"}]}
@@ -55,7 +55,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChatAnswer:
     """What the model said to a request.
 
     Args:
@@ -69,7 +69,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Call:
+class ChatRequest:
     """A request for a turn of the model.
 
     Args:
@@ -85,19 +85,19 @@ class Call:
     stops: Sequence[str]
     body: str
     delivered: bool = False
-    _answer: Future[Answer] = field(default_factory=Future)
+    _answer: Future[ChatAnswer] = field(default_factory=Future)
 
-    def answer(self, said: Answer) -> None:
-        """Answer it. One that was refused meanwhile stays so."""
+    def answer(self, said: ChatAnswer) -> None:
+        """ChatAnswer it. One that was refused meanwhile stays so."""
         if not self._answer.done():
             self._answer.set_result(said)
 
     def refuse(self, status: int, message: str) -> None:
-        """Answer that it cannot be."""
+        """ChatAnswer that it cannot be."""
         if not self._answer.done():
             self._answer.set_exception(RefusedError(status, message))
 
-    def wait(self, timeout_s: float) -> Answer:
+    def wait(self, timeout_s: float) -> ChatAnswer:
         """The answer.
 
         Raises:
@@ -125,9 +125,9 @@ class Episode:
         self.reward: float | None = None
         """The reward that the harness has told last; None if it told none."""
         self._turn_s, self._lock, self._open = turn_s, threading.Lock(), True
-        self._calls: list[Call] = []
+        self._calls: list[ChatRequest] = []
 
-    def ask(self, call: Call) -> tuple[Call, Answer]:
+    def ask(self, call: ChatRequest) -> tuple[ChatRequest, ChatAnswer]:
         """Have a call answered, or find the answer to an equal one that nobody has read.
 
         Raises:
@@ -248,7 +248,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answered()
 
     def _answered(self) -> None:
-        call: Call | None = None
+        call: ChatRequest | None = None
         try:
             episode, path = self._admitted()
             if (self.command, path) == ("GET", "models"):
@@ -258,7 +258,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(200, {"reward": episode.reward})
             elif (self.command, path) == ("POST", "chat/completions"):
                 body = self._body()
-                call, answer = episode.ask(read_call(body))
+                call, answer = episode.ask(read_request(body))
                 self._complete(body, answer, episode)
                 call.delivered = True
             else:
@@ -320,7 +320,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.rfile.read(size)
 
-    def _complete(self, body: Mapping[str, Any], answer: Answer, episode: Episode) -> None:
+    def _complete(self, body: Mapping[str, Any], answer: ChatAnswer, episode: Episode) -> None:
         about = {
             "id": f"chatcmpl-{episode.name}",
             "created": int(time.time()),
@@ -369,7 +369,7 @@ def _events(
     yield b"data: [DONE]\n\n"
 
 
-def read_call(body: Mapping[str, Any]) -> Call:
+def read_request(body: Mapping[str, Any]) -> ChatRequest:
     """A request for a turn.
 
     How a turn is drawn is the run's matter: ``temperature``, ``top_p``, ``max_tokens``, ``seed`` and their like are read over.
@@ -394,7 +394,7 @@ def read_call(body: Mapping[str, Any]) -> Call:
         tools = []
     read = [_message(place, message) for place, message in enumerate(messages)]
     canonical = json.dumps(body, sort_keys=True)
-    return Call(read, tools, stops, canonical)
+    return ChatRequest(read, tools, stops, canonical)
 
 
 def _message(place: int, found: Any) -> dict[str, Any]:

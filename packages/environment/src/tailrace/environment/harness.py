@@ -28,7 +28,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from tailrace.environment.chat_template import TemplateError, chat_template
-from tailrace.environment.completions import Answer, Call, endpoint
+from tailrace.environment.completions import ChatAnswer, ChatRequest, endpoint
 from tailrace.processes import Child
 from tailrace.processes.child import SAID_BYTES
 from tailrace.processes.guard import guarded
@@ -124,7 +124,7 @@ class Harness:
         self._tools: Sequence[Any] = ()
         self._tokens: list[int] = []
         self._turns = 0
-        self._call: Call | None = None
+        self._call: ChatRequest | None = None
         self._until_s = 0.0
 
     def reset(self, row: Mapping[str, Any]) -> list[int]:
@@ -152,7 +152,7 @@ class Harness:
         return self._tokens
 
     def step(self, action: Sequence[int]) -> dict[str, Any]:
-        """Answer the request with a turn, and go on to the next one, or to the end.
+        """ChatAnswer the request with a turn, and go on to the next one, or to the end.
 
         Args:
             action: token ids of the turn, with the one that ended it.
@@ -166,7 +166,7 @@ class Harness:
         said = self._template.message(action, call.stops, bool(call.tools), self._turns)
         self._messages = [*call.messages, said]
         self._tokens = [*self._tokens, *action]
-        call.answer(Answer(said, read, len(action)))
+        call.answer(ChatAnswer(said, read, len(action)))
         known = len(self._tokens)
         self._call = self._next()
         if self._call is not None:
@@ -184,11 +184,11 @@ class Harness:
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
-    def _next(self) -> Call | None:
+    def _next(self) -> ChatRequest | None:
         """The harness's next request, whose tokens are the record's from now on; None once it has ended in order."""
         while True:
             found = self._heard()
-            if not isinstance(found, Call):
+            if not isinstance(found, ChatRequest):
                 self._ended(found)
                 return None
             try:
@@ -199,7 +199,7 @@ class Harness:
             self._tools, self._call = found.tools, found
             return found
 
-    def _placed(self, call: Call) -> list[int]:
+    def _placed(self, call: ChatRequest) -> list[int]:
         """The tokens of a request's conversation: those so far, and what the template makes of the messages behind them."""
         if call.tools and not self._template.takes_tools:
             raise TemplateError("found tools, and the model's chat template has no words for them")

@@ -152,7 +152,7 @@ def _generated(config: RunConfig, directory: RunDirectory, progress: Progress) -
 def _begun(files: Prepared, config: RunConfig, directory: RunDirectory, progress: Progress) -> Prepared:
     """The same with the prompts that the environment makes of a generated task's."""
     sources = tuple(SourceConfig(path=path, share=share) for path, share in zip(files.train, files.shares, strict=True))
-    update = {"name": None, "mix": {}, "sources": sources, "held_out": files.held_out}
+    update: dict[str, Any] = {"name": None, "mix": {}, "sources": sources, "held_out": files.held_out}
     config = config.model_copy(update={"task": config.task.model_copy(update=update)})
     config, begun = begin_rows(config, directory, progress, files.model)
     _prompts(config, files.model, directory, progress, begun)
