@@ -48,7 +48,7 @@ class TestRay(OnSharedCluster, ExecutorContract):
         host = self.make_host(0.0)
         ray.get(host.prepare("counter", "0", RoleSpec(importlib.import_module, {"name": "colorsys"}), Place()))
         actor, *_ = host._prepared["counter", "0"]
-        _, ahead, _ = ray.get(actor.where.remote())
+        _, ahead, *_ = ray.get(actor.where.remote())
         member = host.spawn("counter", "0", 1, RoleSpec(dict, {"a": 1}, nice=nice), Place())
         assert member.call("get", "a").result(60) == 1
         assert host.caller("counter").call("get", "a", timeout_s=60) == 1

@@ -106,7 +106,7 @@ def test_a_run_over_two_sites_sends_each_version_across_once(tmp_path, model):
 
 def test_replicas_pull_from_each_other_and_a_restarted_one_too(tmp_path, model):
     spec = make_spec(
-        steps=6,
+        steps=40,  # a member that restarts is back long before the last one
         peers=True,
         provisioning=policy("provisioning", "static", count=3),
         sync=policy("sync", "barrier"),

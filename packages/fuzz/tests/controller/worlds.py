@@ -79,7 +79,7 @@ def expected(count):
 def patient(case):
     """Whether recovery never gives up, and nothing is so broken that the run must."""
     options = case.pipeline.recovery.options
-    broken = {BreakKind.TORN_PULL, BreakKind.DAMAGED_CHECKPOINT}
+    broken = {BreakKind.TORN_PULL, BreakKind.WRONG_LOAD, BreakKind.DAMAGED_CHECKPOINT}
     return (
         min(options.values(), default=0) > 100
         and case.failed_groups_limit > 100
