@@ -1,6 +1,7 @@
 """One state, built once: parts of the controller are given it, and few others."""
 
 import dataclasses
+import enum
 import importlib
 import inspect
 import pkgutil
@@ -16,7 +17,7 @@ def constructors():
     names = [name for name in found if not name.startswith(package.__name__ + ".policies")]
     modules = [importlib.import_module(name) for name in names]
     classes = [one for module in modules for one in vars(module).values() if inspect.isclass(one)]
-    own = {one.__name__: one for one in classes if one.__module__ in names}
+    own = {one.__name__: one for one in classes if one.__module__ in names and not issubclass(one, enum.Enum)}
     for one in own.values():
         if dataclasses.is_dataclass(one):
             given = [field for field in dataclasses.fields(one) if field.init and _is_required(field)]

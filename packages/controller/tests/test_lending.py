@@ -179,6 +179,41 @@ def test_a_lent_replica_that_goes_down_is_no_longer_lent():
     assert run.view.counts.trained == 6
 
 
+def test_a_lent_replica_that_goes_down_begins_anew_once_its_cell_has_left():
+    """Until then its devices have no memory for it: the cell's gradients and the optimizer's state lie there."""
+    told = Told()
+    run = colocated(told)
+    lend_r1(run, told)
+    (busy,) = (command.cell for command in of(c.Accumulate, run.given))
+    assert busy == 1
+    leave, before = (c.Route, c.Accumulate, c.Offload), len(of(c.Offload, run.given))
+    run.go(c.Down("replica", "r1", "killed"), leave=leave)
+    run.go(c.Down("replica", "r1", "killed"), leave=leave)  # told twice, it fails once
+    run.later(5, leave=leave)
+    assert not of(c.Restart, run.given)
+    assert len(of(c.Offload, run.given)) == before
+    run.catch_up(c.Accumulate, leave=leave)
+    assert [command.cell for command in of(c.Offload, run.given)[before:]] == [1]
+    assert not of(c.Restart, run.given)
+    run.catch_up(c.Offload, leave=(c.Route,))
+    (restart,) = of(c.Restart, run.given)
+    assert (restart.role, restart.id) == ("replica", "r1")
+    run.catch_up()
+    assert run.controller.fleet.replicas["r1"].member.health is c.Health.UP
+
+
+def test_a_lent_replica_that_went_down_does_not_wait_for_a_trainer_that_is_gone():
+    told = Told()
+    run = colocated(told)
+    lend_r1(run, told)
+    run.controller.failures.troubles.first_iteration = False
+    leave = (c.Route, c.Accumulate, "trainer")
+    run.go(c.Down("replica", "r1", "killed"), leave=leave)
+    assert not of(c.Restart, run.given)
+    run.go(c.Down("trainer", "0", "killed"), leave=leave)
+    assert [(restart.role, restart.id) for restart in of(c.Restart, run.given)] == [("trainer", "0"), ("replica", "r1")]
+
+
 @pytest.mark.parametrize("action", [c.LendReplica("r9"), c.ReturnReplica("r9")])
 def test_devices_of_nobody_are_not_lent(action):
     told = Told()

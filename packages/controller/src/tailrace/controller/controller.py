@@ -345,6 +345,7 @@ class Controller:
             if self.batches.held:
                 self._train()
         self.lending.give_way()
+        self.failures.go_on()
         self.sessions.send()
         if not self.trainer.done:
             self.predictions.ask()

@@ -22,7 +22,7 @@ from tailrace.controller.discards import Discards
 from tailrace.controller.evaluations import Evaluations
 from tailrace.controller.fleet import EMPTIED, Replicas, ReplicaState
 from tailrace.controller.ledger import Ledger
-from tailrace.controller.members import Members
+from tailrace.controller.members import REPLICA, Members, MemberState
 from tailrace.controller.outbox import Outbox
 from tailrace.controller.scoring import Scoring
 from tailrace.controller.sessions import Sessions
@@ -134,6 +134,12 @@ class State:
         if not self.ledger.started_groups or self.ledger.pooled_started or self.generates:
             return False
         return not any(replica.away for replica in self.fleet.replicas.values())
+
+    def occupied(self, member: MemberState) -> bool:
+        """Whether a replica's devices hold what cells of the trainer have not moved away."""
+        if member.role != REPLICA or not self.spec.colocated or not self.trainer.up:
+            return False
+        return not self.trainer.away.issuperset(self.fleet.replicas[member.id].cells)
 
     # ---- trajectories and their replicas --------------------------------------------------------------------------
 

@@ -4,6 +4,9 @@ Failures are counted per member since it last did its work. So a member that wor
 that fails again before it achieved anything has the same failure, whatever time lies between. Steps that the trainer makes
 again after a fall-back are nothing achieved: it fails in the same step until that one is done. On another machine, which a
 policy gives it because its fault persists, a member begins to count anew.
+
+A replica whose devices are the trainer's too begins anew once the cells there have left them: the cells may hold most of the
+memory, and it has none to give back. Its old process may live until then if it hangs, and nothing is heard of it any more.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ class Failures:
         """A restart of the whole task that is due: whether it starts over, who caused it, and why."""
         self.given_up: list[dict[str, str]] = []
         """Members that are not restarted any more: role, id, machine and reason of each."""
+        self._held: dict[str, tuple[MemberState, c.Reason, str]] = {}  # replicas to begin anew: why, and on which machine
         self._causes: list[str] = []  # of restarts of the task since a batch was last trained on
         self._took = False
 
@@ -56,7 +60,7 @@ class Failures:
         """
         self._took |= reason is not None
         member = self._members.get(event.role, event.id)
-        if member is None or member.health is c.Health.DOWN or self._begins(member):
+        if member is None or member.health is c.Health.DOWN or self._begins(member) or self._holds(member):
             return
         elsewhere = member.stands not in ("", event.machine) and event.machine in member.avoids
         if event.cause is c.Cause.MACHINE and elsewhere:
@@ -114,6 +118,19 @@ class Failures:
             for command in self._outbox.commands
         )
 
+    def _holds(self, member: MemberState) -> bool:
+        """Whether a replica waits for its devices before it begins anew."""
+        return member.role == REPLICA and member.id in self._held
+
+    def go_on(self) -> None:
+        """Begin replicas anew whose devices the trainer's cells have left since, or which nobody awaits any more."""
+        for name, (member, reason, machine) in list(self._held.items()):
+            if member.health is not c.Health.STARTING or self._members.get(REPLICA, name) is not member:
+                del self._held[name]
+            elif not self._state.occupied(member):
+                del self._held[name]
+                self._begin(member, reason, machine)
+
     def _trainer_too(self, member: MemberState, failure: c.Failure) -> None:
         """A hybrid's fault is one of the trainer, unless that is down already (RobustRL, section 4)."""
         trainer = self._members.get(TRAINER)
@@ -133,6 +150,7 @@ class Failures:
         """Restart every member after the driver died. The data role falls back to the trainer's version."""
         self.resumes_at, self.troubles, self.task = version, Troubles(), None
         self._causes.clear()
+        self._held.clear()
         for member in list(self._members.states.values()):
             self._restart(member, c.Reason(c.Why.LOST_IN_CRASH))
 
@@ -147,6 +165,7 @@ class Failures:
         self.resumes_at, self.task = version, None
         self.task_restarts += 1
         self.troubles.task_restarted()
+        self._held.clear()
         numbers = {"task_restarts": float(self.troubles.task_restarts)}
         for member in list(self._members.states.values()):
             others = c.Reason(c.Why.TASK_RESTART, f"{culprit.role} {culprit.id}", numbers)
@@ -275,10 +294,16 @@ class Failures:
         restarts = self._members.restarts
         if reason.why is not c.Why.LOST_IN_CRASH:  # the driver died, and no member failed
             restarts[member.role] = restarts.get(member.role, 0) + 1
-        version = {TRAINER: self._trainer.checkpoint, DATA: self.resumes_at}.get(member.role)
         member.avoids = tuple(dict.fromkeys((*member.avoids, *avoid)))
         if member.stands in member.avoids and not self._members.named:
             member.stands = ""
+        if self._state.occupied(member):
+            self._held[member.id] = member, reason, machine
+        else:
+            self._begin(member, reason, machine)
+
+    def _begin(self, member: MemberState, reason: c.Reason, machine: str) -> None:
+        version = {TRAINER: self._trainer.checkpoint, DATA: self.resumes_at}.get(member.role)
         place = dataclasses.replace(
             self._members.place(member, machine),
             check=self._state.spec.machine_checks and reason.why is not c.Why.LOST_IN_CRASH,

@@ -186,7 +186,7 @@ class Checker:
             self.versions.pull(command)
         elif isinstance(command, c.Restart):
             self.versions.restart(command)
-            self.devices.restart(command)
+            self.devices.restart(command, controller)
             self.turns.ends(command)
         elif isinstance(command, c.Stop):
             self.versions.stop(command)

@@ -54,9 +54,12 @@ class DeviceCheck:
         self._moved.clear()
         self._left.clear()
 
-    def restart(self, command: c.Restart) -> None:
-        """A replica that stood still is replaced, which no `Down` says."""
+    def restart(self, command: c.Restart, controller: Controller) -> None:
+        """A replica begins anew on devices that the trainer's cells have left. If it stood still, no `Down` was there."""
         if command.role == REPLICA:
+            there = sorted({*controller.fleet.replicas[command.id].cells} - self._left)
+            if there and self._trainer_up:
+                raise InvariantError(SHARED, f"{command.id} begins anew while cells {there} have their state there")
             self.lent.discard(command.id)
             self._holds.pop(command.id, None)
         elif command.role == TRAINER:

@@ -184,9 +184,8 @@ class ModesContract(RealRuns):
         assert sorted(event.fault.removeprefix("kill:") for event in events_of(tmp_path, c.Struck)) == sorted(
             fault.removeprefix("kill:") for fault in faults
         )
-        restarts = [
-            restart.role for restart in commands_of(tmp_path, c.Restart)
-        ]  # one that hangs is never told to be down
+        # A member that hangs is never told to be down; that it is restarted is.
+        restarts = [restart.role for restart in commands_of(tmp_path, c.Restart)]
         assert (restarts.count(REPLICA), restarts.count(TRAINER)) == (2, len(phases))
         self.check_turns(tmp_path, {"r0", "r1"})
         late = [event.reason for event in events_of(tmp_path, c.Down) if event.reason.startswith("waited")]
