@@ -88,12 +88,12 @@ class ChatRequest:
     _answer: Future[ChatAnswer] = field(default_factory=Future)
 
     def answer(self, said: ChatAnswer) -> None:
-        """ChatAnswer it. One that was refused meanwhile stays so."""
+        """Answer it. One that was refused meanwhile stays so."""
         if not self._answer.done():
             self._answer.set_result(said)
 
     def refuse(self, status: int, message: str) -> None:
-        """ChatAnswer that it cannot be."""
+        """Answer that it cannot be."""
         if not self._answer.done():
             self._answer.set_exception(RefusedError(status, message))
 

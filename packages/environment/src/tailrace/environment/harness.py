@@ -152,7 +152,7 @@ class Harness:
         return self._tokens
 
     def step(self, action: Sequence[int]) -> dict[str, Any]:
-        """ChatAnswer the request with a turn, and go on to the next one, or to the end.
+        """Answer the request with a turn, and go on to the next one, or to the end.
 
         Args:
             action: token ids of the turn, with the one that ended it.
