@@ -39,7 +39,9 @@ class Failures:
         """A restart of the whole task that is due: whether it starts over, who caused it, and why."""
         self.given_up: list[dict[str, str]] = []
         """Members that are not restarted any more: role, id, machine and reason of each."""
-        self._held: dict[str, tuple[MemberState, c.Reason, str]] = {}  # replicas to begin anew: why, and on which machine
+        self._held: dict[
+            str, tuple[MemberState, c.Reason, str]
+        ] = {}  # replicas to begin anew: why, and on which machine
         self._causes: list[str] = []  # of restarts of the task since a batch was last trained on
         self._took = False
 

@@ -213,6 +213,9 @@ class ModesContract(RealRuns):
                     lent.discard(command.replica)
                 elif isinstance(command, c.Restart) and command.role == REPLICA:
                     lent.discard(command.id)
+                    up.discard(command.id)
+                elif isinstance(command, c.Restart) and command.role == TRAINER:
+                    there = False
                 elif isinstance(command, c.Route):
                     assert command.replica not in lent, f"{command.replica} gets work while it is lent"
                 elif isinstance(command, c.Step):
