@@ -400,3 +400,73 @@ def test_what_is_left_of_a_response_is_counted_without_what_environments_answere
     state.tokens, state.observed = 90, 50
     assert ledger.view(state).left == ledger.predictions.of(state.prompt, 40)[1]
     assert ledger.view(state, 5).left == ledger.predictions.of(state.prompt, 45)[1]
+
+
+# ---- routing that sees prefix caches: two replicas, each with a group of two that wait for their environments ---
+
+
+def two_away(place_tokens):
+    routing = policy("routing", "prefix-aware", place_tokens=place_tokens)
+    return away(Turning(routing=routing, turns=3, batch_groups=2, replica_batch=4))
+
+
+def turned(run, *names):
+    """Environments have answered. Returns where each goes on, and why."""
+    calls = run.controller.sessions.calls
+    given = run.go(*(run.observes(name, calls[name][1]) for name in names), leave=(c.Route, c.Call))
+    return {
+        ref.trajectory: (route.replica, route.reason(number))
+        for route in of(c.Route, given)
+        for number, ref in enumerate(route.trajectories)
+    }
+
+
+def test_a_turn_goes_where_its_tokens_are_cached_and_says_what_that_saves():
+    run = two_away(10.0)
+    homes = {name: run.state(name).home for name in ("0.0", "0.1", "1.0", "1.1")}
+    assert set(homes.values()) == {"r0", "r1"}
+    found = turned(run, "0.0", "1.0")
+    assert {name: replica for name, (replica, _) in found.items()} == {name: homes[name] for name in ("0.0", "1.0")}
+    for _, reason in found.values():
+        assert (reason.why, reason.numbers["saved"]) == (c.Why.CACHED, 30.0 + TURN)
+
+
+def test_a_turn_leaves_a_home_that_is_more_crowded_than_its_cache_is_worth():
+    run = two_away(10.0)
+    home = run.state("0.0").home
+    other = {"r0": "r1", "r1": "r0"}[home]
+    run.controller.fleet.replicas[home].capacity = 1  # a trajectory there takes all its places
+    pair = [name for name in run.controller.sessions.calls if run.state(name).home == home][:2]
+    assert len(pair) == 2
+    found = turned(run, *pair)
+    assert sorted(replica for replica, _ in found.values()) == ["r0", "r1"]
+    (moved,) = [(reason.why, reason.who) for replica, reason in found.values() if replica == other]
+    assert moved == (c.Why.CROWDED, home)
+    assert all(run.state(name).home is None for name in pair)  # they are not owed there any more
+    run.catch_up()
+    assert run.view.finished
+    counts = run.view.counts
+    assert (counts.turns_lost, counts.regenerated_trajectories) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["least-loaded", "prefix-aware"])
+def test_the_run_is_as_long_with_it_and_loses_nothing(name):
+    run = Turning(routing=policy("routing", name), turns=3, steps=2)
+    run.go(c.Tick())
+    assert run.view.finished
+    assert run.view.counts.trained_tokens == 2 * 2 * 2 * 3 * TURN
+    assert run.view.counts.turns_lost == 0
+
+
+def test_a_policy_that_does_not_ask_costs_nothing():
+    run = away(Turning())
+    assert not any(state.cached for state in run.controller.ledger.trajectories.values())
+    assert not any(group.cached for group in run.controller.ledger.groups.values())
+
+
+def test_of_a_home_that_died_nothing_is_cached():
+    run = two_away(0.0)
+    home = run.state("0.0").home
+    run.down("replica", home, leave=(c.Call, c.Route))
+    found = turned(run, "0.0")
+    assert found["0.0"][1].why is c.Why.CHOSEN

@@ -117,6 +117,7 @@ from tailrace.contracts.policies import (
     EarlyGradients,
     Eviction,
     Growth,
+    Prefixes,
     ProvisioningPolicy,
     RecoveryPolicy,
     RelocationPolicy,
@@ -126,6 +127,7 @@ from tailrace.contracts.policies import (
     SyncPolicy,
     TentativeAdmission,
     TrainingPolicy,
+    no_prefixes,
 )
 from tailrace.contracts.reasons import CHOSEN, SUSPICIONS, Reason, Why
 from tailrace.contracts.recovery import (
@@ -263,6 +265,7 @@ __all__ = [
     "Predict",
     "Predicted",
     "PredictionFailed",
+    "Prefixes",
     "Progress",
     "PromptFate",
     "ProvisioningPolicy",
@@ -344,6 +347,7 @@ __all__ = [
     "expected_one_of",
     "extra",
     "named_tensors",
+    "no_prefixes",
     "need_extra",
     "same_rewards",
     "shown",

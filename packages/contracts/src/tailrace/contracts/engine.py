@@ -348,6 +348,7 @@ class EngineAbilities:
         sleeps: the levels of `Engine.sleep` that they know.
         resizes: they span several devices (option ``tensor_parallel_size``).
         digests: they are `DigestingEngine`s: a replica compares what they serve with what was published.
+        prefix_cache: until they load weights they keep keys and values of tokens for later requests that begin with these.
     """
 
     seeds: bool = False
@@ -356,6 +357,7 @@ class EngineAbilities:
     sleeps: tuple[int, ...] = ()
     resizes: bool = False
     digests: bool = False
+    prefix_cache: bool = False
 
 
 class EnginePlugin(ABC):

@@ -104,6 +104,8 @@ class Snapshot:
         steps: engine steps since the replica started.
         preemptions: times since the replica started that the engine took a trajectory's KV cache away to make room.
         max_running: most trajectories that its engine runs at once; 0 if the engine does not say.
+        cached_tokens: tokens since the replica started that its prefix cache had, which need no prefill; 0 if the engine does
+            not say.
     """
 
     replica: str
@@ -118,6 +120,7 @@ class Snapshot:
     steps: int = 0
     preemptions: int = 0
     max_running: int = 0
+    cached_tokens: int = 0
 
 
 @record

@@ -19,7 +19,7 @@ that its kind lists in `Why`, or is `Why.POLICY`, which has any; options that ma
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -40,6 +40,7 @@ from tailrace.contracts.views import (
     ReplicaView,
     RoundView,
     Sync,
+    TrajectoryView,
 )
 
 
@@ -76,6 +77,16 @@ class TentativeAdmission(Protocol):
     def fork(self) -> TentativeAdmission:
         """An independent copy."""
         ...
+
+
+Prefixes = Callable[[TrajectoryView], Mapping[str, int]]
+"""How many tokens of a trajectory, from its prompt's first on, the prefix cache of each replica probably has, under the weights
+that it serves now; only of those that have any."""
+
+
+def no_prefixes(trajectory: TrajectoryView) -> Mapping[str, int]:  # noqa: ARG001 - as `Prefixes` has it
+    """Nothing is known of any cache."""
+    return {}
 
 
 class AdmissionGate(ABC):
@@ -243,6 +254,7 @@ class Cycle:
         turn: number of earlier cycles. A policy that bounds its work per cycle uses it to continue with other replicas.
         recall: how well predicted lengths found the longest of late; None if too little has ended to say.
         lengths: how long responses were of late, in a run whose lengths are predicted; None before a batch was trained on.
+        prefixes: what the prefix caches of replicas have, where the routing policy asks for it (`sees_prefixes`).
     """
 
     replicas: Sequence[ReplicaView]
@@ -254,6 +266,7 @@ class Cycle:
     turn: int = 0
     recall: MeasuredRecall | None = None
     lengths: MeasuredLengths | None = None
+    prefixes: Prefixes = no_prefixes
 
 
 class BatchingSource(ABC):
@@ -395,6 +408,15 @@ class RoutingPolicy(StepPlanner):
         order of the replicas makes no difference to the placements or to their order: decide by name among equals.
         `Placements` is a faster result type where groups are placed whole.
         """
+
+    # ---- optional
+
+    def sees_prefixes(self) -> bool:
+        """Whether it plans with what prefix caches have (`Cycle.prefixes`).
+
+        It is then asked where a trajectory goes on whose environment has answered. Otherwise that goes where its last turn was.
+        """
+        return False
 
 
 class SyncPolicy(AxisPolicy):

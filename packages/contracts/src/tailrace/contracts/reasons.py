@@ -23,6 +23,9 @@ class Why(StrEnum):
     CHANCE: predictions found the longest no better than chance of late, so it is placed as if there were none; `recall` and
         `chance`, the recall up to which that is so.
     DRY: the replica ran out of work, so it takes the longest that waits, whichever it is; `predicted` in tokens, if known.
+    CACHED: the prefix cache of its replica has tokens of it: `saved`, which need no prefill there. What it has to do beyond the
+        least loaded counts as much as `costs` tokens of prefill.
+    CROWDED: the prefix cache of `who` has tokens of it, but the load there counts for more; `saved` and `costs` there.
     MOVED: the trajectory moves between replicas; `who` is the other replica.
     TURNED: its environment has answered, and it goes on where it was.
     EVALUATION: an evaluation is due or continues; `version`.
@@ -107,6 +110,8 @@ class Why(StrEnum):
     UNPREDICTED = "unpredicted"
     CHANCE = "chance"
     DRY = "dry"
+    CACHED = "cached"
+    CROWDED = "crowded"
     MOVED = "moved"
     TURNED = "turned"
     EVALUATION = "evaluation"

@@ -114,6 +114,7 @@ class Coordinator:
             turn=self.cycles,
             recall=self._ledger.predictions.record.recall,
             lengths=self._ledger.predictions.record.measured,
+            prefixes=self._state.prefixes if self._state.sees_prefixes else c.no_prefixes,
         )
 
     def _part(self, views: list[c.ReplicaView]) -> tuple[list[c.ReplicaView], c.Pool]:
@@ -213,14 +214,16 @@ class Coordinator:
                 self.routings += state.version is not None
             placed.add(name)
             routes.setdefault(placement.replica, []).append(trajectories[name])
-            if placement.reason is not c.CHOSEN:
-                reasons.setdefault(placement.replica, []).append(placement.reason)
+            reasons.setdefault(placement.replica, []).append(placement.reason)
         for members, chosen in whole:
             group = self._start(members[0], self._may_take(chosen, members), members)
             routes.setdefault(chosen, []).extend(group.states)
+            reasons.setdefault(chosen, []).extend([c.CHOSEN] * len(group.states))
         for chosen, states in routes.items():
-            why = reasons.get(chosen, ())
-            self._state.route(replicas[chosen], states, *(why if len(why) == len(states) else (c.CHOSEN,)))
+            why = reasons[chosen]
+            self._state.route(
+                replicas[chosen], states, *(why if any(each is not c.CHOSEN for each in why) else why[:1])
+            )
         for group in started:
             ledger.pool_rest(group)
         return placements

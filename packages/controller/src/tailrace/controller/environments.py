@@ -6,8 +6,9 @@
 
 To the controller such a trajectory is like one that was interrupted: the store has its tokens, and it may go on wherever its
 version allows. But it is owed by its *home*, the replica that has the keys and values of its tokens: the home counts it in its
-view, and gets it back without being chosen. It holds no place there and costs nothing. A home that dies, stops or pulls another
-version loses nothing with it; relocation gives it another home without moving anything.
+view, and gets it back without being chosen, unless the routing policy sees prefix caches and so chooses. It holds no place
+there and costs nothing. A home that dies, stops or pulls another version loses nothing with it; relocation gives it another
+home without moving anything.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 from tailrace import contracts as c
 from tailrace.controller.fleet import ReplicaState
+from tailrace.controller.prefixes import leaves
 from tailrace.controller.state import State
 from tailrace.controller.trajectories import Phase, TrajectoryState
 
@@ -48,6 +50,8 @@ class Environments:
         home = replica if state.destination is None else self._fleet.replicas[state.destination]
         self._state.unbind(state)
         self._ledger.turn_ended(state, event.tokens)
+        if self._state.sees_prefixes:
+            leaves(self._ledger, replica, state)
         if home.member.health is c.Health.UP and not home.lent:
             home.awaits(state)
         self._sessions.ask(name)
@@ -82,7 +86,8 @@ class Environments:
             state = self._ledger.trajectories.get(name)
             if state is None or state.phase is not _PENDING or name in self._ledger.discarding:
                 continue  # it was dropped, or begins anew
-            if home is not None and self._may_return(state, self._fleet.replicas[home]):
+            chosen = self._state.sees_prefixes and state.purpose is not _EVAL
+            if home is not None and not chosen and self._may_return(state, self._fleet.replicas[home]):
                 homes.setdefault(home, []).append(state)
             else:
                 self.homeless = True

@@ -101,7 +101,8 @@ class ReplicaState:
     the newest version in the end unless `pulls_old` says that it must be this one. `offered` is the version that
     others may pull from it. `released` says that a repack has emptied it since it last got work or weights.
     `differed` says that its engine had other weights than were published, and that it has served none since.
-    `preemptions` counts those of this process, `preempted` those of all its processes.
+    `preemptions` counts those of this process, `preempted` those of all its processes; `cached` and `cached_tokens` likewise
+    count tokens that its prefix cache had. `emptied` says how often that was emptied, `filled` how many tokens it took in.
     `cells` are the trainer's cells on its `devices`. While its devices are `lent` to these cells, it gets no work. The last
     snapshot of this process came at `told_s`, on the run's clock, and the last sign of a token at `moved_s`. `asked` says what
     each `Interrupt` was for, by its number, that may still be answered.
@@ -137,6 +138,10 @@ class ReplicaState:
     pulls_old: bool = False
     offered: int | None = None
     preempted: int = 0
+    cached: int = 0
+    cached_tokens: int = 0
+    emptied: int = 0
+    filled: float = 0.0
     devices: tuple[int, ...] = ()
     cells: tuple[int, ...] = ()
     lent: bool = False
@@ -235,7 +240,8 @@ class ReplicaState:
         self.assigned.clear()
         self.evaluating = self.aborted = self.incoming = 0
         self.kv = self.kv_before = self.kv_peak = 0.0
-        self.running = self.waiting = self.sent = self.preemptions = 0
+        self.running = self.waiting = self.sent = self.preemptions = self.cached = 0
+        self.emptied += 1
         self.fresh = self.lent = False
         self.told_s = None
 
@@ -324,14 +330,17 @@ class Replicas:
         replica = self.replicas.get(snapshot.replica)
         if replica is None or replica.member.health is not Health.UP:
             return
-        if self.follows:
-            self._advance(replica, snapshot, now)
+        before, replica.told_s = replica.told_s, now
+        if before is not None:
+            self._advance(replica, snapshot, now - before)
         if snapshot.tokens_per_s > 0:
             replica.moved_s = now
         replica.kv, replica.running, replica.waiting = snapshot.kv, snapshot.running, snapshot.waiting
         replica.kv_capacity_tokens, replica.max_running = snapshot.kv_capacity_tokens, snapshot.max_running
         replica.preempted += max(0, snapshot.preemptions - replica.preemptions)
         replica.preemptions = snapshot.preemptions
+        replica.cached_tokens += max(0, snapshot.cached_tokens - replica.cached)
+        replica.cached = snapshot.cached_tokens
         replica.kv_peak = max(replica.kv_peak, snapshot.kv)
         replica.fresh = snapshot.last_seq >= replica.sent
         if replica.fresh:
@@ -342,13 +351,13 @@ class Replicas:
             elif not 0 < surplus <= replica.aborted:
                 self.contradictions += 1
 
-    @staticmethod
-    def _advance(replica: ReplicaState, snapshot: Snapshot, now: float) -> None:
-        """Estimate what each running trajectory has generated since the last snapshot: an equal part."""
-        before, replica.told_s = replica.told_s, now
+    def _advance(self, replica: ReplicaState, snapshot: Snapshot, seconds: float) -> None:
+        """Note what was generated since the last snapshot; estimate that each running trajectory has an equal part of it."""
+        generated = snapshot.tokens_per_s * seconds
+        replica.filled += generated
         running = (replica.running + snapshot.running) / 2
-        if running and before is not None:
-            replica.assigned.advanced(snapshot.tokens_per_s * (now - before) / max(1.0, running))
+        if running and self.follows:
+            replica.assigned.advanced(generated / max(1.0, running))
 
     def sampled(self) -> None:
         """Store the current KV usage of each replica as that of the previous periodic sample."""

@@ -336,6 +336,7 @@ class Ledger:
             self._needed(state, -1)
         self.counts.turns_lost += state.keeps(tokens)
         state.phase, state.replica, state.home, state.version = _PENDING, None, None, version
+        state.cached.clear()  # it may get other tokens now
         self._needed(state, 1)
         self._pend(state)
 

@@ -75,6 +75,7 @@ class Lending:
         if not replica.lent:
             self._state.empty(replica, c.Why.LENT)
             replica.lent = True
+            replica.emptied += 1  # its KV cache is released
             self._leaving[replica.id] = action.reason
             self._decided[replica.id] = self._trainer.version, self._state.now
             self._left.pop(replica.id, None)

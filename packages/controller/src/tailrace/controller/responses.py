@@ -13,6 +13,7 @@ from tailrace import contracts as c
 from tailrace.controller.environments import Environments
 from tailrace.controller.groups import Groups
 from tailrace.controller.members import DATA, SCORER
+from tailrace.controller.prefixes import leaves
 from tailrace.controller.provisioning import Provisioning
 from tailrace.controller.state import State
 from tailrace.controller.trajectories import GroupPhase, Phase, TrajectoryState
@@ -81,6 +82,8 @@ class Responses:
             self._ledger.expect_admitted(name)
         elif state.replica == event.replica:
             self._ledger.returned(name, event.tokens_kept)
+            if self._state.sees_prefixes:
+                leaves(self._ledger, self._fleet.replicas[event.replica], state)
 
     def scored(self, events: Iterable[c.Scored]) -> None:
         """Trajectories have their rewards; with the last one that it needs, a group is complete."""

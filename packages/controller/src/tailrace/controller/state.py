@@ -24,6 +24,7 @@ from tailrace.controller.fleet import EMPTIED, Replicas, ReplicaState
 from tailrace.controller.ledger import Ledger
 from tailrace.controller.members import REPLICA, Members, MemberState
 from tailrace.controller.outbox import Outbox
+from tailrace.controller.prefixes import begins, prefixes
 from tailrace.controller.scoring import Scoring
 from tailrace.controller.sessions import Sessions
 from tailrace.controller.spec import PipelineSpec
@@ -49,7 +50,8 @@ class Brought:
 class State:
     """The state of one run.
 
-    `now` is in seconds on the run's clock. `failure` says why the run failed; None if it did not.
+    `now` is in seconds on the run's clock. `failure` says why the run failed; None if it did not. `sees_prefixes` says whether
+    routing plans with what prefix caches have; otherwise that is not noted.
 
     Args:
         spec: the pipeline.
@@ -61,6 +63,7 @@ class State:
         self.now = 0.0
         self.brought = Brought()
         self.failure: str | None = None
+        self.sees_prefixes = spec.routing.sees_prefixes()
         self.ledger = Ledger(mixes_versions=spec.sync.mixes_versions, records=spec.ranker)
         self.members = Members(spec.machines)
         self.fleet = Replicas(self.ledger.view, follows=spec.ranker)
@@ -119,6 +122,10 @@ class State:
         opens = self.opens()
         return [replica.view(opens) for replica in self.fleet.up()]
 
+    def prefixes(self, trajectory: c.TrajectoryView) -> Mapping[str, int]:
+        """What prefix caches have of a trajectory: see `Cycle.prefixes`."""
+        return prefixes(self.ledger, self.fleet, trajectory.trajectory, trajectory.group)
+
     # ---- what goes on ---------------------------------------------------------------------------------------------
 
     @property
@@ -149,6 +156,8 @@ class State:
         if self.ledger.moving:
             for state in states:
                 self.unbind(state)
+        if self.sees_prefixes:
+            begins(self.ledger, replica, states)
         refs = self.ledger.routed(states, replica.id, replica.version)
         self.outbox.send_to(replica, c.Route, trajectories=tuple(refs), reasons=reasons)
         evaluations = sum([ref.purpose is c.Purpose.EVAL for ref in refs])

@@ -35,6 +35,21 @@ OPEN = (GroupPhase.GENERATING, GroupPhase.BUFFERED)
 """Phases of a group that is neither in a batch nor dropped."""
 
 
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Tokens that somebody left in the prefix cache of a replica.
+
+    Args:
+        tokens: how many, from the beginning of the prompt on.
+        emptied: `ReplicaState.emptied` then. They are gone once it is more.
+        until: the `ReplicaState.filled` from which on they may have made room for others.
+    """
+
+    tokens: int
+    emptied: int
+    until: float
+
+
 @dataclass(slots=True)
 class TrajectoryState:
     """One trajectory.
@@ -43,7 +58,8 @@ class TrajectoryState:
     `Assigned.generated` of its replica when it was routed there. `home` is the replica to which it goes back from its
     environment. `turns` are the response tokens at the end of each of its turns, `answered` how many of them an environment
     has answered, and `observed` the tokens of those answers. `relocated_at` is how many tokens it was known to have when a
-    relocation policy last took it from a replica; -1: none has. `truncated` says that a limit ended it.
+    relocation policy last took it from a replica; -1: none has. `truncated` says that a limit ended it. `cached` says what it
+    left in the prefix cache of each replica.
     """
 
     id: str
@@ -67,6 +83,7 @@ class TrajectoryState:
     observed: int = 0
     relocated_at: int = -1
     truncated: bool = False
+    cached: dict[str, Left] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -119,7 +136,7 @@ class GroupState:
     and `newer` counts those of versions newer than the group's. `predicted` are the response tokens that were predicted for
     each of its trajectories when it started; None if nothing was. `kept` says that it was complete and kept before the task
     started over. `candidate` is the complete group for a sampler. `round`,
-    `kind` and `draw` are those of its `Launch`.
+    `kind` and `draw` are those of its `Launch`. `cached` says in which prefix caches its trajectories left their prompt.
     """
 
     index: int
@@ -141,6 +158,7 @@ class GroupState:
     draw: int | None = None
     predicted: float | None = None
     kept: bool = False
+    cached: dict[str, Left] = field(default_factory=dict)
 
     def fresh(self) -> list[TrajectoryState]:
         """Its trajectories, as none of them has started."""

@@ -354,6 +354,11 @@ class RunView:
         return self._state.fleet.contradictions
 
     @property
+    def cached_tokens(self) -> int:
+        """Tokens that the prefix caches of replicas had, so that they needed no prefill."""
+        return sum(replica.cached_tokens for replica in self._state.fleet.replicas.values())
+
+    @property
     def blocked_cycles(self) -> int:
         """Number of cycles in a row that placed nothing although the pool was not empty."""
         return self._parts.coordinator.blocked_cycles

@@ -64,6 +64,7 @@ class Weights:
             return
         self._trainer.expect_made("Pulled", event.version)
         replica.version, replica.pulling, replica.failed_pulls, replica.differed = event.version, None, 0, False
+        replica.emptied += 1  # an engine drops its prefix cache with the weights
         replica.offered = event.version if event.source else None  # what came from its checkpoint, it cannot pass on
         replica.released = False
 

@@ -51,7 +51,7 @@ NEWER = {
     "detection": ("role-aware", "rank-level", "cluster-level"),
     "batching": ("tail-batching",),
     "provisioning": ("adaptive-tp", "scale-down", "adaptive-tp-scale-down", "balanced", "hybrid"),
-    "routing": ("skew-aware",),
+    "routing": ("skew-aware", "prefix-aware"),
     "sync": ("when-drained",),
     "training": ("single-fetch",),
     "sampler": ("in-order",),

@@ -16,6 +16,7 @@ from tailrace.repack.marginal_throughput import MarginalThroughput
 from tailrace.repack.migration import Migration
 from tailrace.repack.online_fit import FittedCosts, OnlineFit, StepTimes
 from tailrace.repack.parallelism import Arrangement, StageShare, fewest_devices, round_sizes, share_devices
+from tailrace.repack.prefix_aware import PrefixAware
 from tailrace.repack.routing import LeastLoaded, RoundRobin
 from tailrace.repack.scale_down import ScaleDown
 from tailrace.repack.skew_aware import SkewAware
@@ -46,6 +47,7 @@ __all__ = [
     "NothingFitsError",
     "OnIdle",
     "OnlineFit",
+    "PrefixAware",
     "RepackError",
     "ReplicaLoad",
     "RoundRobin",

@@ -58,13 +58,13 @@ class LoadHeap(Rooms):
 
     def anywhere(self, versions: Sequence[int]) -> str | None:
         """The replica that has least to do, for one trajectory that resumes. There is one of each version."""
-        index = min(self._top(version) for version in versions)[2]
+        index = min(self.least(version) for version in versions)[2]
         self.give(index, 1)
         return self.replicas[index].replica
 
     def with_room(self, versions: Sequence[int], count: int) -> tuple[str, int] | None:
         """The open replica that has least to do of those with room for `count` trajectories, and its version."""
-        found = [entry for version in versions if (entry := self._top_with_room(version, count)) is not None]
+        found = [entry for version in versions if (entry := self.least_with_room(version, count)) is not None]
         if not found:
             return None
         index = min(found)[2]
@@ -83,13 +83,15 @@ class LoadHeap(Rooms):
         self.held[index] += count
         heappush(self._heaps[self.replicas[index].version], self.entry(index))
 
-    def _top(self, version: int) -> Entry:
+    def least(self, version: int) -> Entry:
+        """The entry of the replica of a version that has least to do; there is one of the version."""
         heap = self._heaps[version]
         while heap[0][3] != self.held[heap[0][2]]:
             heappop(heap)
         return heap[0]
 
-    def _top_with_room(self, version: int, count: int) -> Entry | None:
+    def least_with_room(self, version: int, count: int) -> Entry | None:
+        """The entry of the open replica of a version with room for so many that has least to do; None: there is none."""
         # Room only shrinks: a count that was refused once stays refused.
         if count >= self._refused.get(version, count + 1):
             return None

@@ -14,6 +14,8 @@ REASONS = {
     Why.UNPREDICTED: "no length is predicted, so it counts as none of the longest",
     Why.CHANCE: "predictions find {recall:.0%} of the longest, and chance up to {chance:.0%}: it has the least load",
     Why.DRY: "the replica had run dry and takes the longest that waits",
+    Why.CACHED: "{saved:,.0f} of its tokens are in the cache there, and the load there counts as {costs:,.0f}",
+    Why.CROWDED: "{saved:,.0f} of its tokens are in the cache of {who}, but the load there counts as {costs:,.0f}",
     Why.MOVED: "a move to {who}",
     Why.TURNED: "its environment answered, and it goes on where it was",
     Why.EVALUATION: "an evaluation of version {version:.0f}",

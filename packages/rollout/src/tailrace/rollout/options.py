@@ -32,7 +32,7 @@ class EngineOptions:
             1 GiB; on CUDA the memory that `gpu_memory_utilization` allows.
         gpu_memory_utilization: share of the device's memory for weights and KV cache, 0 to 1.
         block_tokens: tokens in one block of the KV cache; None is the engine's own choice.
-        prefix_cache: keep the KV blocks of prompts for later requests with the same beginning (vLLM only).
+        prefix_cache: keep the KV blocks of prompts for later requests with the same beginning (not transformers).
         eager: run without CUDA graphs and compilation. None: vLLM has CUDA graphs on CUDA.
         async_scheduling: plan a step while the one before still runs (vLLM only). An abort, or a change of weights, first
             takes in what runs. None: on CUDA. On CPU the model then runs in a worker process, as with `apart`.

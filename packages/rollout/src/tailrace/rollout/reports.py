@@ -123,6 +123,7 @@ class Reports:
                 kv_capacity_tokens=stats.kv_capacity_tokens,
                 steps=self._standstill.steps,
                 preemptions=stats.preemptions,
+                cached_tokens=stats.cached_tokens,
                 max_running=stats.max_running,
             )
         )

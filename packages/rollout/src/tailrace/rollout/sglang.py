@@ -24,7 +24,7 @@ import secrets
 import selectors
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tailrace.contracts import (
@@ -572,15 +572,17 @@ def _whole(value: object) -> int:
 class _Build(EnginePlugin):
     """The engine factory of entry point ``sglang``. Raises the errors of `SGLangEngine` and `EngineOptions`."""
 
-    abilities = EngineAbilities(seeds=True, sleeps=SLEEPS, digests=True)
+    abilities = EngineAbilities(seeds=True, sleeps=SLEEPS, digests=True, prefix_cache=True)
 
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         self.check_options(options)
         return SGLangEngine(model_path, EngineOptions.read(options))
 
     def abilities_with(self, options: Mapping[str, Any]) -> EngineAbilities:
-        """A server that is joined may have no plugin, and was started without a memory saver."""
-        return EngineAbilities(digests=True) if options.get("server") else self.abilities
+        """A server that is joined may have no plugin and no prefix cache, and was started without a memory saver."""
+        if options.get("server"):
+            return EngineAbilities(digests=True)
+        return replace(self.abilities, prefix_cache=options.get("prefix_cache", True) is not False)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Refuse options without a server, an interpreter without SGLang, and arguments that its server does not take."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from tailrace.contracts import (
@@ -471,12 +472,16 @@ class _Build(EnginePlugin):
     """The engine factory of entry point ``vllm``. Raises the errors of `VLLMEngine` and `EngineOptions`."""
 
     abilities = EngineAbilities(
-        seeds=True, deterministic=True, adapters=True, sleeps=SLEEPS, resizes=True, digests=True
+        seeds=True, deterministic=True, adapters=True, sleeps=SLEEPS, resizes=True, digests=True, prefix_cache=True
     )
 
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         self.check_options(options)
         return VLLMEngine(model_path, EngineOptions.read(options))
+
+    def abilities_with(self, options: Mapping[str, Any]) -> EngineAbilities:
+        """All, but for a prefix cache that is switched off."""
+        return replace(self.abilities, prefix_cache=options.get("prefix_cache", True) is not False)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Refuse what the installed vLLM does not know, and say once which version of it nobody tried."""

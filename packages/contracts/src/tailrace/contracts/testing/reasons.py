@@ -11,6 +11,8 @@ NUMBERS: dict[Why, frozenset[str]] = {
     Why.REGULAR: frozenset({"predicted", "limit"}),
     Why.CHANCE: frozenset({"recall", "chance"}),
     Why.DRY: frozenset({"predicted"}),
+    Why.CACHED: frozenset({"saved", "costs"}),
+    Why.CROWDED: frozenset({"saved", "costs"}),
     Why.EVALUATION: frozenset({"version"}),
     Why.BEHIND: frozenset({"version"}),
     Why.ALL_IDLE: frozenset({"version"}),
@@ -51,6 +53,7 @@ NUMBERS: dict[Why, frozenset[str]] = {
 
 NAMES_ANOTHER = frozenset(
     {
+        Why.CROWDED,
         Why.MOVED,
         Why.LOW_THROUGHPUT,
         Why.REPLICA_DOWN,

@@ -66,7 +66,8 @@ class RolloutFleet(_Strict):
         prefill_mfu: share of peak arithmetic in prefill; the device's own figure if None.
         memory_share: share of a device's memory that the engine may use (vLLM: `gpu_memory_utilization`); the device's own
             figure if None. An engine that shares its devices with a trainer or a judge has less.
-        prefix_cached: share of a context whose prefill is saved when a multi-turn trajectory comes back.
+        prefix_cached: share of what a replica had whose prefill is saved: the context of a trajectory that comes back to it
+            under the same weights, and the prompt of a group that it has another trajectory of; 0: it has no prefix cache.
         start_s: seconds for a replica to start.
         restart_s: seconds to replace one that died: a machine, the engine, its relay (Laminar, section 8.5: 252 s).
         resize_s: seconds to start one anew on another number of devices, on machines that it has.

@@ -7,7 +7,7 @@ become idle or has pulled. So the cost of a simulation depends on what finishes,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tailrace import contracts as c
 from tailrace.fleetsim.engine import ModelledEngine, Work
@@ -39,6 +39,7 @@ class ModelledReplica(RoleModel):
         "_aborted_by",
         "_beside",
         "_former",
+        "_generated",
         "_next_tp",
         "_preempted",
         "_prefixes",
@@ -92,6 +93,7 @@ class ModelledReplica(RoleModel):
         self._aborted_by: dict[str, int] = {}
         self._turns = world.tokens.workload.turns
         self._prefixes = Prefixes(self.pool.rollout.prefix_cached)
+        self._generated = 0  # tokens that its engine had generated when its prefix cache was told last
         self._share, self._beside = 1.0, 1.0 / world.slows
         self._told = (self.time.now(), 0.0)  # time of its last report of load, and tokens generated until then
         world.meters.append(self)
@@ -107,6 +109,7 @@ class ModelledReplica(RoleModel):
             self.pool, now = pool, self.time.now()
             self._former.append(self.engine)
             self.tp, self.engine, self._told = pool.tp, self.world.fleet.engine(now, pool), (now, 0.0)
+            self._generated = 0
         self._next_tp = member.tp or self.pool.tp
 
     def starts_s(self, incarnation: int) -> float:
@@ -121,7 +124,7 @@ class ModelledReplica(RoleModel):
         self._drop_work(now)
         self._span(self._next_tp, now)
         self.up, self.hung, self.stalled_s, self.version, self.pulling = True, False, None, None, False
-        self.order, self.last_seq = CommandOrder(), 0
+        self.order, self.last_seq, self._prefixes.tokens = CommandOrder(), 0, 0
         self._routed_by.clear()
         self._aborted_by.clear()
         self.incarnation += 1
@@ -186,7 +189,7 @@ class ModelledReplica(RoleModel):
         """Have an engine of so many devices, and count its preemptions anew."""
         if tp != self.tp:
             self._former.append(self.engine)
-            self.tp, self.engine = tp, self.world.fleet.engine(now, self.pool, tp)
+            self.tp, self.engine, self._generated = tp, self.world.fleet.engine(now, self.pool, tp), 0
             self._told = (now, 0.0)
         self._preempted = self.engine.preemptions
 
@@ -239,7 +242,7 @@ class ModelledReplica(RoleModel):
         if unsaid:
             refs = tuple([ref for ref in refs if ref.trajectory not in unsaid])
         works = self.tokens.works(refs, self.id, self.version, now)
-        self.tokens.reprefilled_tokens -= self._prefixes.find(works)  # each turn begins with a prefill
+        self._find(works)
         self.engine.add(works, now)
         if unsaid:
             self.finished += len(unsaid)
@@ -255,6 +258,7 @@ class ModelledReplica(RoleModel):
         now = self.time.now()
         left = self.engine.remove(command.trajectories, now)
         self.flush()
+        self._leave(dict(left))
         self.tokens.keep(left)
         self._say([c.Interrupted(self.id, name, tokens, command.seq) for name, tokens in left])
         self.reported = False  # a snapshot must show this command, even if there was nothing to interrupt
@@ -314,6 +318,29 @@ class ModelledReplica(RoleModel):
     def weights_arrived(self, version: int) -> None:
         """Called when it serves a version; checks override this."""
 
+    # ---- the prefix cache -----------------------------------------------------------------------------------------
+
+    def _free_tokens(self) -> float:
+        """Tokens for which the engine has room, after the prefix cache was told what it has generated."""
+        engine = self.engine
+        self._prefixes.took(engine.tokens - self._generated)
+        self._generated = engine.tokens
+        return (1.0 - engine.kv_share) * self.pool.costs(self.tp)[0].kv_capacity_tokens
+
+    def _find(self, works: Sequence[Work]) -> None:
+        """Give work that begins here what the prefix cache has of it."""
+        self.tokens.reprefilled_tokens -= self._prefixes.back(works)
+        if self._prefixes.share:
+            known = self.tokens.trajectories
+            self._prefixes.find([(work, known[work.id].group) for work in works], self._free_tokens())
+
+    def _leave(self, left: Mapping[str, int]) -> None:
+        """Note that trajectories leave with so many response tokens, whose contexts stay in the prefix cache."""
+        if self._prefixes.share:
+            known = self.tokens.trajectories
+            contexts = {name: known[name].sample.prompt_tokens + left[name] for name in left if name in known}
+            self._prefixes.left(contexts, self._free_tokens())
+
     # ---- reports --------------------------------------------------------------------------------------------------
 
     def _say(self, events: Sequence[c.Event]) -> None:
@@ -362,7 +389,8 @@ class ModelledReplica(RoleModel):
         name = self.id
         ended = self.tokens.turns_ended(finished) if self._turns else {}
         if ended:
-            self._prefixes.left(ended)
+            self._prefixes.turned(ended)
+            self._leave(ended)
             self._say([c.TurnEnded(name, trajectory, tokens) for trajectory, tokens in ended.items()])
             finished = [one for one in finished if one[1] not in ended]
         self.tokens.complete(finished)
@@ -392,6 +420,7 @@ class ModelledReplica(RoleModel):
             kv_capacity_tokens=self.pool.costs(self.tp)[0].kv_capacity_tokens,
             preemptions=engine.preemptions - self._preempted,
             max_running=self.pool.rollout.max_running,
+            cached_tokens=self._prefixes.tokens,
         )
 
     def _rate(self) -> float:
@@ -422,28 +451,63 @@ class ModelledReplica(RoleModel):
 
 
 class Prefixes:
-    """Trajectories whose last turn ended on a replica, under the weights that it serves.
+    """A prefix cache: contexts of trajectories that left a replica, and prompts, under the weights that it serves.
+
+    It forgets what was used least recently: what somebody left is there until the engine has taken in as many tokens as were
+    free then.
 
     Args:
-        share: share of such a context that is in the cache when the trajectory comes back.
+        share: share of such a context that is found again; 0: there is no cache.
     """
 
+    __slots__ = ("_contexts", "_prompts", "_taken", "_turned", "share", "tokens")
+
     def __init__(self, share: float) -> None:
-        self._share = share
-        self._here: set[str] = set()
+        self.share = share
+        self._contexts: dict[str, tuple[int, float]] = {}  # tokens, and until how many tokens are taken in
+        self._prompts: dict[int, tuple[int, float]] = {}
+        self._turned: set[str] = set()
+        self._taken = 0.0
+        self.tokens = 0  # whose prefill was saved
 
-    def left(self, trajectories: Iterable[str]) -> None:
-        """Turns of these have ended."""
-        self._here.update(trajectories)
+    def took(self, tokens: int) -> None:
+        """The engine has taken in tokens."""
+        self._taken += tokens
 
-    def find(self, works: Sequence[Work]) -> int:
-        """Give work that comes back its cached tokens. Returns the response tokens of all that comes back."""
-        back = [work for work in works if work.id in self._here] if self._here else []
-        for work in back:
-            self._here.discard(work.id)
-            work.cached_tokens = int(self._share * (work.prompt_tokens + work.done_tokens))
+    def turned(self, trajectories: Iterable[str]) -> None:
+        """Turns of these have ended here."""
+        self._turned.update(trajectories)
+
+    def left(self, contexts: Mapping[str, int], free: float) -> None:
+        """Trajectories have left with contexts of so many tokens, when there was room for `free` more."""
+        self._contexts.update({name: (tokens, self._taken + free) for name, tokens in contexts.items()})
+
+    def back(self, works: Sequence[Work]) -> int:
+        """Response tokens of those whose last turn ended here: each turn begins with a prefill, so it is none too many."""
+        back = [work for work in works if work.id in self._turned] if self._turned else []
+        self._turned.difference_update([work.id for work in back])
         return sum(work.done_tokens for work in back)
+
+    def find(self, works: Sequence[tuple[Work, int]], free: float) -> None:
+        """Give work that begins here its cached tokens.
+
+        Args:
+            works: each with the number of its prompt.
+            free: tokens for which there is room.
+        """
+        for work, prompt in works:
+            context = work.prompt_tokens + work.done_tokens
+            had = max(self._held(self._contexts.pop(work.id, None)), self._held(self._prompts.get(prompt)))
+            work.cached_tokens = int(self.share * min(had, context))
+            self.tokens += work.cached_tokens
+            self._prompts[prompt] = work.prompt_tokens, self._taken + free
+            self._taken += context
 
     def clear(self) -> None:
         """The cache is gone."""
-        self._here.clear()
+        self._contexts.clear()
+        self._prompts.clear()
+        self._turned.clear()
+
+    def _held(self, left: tuple[int, float] | None) -> int:
+        return 0 if left is None or self._taken > left[1] else left[0]

@@ -41,6 +41,9 @@ def needs_of(config: RunConfig) -> list[Need]:
         found.append(Need("seeds", why, lambda able: able.seeds))
     if pipeline.deterministic:
         found.append(Need("equal bits", "pipeline.deterministic = true", lambda able: able.deterministic))
+    if build_policy("routing", pipeline.routing, facts_of(config)).sees_prefixes():
+        why = f"pipeline.routing = {pipeline.routing.name!r}, which plans with it"
+        found.append(Need("a prefix cache", why, lambda able: able.prefix_cache))
     for key, size in _sizes(config).items():
         if size > 1:
             found.append(Need("several devices", f"{key} = {size}", lambda able: able.resizes))

@@ -9,12 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated
 
-from tailrace.contracts import Cycle, Pool, Progress, Reason, ReplicaView, Sync, SyncPolicy, TrajectoryView, Tried, Why
+from tailrace.contracts import (
+    Cycle,
+    Pool,
+    Progress,
+    Reason,
+    ReplicaView,
+    Sync,
+    SyncPolicy,
+    TrajectoryView,
+    Tried,
+    Why,
+)
 from tailrace.repack.errors import LoadError
 from tailrace.repack.gains import GainIndex, ideal_gain, planned_with
 from tailrace.repack.marginal_throughput import MarginalThroughput, Queues
@@ -103,7 +114,12 @@ def tried(cycle: Cycle, view: ReplicaView) -> Cycle:
         pool.setdefault(trajectory.version, {})[trajectory.trajectory] = trajectory
     ordered: Pool = {version: pool[version] for version in sorted(pool, key=_age)}
     replicas = [pulled if other.replica == view.replica else other for other in cycle.replicas]
-    return dataclasses.replace(cycle, replicas=replicas, pool=ordered)
+
+    def others(trajectory: TrajectoryView) -> Mapping[str, int]:
+        found = cycle.prefixes(trajectory)  # its own cache goes with its weights
+        return {name: tokens for name, tokens in found.items() if name != view.replica}
+
+    return dataclasses.replace(cycle, replicas=replicas, pool=ordered, prefixes=others)
 
 
 def _age(version: int | None) -> tuple[bool, int]:

@@ -76,6 +76,7 @@ def summarise(
         "interrupting_pulls": run.interrupting_pulls,
         "migrated_trajectories": run.evictions,
         "resumed_on_newer": counts.resumed_on_newer,
+        "cached_tokens": run.cached_tokens,
         "replica_restarts": run.replica_restarts,
         "restarts": {role: run.restarts(role) for role in (TRAINER, DATA, SCORER, RANKER, ENVIRONMENT, RELAY, REPLICA)},
         "regenerated_trajectories": counts.regenerated_trajectories,
