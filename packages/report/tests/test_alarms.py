@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 
 from tailrace import contracts as c
+from tailrace.report.figures.verdict import Signal
 from tailrace.report.fold.timeline import Doing, Span
 from tailrace.report.watch.alarms import FEWEST, Alarms, Level
 from tailrace.report.watch.following import FollowedRun
@@ -17,9 +18,9 @@ class Scene:
     """A timeline and a view whose values a test sets."""
 
     def __init__(self):
-        self.spans, self.opened, self.outages, self.batches, self.members = [], [], [], [], {}
+        self.spans, self.opened, self.outages, self.batches, self.signals = [], [], [], [], {}
         self.run = SimpleNamespace(
-            now=0.0, finished=False, failure=None, contradictions=0, batch=lambda version: self.members[version],
+            now=0.0, finished=False, failure=None, contradictions=0,
             counts=SimpleNamespace(completed=0, filtered_because={}),
         )  # fmt: skip
         scene = self
@@ -38,7 +39,7 @@ class Scene:
         folds = SimpleNamespace(
             timeline=Timeline(),
             outages=SimpleNamespace(all=self.outages),
-            batches=SimpleNamespace(trained=self.batches),
+            batches=SimpleNamespace(trained=self.batches, signals=self.signals),
         )
         self.alarms = Alarms(cast(Any, self.run), cast(Any, folds))
 
@@ -121,8 +122,7 @@ def test_digests_that_differ_stay():
 
 def test_groups_without_signal():
     scene = Scene()
-    scene.members[1] = [SimpleNamespace(prompt=n // 2, reward=0.0, truncated=True) for n in range(40)]
-    scene.hear(c.Step(1, 1, ()))
+    scene.signals[1] = Signal.of([SimpleNamespace(prompt=n // 2, reward=0.0, truncated=True) for n in range(40)])
     assert "raise rollout.max_tokens" in scene.said()["no-signal"]
 
 
@@ -174,4 +174,4 @@ def test_members_that_die_in_a_run_are_alarms_until_they_are_back(tmp_path):
     assert any("replica r1" in said for said in seen)
     assert any("trainer 0" in said for said in seen)
     assert followed.story.alarms.now() == []
-    assert len(followed.story.alarms.signals) >= 6
+    assert len(followed.story.folds.batches.signals) >= 6

@@ -404,4 +404,4 @@ def test_bars_of_the_training_reward_are_clustered_by_prompt(finished):
     prompts = {member.prompt for member in batch}
     means = [statistics.fmean(member.reward for member in batch if member.prompt == prompt) for prompt in prompts]
     assert len(batch) == 16 > len(means) == 4
-    assert record.folds.batches.reward_errors[version] == pytest.approx(statistics.stdev(means) / math.sqrt(len(means)))
+    assert record.folds.batches.signals[version].error == pytest.approx(statistics.stdev(means) / math.sqrt(len(means)))

@@ -8,7 +8,7 @@ import pytest
 
 from tailrace.contracts import Why
 from tailrace.controller.members import REPLICA, TRAINER
-from tailrace.report.figures.verdict import Signal, limit, without_signal
+from tailrace.report.figures.verdict import Signal, answers, limit, without_signal
 from tailrace.report.fold.timeline import Doing, Span
 from tailrace.report.words import WAITS
 
@@ -100,11 +100,27 @@ def test_a_batch_is_counted_by_its_groups():
     ],
 )
 def test_nothing_to_learn_from_is_said_with_what_to_change(signal, said):
-    found = without_signal([signal])
+    found = without_signal({1: signal})
     assert found.startswith("10 of the last 10 groups had the same reward for each response")
     assert said in found
 
 
 @pytest.mark.parametrize("signals", [[], [batch(*[[0, 0]] * 7)], [batch(*[[0, 0]] * 8, *[[0, 1]] * 2)]])
 def test_too_few_or_enough_signal_say_nothing(signals):
-    assert without_signal(signals) == ""
+    assert without_signal(dict(enumerate(signals))) == ""
+
+
+def test_only_the_last_batches_are_looked_at_for_a_signal():
+    dull, lively = batch(*[[0, 0]] * 10), batch(*[[0, 1]] * 10)
+    assert without_signal({version: dull if version > 4 else lively for version in range(1, 9)})
+    assert without_signal({version: lively if version > 4 else dull for version in range(1, 9)}) == ""
+
+
+def test_three_questions_are_answered_and_what_is_wrong_comes_before_the_speed():
+    spans, ends = run_of([0.95] * 8, [0.5], steps=8)
+    found = limit(spans, ends)
+    assert answers("Yes.", found) == [
+        ("Was it good?", "Yes."), ("What limits its speed?", found.said), ("What to change?", found.change),
+    ]  # fmt: skip
+    assert answers("Yes.", found, "It is on fire.")[2][1] == "See to this first: It is on fire."
+    assert answers("Yes.", limit([], []))[2][1] == "Nothing that is known."

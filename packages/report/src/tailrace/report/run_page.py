@@ -21,6 +21,7 @@ from tailrace.report.charts.timeline import timeline_chart
 from tailrace.report.figures.held_out import gain, results, reward_alone, said
 from tailrace.report.figures.prompts import PromptFates, failures
 from tailrace.report.figures.utilisation import utilisation
+from tailrace.report.figures.verdict import answers, limit, without_signal
 from tailrace.report.fold.interruptions import MarkKind
 from tailrace.report.headline import SIMULATED, facts_of
 from tailrace.report.html.page import Table, render_page, write_page
@@ -107,8 +108,10 @@ def _charts(record: Record, measured: Results, time: TimeAxis) -> dict[str, list
 
 def _headline(record: Record, measured: Results, *, simulated: bool) -> dict[str, Any]:
     config, summary = record.config, record.summary
+    found = limit(record.folds.timeline.spans, [batch.ended_s for batch in record.measured])
+    first = "" if simulated else without_signal(record.folds.batches.signals)
     return {
-        "gain": SIMULATED if simulated else gain(measured),
+        "answers": answers(SIMULATED if simulated else gain(measured), found, first),
         **facts_of(config, simulated=simulated),
         "wall": duration(summary["wall_s"] if summary else record.last_s),
         "tiles": _tiles(measured),

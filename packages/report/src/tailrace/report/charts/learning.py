@@ -106,8 +106,12 @@ def reward_chart(record: Record) -> Chart | None:
     steps, rewards = _series(record, "reward_mean")
     if not steps:
         return None
-    known = record.folds.batches.reward_errors
-    error = [known.get(row["version"], 0.0) for row in record.steps if row.get("reward_mean") is not None]
+    known = record.folds.batches.signals
+    error = [
+        known[row["version"]].error if row["version"] in known else 0.0
+        for row in record.steps
+        if row.get("reward_mean") is not None
+    ]
     data = [
         {
             **line(steps, rewards, "reward", "$reward"),

@@ -5,7 +5,7 @@ The limit is read off the shares of time of trainer and replicas, step by step, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -23,6 +23,7 @@ MOST_STEPS = 32
 FEWEST_STEPS = 2
 CUT = 0.5  # of the responses: so many cut by a limit explain that nothing was right
 FEWEST_GROUPS, MANY, HALF = 8, 0.9, 0.5
+LAST = 4  # batches that are looked at for a signal
 
 _TRAINER_BEHIND = (
     "Give the trainer more devices or smaller batches, or take replicas away: these do not limit the speed."
@@ -43,6 +44,7 @@ _CHANGES = {
         Why.IN_ENVIRONMENTS
     ]: "Add members of the environment, or more trajectories for each replica: turns are waited for.",
     WAITS[Why.FIRST_BATCH]: "Nothing yet: the first batch is being generated.",
+    WAITS[Why.ADMITTED]: "Nothing: the run is near its end, and there is no prompt left to start.",
     WAITS[Why.NO_BATCH]: _MORE_GENERATION,
     WAITS[
         Why.HELD_FOR_LATER
@@ -126,6 +128,17 @@ def _cause(row: Utilisation) -> str:
     return row.bubbles[0][0] if row.bubbles else "nothing in particular"
 
 
+def answers(good: str, limit: Limit, first: str = "") -> list[tuple[str, str]]:
+    """The three questions that every screen answers first, and their answers.
+
+    Args:
+        good: whether it was good, in a sentence.
+        first: what must be seen to before the speed, in a sentence; empty for nothing.
+    """
+    change = f"See to this first: {first}" if first else limit.change or "Nothing that is known."
+    return [("Was it good?", good), ("What limits its speed?", limit.said), ("What to change?", change)]
+
+
 class ScoredResponse(Protocol):
     """A trajectory of a batch."""
 
@@ -179,13 +192,18 @@ class Signal:
         )
 
 
-def without_signal(signals: Sequence[Signal]) -> str:
-    """What is said of batches that hardly anything can be learned from, with what to change; empty if that is not so."""
-    groups, equal = sum(each.groups for each in signals), sum(each.equal for each in signals)
+def without_signal(signals: Mapping[int, Signal]) -> str:
+    """What is said where hardly anything can be learned from the last batches, with what to change; empty if that is not so.
+
+    Args:
+        signals: of each batch, by the version that it makes.
+    """
+    last = [signals[version] for version in sorted(signals)[-LAST:]]
+    groups, equal = sum(each.groups for each in last), sum(each.equal for each in last)
     if groups < FEWEST_GROUPS or equal < MANY * groups:
         return ""
-    average = mean([each.reward for each in signals if each.reward is not None])
-    cut = mean([each.cut for each in signals])
+    average = mean([each.reward for each in last if each.reward is not None])
+    cut = mean([each.cut for each in last])
     said = f"{equal:,} of the last {groups:,} groups had the same reward for each response ({average:.3g} on average)"
     if cut >= CUT:
         return f"{said}, and a limit cut {percent(cut)} of the responses: raise rollout.max_tokens."

@@ -12,10 +12,11 @@ from tailrace.controller.view import RunView
 from tailrace.pipeline.run.figures.detection import DetectionFold
 from tailrace.pipeline.run.figures.effective_time import EffectiveTime
 from tailrace.pipeline.run.figures.faults import FaultFold
-from tailrace.pipeline.run.figures.figures import Batch, standard_error
+from tailrace.pipeline.run.figures.figures import Batch
 from tailrace.pipeline.run.figures.folding import Audience, Hears
 from tailrace.pipeline.run.figures.replicas import ReplicaFigures
 from tailrace.pipeline.run.figures.rounds import RoundFigures
+from tailrace.report.figures.verdict import Signal
 from tailrace.report.fold.interruptions import Interruptions
 from tailrace.report.fold.loads import Loads
 from tailrace.report.fold.outages import Outages
@@ -101,15 +102,14 @@ class TrainedBatches:
     """Hears of every batch that is given to the trainer.
 
     `occupancy` holds what the buffer held each time that it changed: when, groups that are complete, groups that are generated.
-    `truncated` counts the responses of each batch that a limit ended. `reward_errors` holds the standard error of each batch's
-    mean reward, clustered by prompt.
+    `truncated` counts the responses of each batch that a limit ended, `signals` says what it had to learn from.
     """
 
     def __init__(self, run: RunView) -> None:
         self.hears: Hears = {c.Step: self._given, c.Stepped: self._trained}
         self.begun: dict[int, Batch] = {}
         self.truncated: dict[int, int] = {}
-        self.reward_errors: dict[int, float] = {}
+        self.signals: dict[int, Signal] = {}
         self.occupancy: list[tuple[float, int, int]] = []
         self._run = run
 
@@ -130,8 +130,7 @@ class TrainedBatches:
         members = list(self._run.batch(version))
         self.truncated[version] = sum(each.truncated for each in members)
         self.begun[version] = Batch.of(version, self._run.version, members, now)
-        scored = [(member.reward, member.prompt) for member in members if member.reward is not None]
-        self.reward_errors[version] = standard_error([reward for reward, _ in scored], [prompt for _, prompt in scored])
+        self.signals[version] = Signal.of(members)
 
     def _trained(self, now: float, event: c.Stepped) -> None:
         if event.version in self.begun:

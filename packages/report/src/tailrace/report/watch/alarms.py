@@ -15,7 +15,7 @@ from tailrace.controller.members import TRAINER
 from tailrace.controller.view import RunView
 from tailrace.pipeline.run.figures.folding import Hears
 from tailrace.pipeline.run.figures.incidents import NoSignal
-from tailrace.report.figures.verdict import Signal, without_signal
+from tailrace.report.figures.verdict import without_signal
 from tailrace.report.fold.folds import Folds
 from tailrace.report.fold.timeline import Doing, Span
 from tailrace.report.words import end, many
@@ -82,10 +82,7 @@ class Alarms:
             c.Down: self._down,
             c.Restart: self._restarts,
             c.Stop: self._restarts,
-            c.Step: self._given,
         }
-        self.signals: dict[int, Signal] = {}
-        """What each batch had to learn from, by the version that it makes."""
         self._run, self._folds = run, folds
         self._took: dict[tuple[str, Doing], deque[float]] = {}
         self._seen = 0
@@ -107,20 +104,25 @@ class Alarms:
             self._no_signal.lines(counts.completed, counts.filtered_because.get(c.Why.NO_SIGNAL, 0), self._rewards)
             self._rewards.clear()
 
-    def now(self) -> list[Alarm]:
-        """The alarms of this moment, and then advice."""
+    def now(self, *, over: bool = False) -> list[Alarm]:
+        """The alarms of this moment, and then advice.
+
+        Args:
+            over: whether the run has ended, so that nobody works or waits any more.
+        """
         run = self._run
-        found = [*self._broken(), *self._differing(), *self._storm(), *self._signal()]
-        if not run.finished and run.failure is None:
+        over = over or run.finished or run.failure is not None
+        found = [*self._broken(over=over), *self._differing(), *self._storm(), *self._signal()]
+        if not over:
             found += [*self._longer(), *self._starved()]
         return sorted(found, key=lambda alarm: alarm.level is Level.ADVICE)
 
-    def _broken(self) -> Iterator[Alarm]:
+    def _broken(self, *, over: bool) -> Iterator[Alarm]:
         run = self._run
         if run.failure is not None:
             yield Alarm(Level.ALARM, "failed", f"The run failed: {run.failure}")
         down = [outage for outage in self._folds.outages.all[-HISTORY:] if outage.up_s is None]
-        if down and not run.finished:
+        if down and not over:
             names = _named([f"{outage.role} {outage.member}" for outage in down])
             yield Alarm(Level.ALARM, "down", f"Down: {names}. Last: {down[-1].reason}.", down[-1].at_s)
         if run.contradictions:
@@ -143,8 +145,7 @@ class Alarms:
             yield Alarm(Level.ALARM, "aborts", said)
 
     def _signal(self) -> Iterator[Alarm]:
-        last = sorted(self.signals)[-BATCHES:]
-        said = self._no_signal.warning or without_signal([self.signals[version] for version in last])
+        said = self._no_signal.warning or without_signal(self._folds.batches.signals)
         if said:
             yield Alarm(Level.ALARM, "no-signal", said[0].upper() + said[1:])
 
@@ -215,10 +216,6 @@ class Alarms:
     def _restarts(self, now: float, command: c.Restart | c.Stop) -> None:
         if command.reason.why is c.Why.DIFFERS and (now, command.id) not in self._differed:
             self._differed.append((now, command.id))
-
-    def _given(self, now: float, command: c.Step) -> None:
-        del now
-        self.signals[command.version] = Signal.of(list(self._run.batch(command.version)))
 
 
 def _named(names: list[str]) -> str:

@@ -20,13 +20,13 @@ from tailrace.report.charts.timeline import drawable
 from tailrace.report.errors import ReportError
 from tailrace.report.figures.held_out import gain
 from tailrace.report.figures.prompts import PromptFates
-from tailrace.report.figures.verdict import Limit, limit
+from tailrace.report.figures.verdict import Limit, answers, limit
 from tailrace.report.fold.loads import FIRST_LAG, GENERATED, LAGS
 from tailrace.report.fold.series import Series
 from tailrace.report.fold.timeline import Span
 from tailrace.report.fold.trajectories import Fate, TrajectoryEntry
 from tailrace.report.headline import SIMULATED, facts_of
-from tailrace.report.watch.alarms import Level
+from tailrace.report.watch.alarms import Alarm, Level
 from tailrace.report.watch.following import FollowedRun, Story
 from tailrace.report.words import duration, waits
 
@@ -36,6 +36,7 @@ MOST_SPANS, MOST_MARKS, MOST_POINTS, MOST_INCIDENTS, MOST_DEVICES = 3000, 300, 2
 PAGE = 50
 WINDOW_STEPS = 10
 SILENT_S = 30.0
+OVER = ("done", "failed", "gone")
 _ORDER = (TRAINER, RELAY, REPLICA, SCORER, ENVIRONMENT, DATA, RANKER)
 _CELLS = {
     "generating": "G", "pulling": "P", "idle": "I", "starting": "S", "down": "D", "releasing": "R", "stopping": "R",
@@ -83,9 +84,10 @@ class Frames:
         fresh = cursor.generation != followed.generation
         if fresh:
             cursor = Cursor(followed.generation)
+        life = self._life()
         found: dict[str, Any] = {
             "cursor": {"generation": followed.generation, "instants": story.instants},
-            "life": self._life(),
+            "life": life,
             "reading": None if not followed.reading else {"read": log.read_bytes, "of": log.size},
             "trouble": followed.trouble,
         }
@@ -94,12 +96,13 @@ class Frames:
         if not fresh and cursor.instants == story.instants:
             return found
         timeline, marks = story.folds.timeline, story.folds.timeline.marks
+        alarms = story.alarms.now(over=life["state"] in OVER and not followed.reading)
         found["cursor"] |= {"spans": timeline.count, "marks": len(marks), "incidents": story.told}
         return found | {
             "now_s": story.run.now,
             "progress": _progress(story.run),
-            "answers": self._answers(story),
-            "alarms": [asdict(alarm) for alarm in story.alarms.now()],
+            "answers": self._answers(story, alarms),
+            "alarms": [asdict(alarm) for alarm in alarms],
             "trainer": _trainer(story),
             "lanes": _lanes(story, cursor.spans),
             "marks": None if len(marks) == cursor.marks else _marks(story),
@@ -177,21 +180,16 @@ class Frames:
             why = "was interrupted" if phase == "interrupted" else "has no process any more"
             state, said = "gone", f"The run {why}; go on with: tailrace run --resume {followed.directory.root}"
         if followed.held_back:
-            state, said = "replay", f"Replaying the log, {followed.speed:g} seconds in one."
+            speed = followed.speed or 1.0
+            each = duration(speed) if speed >= 10 else f"{speed:.2g} s"
+            state, said = "replay", f"Replaying the log: a second here is {each} of the run."
         left = status.get("left_s") if state == "live" else None
         return {"state": state, "said": said, "left_s": left}
 
-    def _answers(self, story: Story) -> list[dict[str, str]]:
-        """Was it good, what limited its speed, what to change: in this order, on every screen."""
-        found = self._limit_of(story)
+    def _answers(self, story: Story, alarms: Sequence[Alarm]) -> list[dict[str, str]]:
         good = SIMULATED if self._followed.directory.simulated is not None else gain(self._results_of(story))
-        alarms = [alarm for alarm in story.alarms.now() if alarm.level is Level.ALARM]
-        change = alarms[0].said if alarms else found.change or "Nothing that is known."
-        return [
-            {"asked": "Was it good?", "said": good},
-            {"asked": "What limits its speed?", "said": found.said},
-            {"asked": "What to change?", "said": f"See to this first: {change}" if alarms else change},
-        ]
+        first = next((alarm.said for alarm in alarms if alarm.level is Level.ALARM), "")
+        return [{"asked": asked, "said": said} for asked, said in answers(good, self._limit_of(story), first)]
 
     def _limit_of(self, story: Story) -> Limit:
         ends = [batch.ended_s for batch in story.folds.batches.trained]
@@ -380,7 +378,7 @@ def _holds(run: RunView, name: str) -> str:
 
 def _batch(story: Story, batch: Batch, step: int) -> list[Any]:
     """Step, reward, its error, mean and largest staleness, tokens, end: one row of the curves."""
-    signal = story.alarms.signals.get(batch.version)
+    signal = story.folds.batches.signals.get(batch.version)
     return [
         step,
         None if signal is None else signal.reward,

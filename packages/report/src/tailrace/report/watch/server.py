@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 COOKIE = "tailrace-watch"
-BUDGET_S = 0.4
-"""Seconds for which one request reads on in the log."""
+FIRST_S, BUDGET_S = 0.25, 1.0
+"""Seconds for which a request reads on in the log: a page that opens, and one that is open."""
 EVERY_S, RARELY_S, SHARE = 2.0, 5.0, 0.01
 """Seconds after which a page asks again: while a run lives and afterwards. It waits longer where a frame would take more than
 this share of a core."""
@@ -196,7 +196,7 @@ def build_app(followed: FollowedRun) -> Starlette:
         names = ("generation", "spans", "marks", "incidents", "instants")
         cursor = Cursor(*(_number(request, name, -1 if name == "instants" else 0) for name in names))
         with followed.lock:
-            followed.advance(BUDGET_S)
+            followed.advance(BUDGET_S if cursor.generation == followed.generation else FIRST_S)
             began_s = time.thread_time()
             found = frames.frame(cursor)
             took_s = time.thread_time() - began_s

@@ -13,7 +13,7 @@ const LANE = 22, NAMES = 104, MOST_SPANS = 6000, AGAIN_MS = 3000, FIND_MS = 1000
 
 const page = {
   cursor: {}, about: null, frame: null, spans: [], open: [], members: [], marks: [], incidents: [], steps: [],
-  lane: 0, at: null, cell: 0, offset: 0, one: "", timer: 0, asking: false, foundAt: 0,
+  lane: 0, at: null, cell: 0, offset: 0, one: "", timer: 0, asking: false, foundAt: 0, reading: false,
 };
 
 const $ = (id) => document.getElementById(id);
@@ -38,11 +38,12 @@ function number(value) {
   const size = Math.abs(value);
   return fixed(value, size >= 100 || Number.isInteger(value) ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3);
 }
-function seconds(value) {
-  if (value < 90) return `${fixed(value, value < 10 ? 1 : 0)} s`;
-  if (value < 5400) return `${fixed(value / 60, 1)} min`;
-  return value < 172800 ? `${fixed(value / 3600, 1)} h` : `${fixed(value / 86400, 1)} days`;
+const unitOf = (value) => [[172800, 86400, "days"], [5400, 3600, "h"], [90, 60, "min"]].find(([least]) => value >= least) || [0, 1, "s"];
+function seconds(value, longest = value) {
+  const [, size, unit] = unitOf(longest);
+  return `${fixed(value / size, size > 1 || value < 10 ? 1 : 0)} ${unit}`;
 }
+const short = (value) => (Math.abs(value) < 1000 ? number(value) : value.toLocaleString("en", { notation: "compact", maximumFractionDigits: 2 }));
 const count = (value, one, more) => `${number(value)} ${value === 1 ? one : more || `${one}s`}`;
 
 function table(id, heads, rows) {
@@ -97,6 +98,8 @@ function take(frame) {
   if (frame.about) Object.assign(page, { about: frame.about, spans: [], marks: [], incidents: [], frame: null });
   page.cursor = { ...page.cursor, ...frame.cursor };
   trouble(frame.trouble);
+  if (page.reading && !frame.reading) page.foundAt = 0;  // what was listed meanwhile is long past
+  page.reading = Boolean(frame.reading);
   showLife(frame);
   if (!frame.progress) return;
   page.frame = frame;
@@ -152,7 +155,7 @@ function tiles({ progress, rates, learning, now_s }) {
     ["version, published", `${progress.version}, ${progress.published < 0 ? "none" : progress.published}`],
     ["trained tokens/s", number(rates.trained_now)],
     ["generated tokens/s", number(rates.generated_now)],
-    ["staleness, most", last ? `${number(last[3])}, ${last[4]}${bound}` : "none yet"],
+    ["staleness: mean, most", last ? `${number(last[3])}, ${last[4]}${bound}` : "none yet"],
     ["run's clock", seconds(now_s)],
   ];
 }
@@ -172,7 +175,11 @@ function showAlarms(alarms) {
   }));
 }
 
-function showTrainer({ trainer, now_s }) {
+function showTrainer({ trainer, now_s, life, reading }) {
+  if (["done", "failed", "gone"].includes(life.state) && !reading) {
+    $("trainer").textContent = "Nobody works any more. The lanes show who did what.";
+    return;
+  }
   if (!trainer) {
     $("trainer").textContent = "The trainer has not been started.";
     return;
@@ -223,10 +230,10 @@ function drawLanes() {
     const at = x(mark[3]), y = place * LANE + 2, down = mark[2] === "down";
     svg.append(shape("path", { class: "mark", d: down ? `M${at - 4} ${y}l8 8m0 -8l-8 8` : `M${at} ${y + 6}l-4 -6h8z` }));
   }
-  const steps = width < 480 ? 3 : 6;
-  for (let tick = 0; tick <= steps; tick++) {
-    const at = first + ((last - first) * tick) / steps, anchor = tick === steps ? "end" : tick ? "middle" : "start";
-    svg.append(shape("text", { x: x(at), y: height - 5, "text-anchor": anchor }, seconds(at)));
+  const [, unit] = unitOf(last);
+  for (const at of ticksOf(first / unit, last / unit).map((tick) => tick * unit).filter((tick) => tick >= first && tick <= last)) {
+    const anchor = width - x(at) < 24 ? "end" : x(at) < names + 12 ? "start" : "middle";
+    svg.append(shape("text", { x: x(at), y: height - 5, "text-anchor": anchor }, seconds(at, last)));
   }
   if (box === document.activeElement && members.length) {
     svg.append(shape("rect", { class: "chosen", x: 1, y: page.lane * LANE + 1, width: width - 2, height: LANE - 3, rx: 3 }));
@@ -364,11 +371,11 @@ function frameOf(id, lowest, highest, first, last, options) {
   const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img" });
   for (const value of ticks) {
     svg.append(shape("line", { class: "axis", x1: left, x2: width - 8, y1: y(value), y2: y(value) }));
-    svg.append(shape("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, options.y ? options.y(value) : number(value)));
+    svg.append(shape("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, options.y ? options.y(value) : short(value)));
   }
   for (const [place, anchor] of [[0, "start"], [0.5, "middle"], [1, "end"]]) {
     const at = first + (last - first) * place;
-    svg.append(shape("text", { x: x(at), y: height - 5, "text-anchor": anchor }, options.x(at)));
+    svg.append(shape("text", { x: x(at), y: height - 5, "text-anchor": anchor }, options.x(at, last)));
   }
   return { box, svg, x, y };
 }
@@ -426,7 +433,7 @@ function stack(id, ends, rows) {
     svg.append(shape("polygon", { class: `lag-${lag}`, points: [...top, ...low].join(" ") }));
   });
   const last = ends.length - 1;
-  put(box, svg, `Now: ${rows.map((row, lag) => `${number(row[last])} at ${lag}${lag === 4 ? " or more" : ""}`).join(", ")}. Darker is further behind.`);
+  put(box, svg, `Now: ${rows.map((row, lag) => `${fixed(row[last], 0)} at ${lag}${lag === 4 ? " or more" : ""}`).join(", ")}. Darker is further behind.`);
 }
 
 function showLearning({ batches, held_out, quantity }) {
