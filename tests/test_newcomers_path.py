@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TUTORIAL = ROOT / "docs/tutorial.md"
-PROGRAMS = {"tailrace": [sys.executable, "-m", "tailrace.cli.main"], "python": [sys.executable]}
+PROGRAMS = {"tailrace": [sys.executable, "-m", "tailrace.cli.main"], "python": [sys.executable], "sed": ["sed"]}
 
 
 def commands():
