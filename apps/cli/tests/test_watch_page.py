@@ -13,6 +13,8 @@ import pytest
 from tailrace.cli.main import main
 from tailrace.fleetsim.results.run_directory import log_into
 from tailrace.pipeline.config.loading import validate
+from tailrace.report.watch.following import FollowedRun
+from tailrace.report.watch.frame import Cursor, Frames
 
 CONFIG = {
     "app": "laminar",
@@ -50,6 +52,15 @@ def ended(process):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     return process.returncode, errors
+
+
+def test_a_steady_simulation_has_as_many_steps_as_its_configuration(tmp_path):
+    steady = {"fleet": {"steady": True}}
+    directory = log_into(tmp_path / "run", validate([("test", CONFIG), ("steady", steady)]))
+    followed = FollowedRun(directory)
+    followed.advance(3600)
+    progress = Frames(followed).frame(Cursor())["progress"]
+    assert (progress["step"], progress["steps"]) == (2, 2)
 
 
 def test_it_says_where_serves_and_ends_with_ctrl_c(run):

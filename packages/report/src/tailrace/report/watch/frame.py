@@ -100,7 +100,7 @@ class Frames:
         found["cursor"] |= {"spans": timeline.count, "marks": len(marks), "incidents": story.told}
         return found | {
             "now_s": story.run.now,
-            "progress": _progress(story.run),
+            "progress": _progress(story.run, self._config.pipeline.steps),
             "answers": self._answers(story, alarms),
             "alarms": [asdict(alarm) for alarm in alarms],
             "trainer": _trainer(story),
@@ -222,10 +222,11 @@ class Frames:
         }
 
 
-def _progress(run: RunView) -> dict[str, Any]:
+def _progress(run: RunView, steps: int) -> dict[str, Any]:
+    """How far a run is. A simulated one that is steady would go on beyond the configured steps, at which it is stopped."""
     return {
         "step": run.step,
-        "steps": run.steps,
+        "steps": min(run.steps, steps),
         "version": run.version,
         "published": run.published,
         "durable": run.durable,
