@@ -4,6 +4,8 @@ import contextlib
 import gc
 import os
 import resource
+import shutil
+import subprocess
 import sys
 import tempfile
 import zlib
@@ -170,6 +172,36 @@ def seeds():
 def deep(request):
     """Whether this test is to go deep: more seeds, more sizes."""
     return _chosen(request.config)(request.node)
+
+
+@pytest.fixture(scope="session")
+def environment_with(tmp_path_factory):
+    """Makes an environment of released packages that are not in the lock, by uv, and says where its interpreter is.
+
+    `ours` names packages of this repository that are installed beside them, as they are here and without what they need.
+    """
+
+    def make(*requirements, ours=(), overrides=()):
+        if shutil.which("uv") is None:
+            pytest.skip("it needs uv, to install released packages")
+        root = tmp_path_factory.mktemp("environment")
+        python = root / "venv" / "bin" / "python"
+        install = ["uv", "pip", "install", "-q", "--python", str(python)]
+        (root / "overrides.txt").write_text("".join(f"{line}\n" for line in overrides))
+        commands = [
+            ["uv", "venv", "-q", "--python", "3.11", str(root / "venv")],
+            [*install, "--overrides", str(root / "overrides.txt"), *requirements],
+        ]
+        if ours:
+            folders = [word for name in ours for word in ("-e", str(Path(__file__).parent / "packages" / name))]
+            commands.append([*install, "--no-deps", *folders])
+        for command in commands:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=900)  # noqa: S603
+            if done.returncode:
+                pytest.skip(f"no environment with {', '.join(requirements)}: {done.stderr.strip().splitlines()[-1]}")
+        return python
+
+    return make
 
 
 def _set_examples(items, chosen):

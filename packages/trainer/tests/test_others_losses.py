@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -103,20 +102,9 @@ def critic_of_ours(batch, *, whitened):
 
 
 @pytest.fixture(scope="session", params=sorted(INSTALLED))
-def theirs(request, tmp_path_factory):
+def theirs(request, environment_with):
     """The name of a framework and an interpreter that has it."""
-    if shutil.which("uv") is None:
-        pytest.skip("it needs uv, to install the released package")
-    root = tmp_path_factory.mktemp(request.param)
-    python = root / "venv" / "bin" / "python"
-    for command in (
-        ["uv", "venv", "-q", "--python", "3.11", str(root / "venv")],
-        ["uv", "pip", "install", "-q", "--python", str(python), *INSTALLED[request.param]],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        if done.returncode:
-            pytest.skip(f"no environment with {request.param}: {done.stderr.strip().splitlines()[-1]}")
-    return request.param, python
+    return request.param, environment_with(*INSTALLED[request.param])
 
 
 @pytest.mark.deep

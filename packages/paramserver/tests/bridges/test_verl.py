@@ -1,10 +1,12 @@
-"""The checkpoint engine for verl: what it does, its signatures as in the release, and verl's own classes if it is there."""
+"""The checkpoint engine for verl: what it does, its signatures as in the release, and verl's own manager with it."""
 
 import asyncio
-import importlib.util
 import inspect
+import json
 import os
+import subprocess
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +19,7 @@ from tailrace.paramserver.bridges.verl_engine import RelayCheckpointEngine
 from tailrace.paramserver.errors import BridgeStateInvalid
 
 #: Parameters of `verl.checkpoint_engine.base.CheckpointEngine` (and of `CheckpointEngineWithCache.get_weights`) in the
-#: wheel of this release, which `test_the_recorded_signatures_are_those_of_the_installed_verl` compares where it can.
+#: wheel of this release, which a test in an environment of its own compares.
 RELEASE = "0.9.1"
 SIGNATURES = {
     "prepare": "(self)",
@@ -95,7 +97,7 @@ def test_the_topology_is_a_chain_of_hosts_and_every_worker_has_its_hosts_relay()
     assert actor == {"address": ["a:1", None], "chain": [chain, None], "sends": [True] * 2, "version": [7] * 2}
     assert rollout == {
         "address": ["c:1", "c:1", "c:1", "a:1", "d:1"],
-        "chain": [None] * 5,
+        "chain": [chain] * 5,
         "sends": [False] * 5,
         "version": [7] * 5,
     }
@@ -284,46 +286,74 @@ def test_holding_weights_for_too_long_is_reported(fleet):
         hosts.workers[2].finalize()
 
 
-needs_verl = pytest.mark.skipif(
-    importlib.util.find_spec("verl") is None, reason="verl is not installed (it is no dependency: pip install verl)"
-)
+@pytest.fixture(scope="session")
+def verl(environment_with):
+    """An interpreter with the release and this package. uvicorn and FastAPI are of verl's extra verl-core."""
+    return environment_with(
+        f"verl=={RELEASE}",
+        "torch==2.13.0",
+        "uvicorn",
+        "fastapi",
+        "xxhash",
+        ours=("contracts", "processes", "paramserver"),
+    )
 
 
-@needs_verl
-def test_verl_finds_it_by_its_name_and_its_own_manager_code_drives_it(fleet, token, monkeypatch):
-    base = pytest.importorskip("verl.checkpoint_engine.base")
-    from verl.utils.import_utils import import_external_libs
-
-    monkeypatch.setenv("TAILRACE_RELAY_TOKEN", token)
-    import_external_libs("tailrace.paramserver.bridges.verl")
-    cls = base.CheckpointEngineRegistry.get("tailrace")
-    assert issubclass(cls, base.CheckpointEngineWithCache)
-    assert not cls.__abstractmethods__
-    for arguments in CONSTRUCTIONS:
-        base.CheckpointEngineRegistry.new("tailrace", **arguments).close()
-    hosts = fleet(cls)
-    hosts.build()
-    weights = weights_of(5)
-
-    async def through_buckets(worker):  # verl's own consumers split what they receive into chunks and merge them again
-        chunks = base.split_weight_chunks(((n, t) async for n, t in worker.receive_weights(global_steps=3)), 64)
-        return {name: tensor.clone() async for name, tensor in base.merge_weight_chunks(chunks, 64)}
-
-    async def update():
-        await asyncio.gather(*(actor.send_weights(weights(), global_steps=3) for actor in hosts.actors))
-        return [await through_buckets(worker) for worker in hosts.workers]
-
-    check(asyncio.run(update()), [(name, tensor.contiguous()) for name, tensor in weights()])
-    for worker in hosts.workers:
-        worker.finalize()
+def run(python, *words, folder, timeout_s):
+    done = subprocess.run(
+        list(map(str, (python, *words))), cwd=folder, capture_output=True, text=True, timeout=timeout_s
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-@needs_verl
-def test_the_recorded_signatures_are_those_of_the_installed_verl():
-    from importlib.metadata import version
+@pytest.mark.deep
+@pytest.mark.timeout(1800)
+def test_verls_manager_updates_two_workers_though_relays_are_killed_in_mid_transfer(verl, tmp_path):
+    script = Path(__file__).with_name("verl_updates.py")
+    plan = ["whole", "whole", "second", "whole", "first", "whole"]
+    happened = run(verl, script, 256, *plan, folder=tmp_path, timeout_s=1500)
+    assert [each["update"] for each in happened] == plan
+    order = ["abort_all_requests", "release_kv_cache", "resume_kv_cache", "resume_generation"]
+    for each in happened:
+        print({name: each[name] for name in ("update", "seconds", "killed_at", "error", "metrics")})
+        assert each["wrong"] == []
+        if each["update"] != "whole":
+            assert each["killed_at"] is not None, "no relay was killed in the middle of a transfer"
+        if each["update"] == "first":  # what it alone had is lost: an error of one line, and the next update is right
+            assert each["error"] in (None, "VersionNotYet")
+            continue
+        assert each["error"] is None
+        assert each["calls"] == [name for name in order for _ in range(2)]
+        assert each["metrics"]["tailrace/stall_s"] > 0
+    (killed,) = [each for each in happened if each["update"] == "second"]
+    assert killed["read"][0] != killed["relays"][1]
 
-    base = pytest.importorskip("verl.checkpoint_engine.base")
-    if version("verl") != RELEASE:
-        pytest.skip(f"verl {version('verl')} is installed, the signatures are those of {RELEASE}")
-    for name, recorded in SIGNATURES.items():
-        assert signature(getattr(base.CheckpointEngineWithCache, name)) == recorded
+
+SIGNATURES_OF = """
+import inspect, json
+from verl.checkpoint_engine.base import CheckpointEngineRegistry, CheckpointEngineWithCache
+from verl.utils.import_utils import import_external_libs
+
+import_external_libs("tailrace.paramserver.bridges.verl")
+cls = CheckpointEngineRegistry.get("tailrace")
+assert issubclass(cls, CheckpointEngineWithCache) and not cls.__abstractmethods__
+for arguments in {constructions}:
+    CheckpointEngineRegistry.new("tailrace", token="t" * 32, **arguments).close()
+
+
+def signature(function):
+    found = inspect.signature(function)
+    bare = [each.replace(annotation=each.empty) for each in found.parameters.values()]
+    return str(found.replace(parameters=bare, return_annotation=found.empty))
+
+
+print(json.dumps({{name: signature(getattr(CheckpointEngineWithCache, name)) for name in {names}}}))
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1200)
+def test_the_recorded_signatures_are_those_of_the_release_which_finds_the_engine_by_its_name(verl, tmp_path):
+    code = SIGNATURES_OF.format(constructions=CONSTRUCTIONS, names=list(SIGNATURES))
+    assert run(verl, "-c", code, folder=tmp_path, timeout_s=600) == SIGNATURES

@@ -2,7 +2,7 @@
 
     consumes     `send_weights` and `receive_weights` calls, one of each for every update
     waits for    the version of this update, on a thread of its own
-    unblocked by the relay of this host
+    unblocked by the relay of this host, or another of the chain if that one dies or is cut off
 
 There is one relay for each host: that of the trainer's rank 0 is the master, and a chain leads from it over the hosts of
 the rollout workers. The first worker of a host that is asked to `prepare` starts the relay and keeps it; a relay that runs
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -21,8 +22,14 @@ from typing import Any
 from tailrace.paramserver.clients.lease_view import WeightLease
 from tailrace.paramserver.clients.publisher import Publisher
 from tailrace.paramserver.clients.reader import RelayReader, lease_version
-from tailrace.paramserver.errors import BridgeStateInvalid, RelayNameTaken, RelayUnreachable
-from tailrace.paramserver.group.relay_calls import set_chain
+from tailrace.paramserver.errors import (
+    BridgeStateInvalid,
+    ParamServerError,
+    RelayNameTaken,
+    RelayUnreachable,
+    VersionNotYet,
+)
+from tailrace.paramserver.group.relay_calls import RelayStatus, relay_status, set_chain
 from tailrace.paramserver.relays.process import RelayProcess
 from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE
 
@@ -69,7 +76,7 @@ def relay_topology(
     def arguments(workers: list[dict[str, Any]], sends: bool) -> dict[str, list[Any]]:
         return {
             "address": [chain[0] if worker["master"] else addresses.get(worker["host"]) for worker in workers],
-            "chain": [chain if worker["master"] else None for worker in workers],
+            "chain": [chain if worker["master"] or not sends else None for worker in workers],
             "sends": [sends] * len(workers),
             "version": [master["next"]] * len(workers),
         }
@@ -97,6 +104,7 @@ class RelayCheckpointEngine:
         device: the device for received weights; None leaves them in the relay's memory, as views without a copy. Take "cuda"
             where verl hands weights larger than its bucket to vLLM, which it does from GPU memory only.
         timeout_s: how long to wait for an update's version.
+        patience_s: how long a worker's relay may receive nothing of it before the worker reads another relay that has it.
         hold_s: how long a relay keeps a version for a worker, from `receive_weights` to `finalize`.
     """
 
@@ -113,6 +121,7 @@ class RelayCheckpointEngine:
         rollout_dtype: str | None = None,
         device: str | None = None,
         timeout_s: float = 600.0,
+        patience_s: float = 30.0,
         hold_s: float = 600.0,
     ) -> None:
         token = token or os.environ.get(TOKEN_VARIABLE)
@@ -121,10 +130,12 @@ class RelayCheckpointEngine:
         self.bucket_size, self.is_master = bucket_size, bool(is_master)
         self._needs_relay = is_master is not False
         self._token, self._name, self._host = token, name, host
-        self._rollout_dtype, self._device, self._timeout_s, self._hold_s = rollout_dtype, device, timeout_s, hold_s
+        self._rollout_dtype, self._device = rollout_dtype, device
+        self._timeout_s, self._patience_s, self._hold_s = timeout_s, patience_s, hold_s
         self._relay: RelayProcess | None = None
         self._publisher: Publisher | None = None
         self._reader: RelayReader | None = None
+        self._relays: list[str] = []  # that a rollout worker may read, its host's first
         self._held = ExitStack()
         self._sends, self._next = False, -1
 
@@ -164,14 +175,13 @@ class RelayCheckpointEngine:
             ParamServerError: a relay does not answer.
         """
         self._sends, self._next = sends, version
-        if chain is not None:
+        if sends and chain is not None:
             set_chain(chain, token=self._token)
             if self._publisher is None or self._publisher.address != chain[0]:
                 self._close_publisher()
                 self._publisher = Publisher(chain[0], token=self._token)
-        if not sends and address is not None and (self._reader is None or self._reader.address != address):
-            self._close_reader()
-            self._reader = RelayReader(address, token=self._token)
+        if not sends and address is not None:
+            self._read([address, *(other for other in chain or () if other != address)])
 
     async def send_weights(
         self, weights: Iterable[tuple[str, Any]] | AsyncIterator[tuple[str, Any]], global_steps: int | None = None
@@ -198,11 +208,11 @@ class RelayCheckpointEngine:
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, Any]]:
         """Wait for the version of this update and yield its tensors under all the names that were sent.
 
-        Tensors stay valid until `finalize`.
+        Tensors stay valid until `finalize`. If this host's relay dies or is cut off, they come from another relay of the chain.
 
         Raises:
             BridgeStateInvalid: before `init_process_group`, or on an actor.
-            VersionNotYet: the version did not arrive within `timeout_s`.
+            VersionNotYet: the version did not arrive on any relay within `timeout_s`.
             ParamServerError: what `RelayReader.lease` raises.
         """
         weights = await asyncio.to_thread(self._lease, self._version(global_steps))
@@ -271,13 +281,48 @@ class RelayCheckpointEngine:
         for name, tensor in weights:
             yield name, tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
 
+    def _read(self, relays: list[str]) -> None:
+        """Read the first of these relays from now on, and the others in their order where it fails."""
+        self._relays = relays
+        if self._reader is None or self._reader.address != relays[0]:
+            self._close_reader()
+            self._reader = RelayReader(relays, token=self._token)
+
     def _lease(self, version: int | None) -> WeightLease:
-        if self._reader is None:
-            raise BridgeStateInvalid("receiving weights belongs to a rollout worker, after init_process_group")
         self.finalize()
-        return self._held.enter_context(
-            lease_version(self._reader, version, timeout_s=self._timeout_s, hold_s=self._hold_s)
-        )
+        deadline, before = time.monotonic() + self._timeout_s, None
+        while True:
+            if self._reader is None:
+                raise BridgeStateInvalid("receiving weights belongs to a rollout worker, after init_process_group")
+            remaining = max(0.0, deadline - time.monotonic())
+            last = version is None or remaining <= self._patience_s
+            wait_s = remaining if last else self._patience_s
+            try:
+                leased = lease_version(self._reader, version, timeout_s=wait_s, hold_s=self._hold_s)
+                return self._held.enter_context(leased)
+            except VersionNotYet as error:
+                if last:
+                    raise VersionNotYet(
+                        f"version {'of any number' if version is None else version} did not become visible on "
+                        f"{', '.join(self._relays)} in {self._timeout_s:.3g} s: {error}"
+                    ) from error
+            # A relay lives that gets nothing, if the one before it in the chain has died; or the trainer still gathers.
+            own = self._status(self._reader.address)
+            progress = own.receiving.get(str(version)) if own is not None else None
+            if progress is None or progress == before:
+                for relay in self._relays:
+                    status = self._status(relay) if relay != self._reader.address else None
+                    if status is not None and version in status.versions:
+                        self._read([relay, *(other for other in self._relays if other != relay)])
+                        break
+            before = progress
+
+    def _status(self, relay: str) -> RelayStatus | None:
+        """A relay's account of itself; None if it is dead."""
+        try:
+            return relay_status(relay, token=self._token)
+        except ParamServerError:
+            return None
 
     def _tensors(self, weights: WeightLease) -> Iterator[tuple[str, Any]]:
         for name, stored in [(name, name) for name in weights] + list(weights.tied.items()):
