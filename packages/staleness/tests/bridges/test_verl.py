@@ -1,6 +1,8 @@
 """The gate of verl's rollouter: its bound in whatever order samples complete, and verl's own rollouter with it and without."""
 
 import json
+import re
+import shlex
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -13,6 +15,7 @@ from tailrace.staleness import DuplicateError, LimitError, StalenessBoundExceede
 from tailrace.staleness.bridges.verl_gate import SampleGate, whole_bound
 
 RELEASE = "0.9.1"
+PAGE = Path(__file__).parents[4] / "docs" / "verl.md"
 
 
 @given(
@@ -130,11 +133,19 @@ def test_verls_own_rollouter_keeps_the_bound_with_the_gate_and_not_without(verl,
 
 @pytest.mark.deep
 @pytest.mark.timeout(1800)
-def test_verls_program_starts_with_it_and_refuses_a_threshold_that_is_no_bound(verl, tmp_path):
+@pytest.mark.skipif(not PAGE.exists(), reason="it runs what the page in the repository says")
+def test_verl_takes_the_settings_of_the_page_and_a_threshold_that_is_no_bound_is_refused(verl, tmp_path):
+    commands = re.findall(r"^\$ (python -m .*? --cfg job.*?)(?=\n\$|\n```)", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    for command in commands:
+        program, *settings = shlex.split(command.replace("\\\n", " "))[1:]
+        done = run(verl, program, *settings, folder=tmp_path)
+        assert done.returncode == 0, done.stderr[-3000:]
+        told = [word.split("=")[1] for word in settings if "=" in word]
+        assert told
+        assert all(value in done.stdout for value in told)
+        assert "trigger_parameter_sync_step: 4" in done.stdout  # verl's own configuration
+    assert len(commands) == 2
     program = (verl, "-m", "tailrace.staleness.bridges.verl")
-    done = run(*program, "async_training.staleness_threshold=1", "--cfg", "job", folder=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "trigger_parameter_sync_step: 4" in done.stdout  # verl's own configuration
     done = run(*program, "async_training.staleness_threshold=0.1", folder=tmp_path)
     assert done.returncode != 0
     assert "found async_training.staleness_threshold = 0.1, expected a whole number of versions" in done.stderr
