@@ -2,9 +2,9 @@
 
     python verl_updates.py MEGABYTES UPDATE ...
 
-Two Ray workers act, two receive, each of these on a host of its own: the relays are `first` (the master's), `second` and `third`.
-In an UPDATE, one that is named is killed while the second receives; `whole` kills none. Printed is what happened in each update,
-as JSON on the last line.
+Two Ray workers act, two receive, each of these on a host of its own: the relays are `first` (the master's), `second` and
+`third`. In an UPDATE, one that is named is killed while the second receives; `whole` kills none. Printed is what happened in
+each update, as JSON on the last line.
 """
 
 import contextlib
