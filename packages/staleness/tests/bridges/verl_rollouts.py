@@ -16,11 +16,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pandas
+import pyarrow
 import ray
 import tokenizers
 import torch
 from hydra import compose, initialize_config_dir
+from pyarrow import parquet
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerFast
 from verl import DataProto
@@ -172,7 +173,7 @@ def main():
         {"prompt": [{"role": "user", "content": "add"}], "data_source": "sums", "extra_info": {"index": index}}
         for index in range(200)
     ]
-    pandas.DataFrame(rows).to_parquet(folder / "prompts.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "prompts.parquet")
     for seed in range(int(sys.argv[1])):
         for side in SIDES:
             with contextlib.redirect_stdout(sys.stderr):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextvars import ContextVar
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ class BoundedRollouter(FullyAsyncRollouter.__ray_metadata__.modified_class):  # 
     """verl's rollouter, whose samples are trained on at most `async_training.staleness_threshold` versions late."""
 
     gate: SampleGate[str]
+    _begun: bool
 
     async def set_max_required_samples(self) -> None:
         """Make the gate of a run that begins."""
@@ -114,7 +116,7 @@ class BoundedTaskRunner(FullyAsyncTaskRunner.__ray_metadata__.modified_class):  
         super()._create_rollouter(config)
 
 
-@hydra.main(config_path=_CONFIG, config_name="fully_async_ppo_trainer", version_base=None)
+@hydra.main(config_path=_CONFIG, config_name="fully_async_ppo_trainer", version_base=None)  # type: ignore[untyped-decorator, unused-ignore]
 def main(config: Any) -> None:
     """verl's own program with the bounded rollouter.
 
@@ -127,6 +129,5 @@ def main(config: Any) -> None:
 
 
 if __name__ == "__main__":
-    from tailrace.staleness.bridges import verl  # by its name, under which Ray's processes import it
-
-    verl.main()
+    # By its name, under which Ray's processes import it.
+    import_module("tailrace.staleness.bridges.verl").main()
