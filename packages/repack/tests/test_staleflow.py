@@ -20,9 +20,9 @@ from tailrace.repack import (
     marginal_gain,
     marginal_throughput,
     migration,
+    sync,
 )
-from tailrace.repack.sync import when_useful
-from tailrace.repack.sync.when_useful import BlockedHeads
+from tailrace.repack.sync import BlockedHeads
 from tailrace.repack.testing import (
     SlotAdmission,
     check_relocation_policy,
@@ -224,9 +224,9 @@ def _migrates(policy, cycle):
 
 
 BUGS = {
-    "tried keeps the cache": (when_useful, "tried", _without_kv, _syncs),
-    "tried keeps its own trajectories": (when_useful, "tried", _without_own, _syncs),
-    "tried does not pull": (when_useful, "tried", _at_old_version, _syncs),
+    "tried keeps the cache": (sync, "tried", _without_kv, _syncs),
+    "tried keeps its own trajectories": (sync, "tried", _without_own, _syncs),
+    "tried does not pull": (sync, "tried", _at_old_version, _syncs),
     "planned_with takes the pinned": (
         marginal_throughput, "planned_with",
         lambda right: lambda view: view.fresh and view.version is not None and not view.pulling, _routes,
