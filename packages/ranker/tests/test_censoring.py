@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.ranker.by_score import QuantilesByScore
-from tailrace.ranker.censoring import mean_tokens, quantiles
+from tailrace.ranker.censoring import QuantilesByScore, mean_tokens, quantiles
 
 SAMPLES = st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=1, max_size=40)
 

@@ -17,8 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from tailrace.ranker.by_score import QuantilesByScore
-from tailrace.ranker.censoring import mean_tokens
+from tailrace.ranker.censoring import QuantilesByScore, mean_tokens
 from tailrace.ranker.errors import DamagedRankerError
 from tailrace.ranker.example import Example
 from tailrace.ranker.features import COUNT, features_of

@@ -9,8 +9,7 @@ from statistics import fmean, variance
 from typing import Any, ClassVar
 
 from tailrace.ranker.baselines.table import RulePredictor, saved
-from tailrace.ranker.by_score import QuantilesByScore
-from tailrace.ranker.censoring import Sample, all_samples, quantiles
+from tailrace.ranker.censoring import QuantilesByScore, Sample, all_samples, quantiles
 from tailrace.ranker.errors import DamagedRankerError
 from tailrace.ranker.example import Example
 from tailrace.ranker.methods import Method, Setting

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tailrace.ranker.baselines.table import RulePredictor, saved
-from tailrace.ranker.by_score import QuantilesByScore
+from tailrace.ranker.censoring import QuantilesByScore
 from tailrace.ranker.example import Example
 from tailrace.ranker.methods import Setting
 from tailrace.ranker.prediction import Prediction
