@@ -17,7 +17,7 @@ from tailrace.paramserver import (
     set_chain,
     shares,
 )
-from tailrace.paramserver.clients.staged import StagedState
+from tailrace.paramserver.clients.staging import StagedState
 from tailrace.paramserver.layout import GlobalTensor, Layout, from_vllm, qwen_tensors
 from tailrace.paramserver.layout.fsdp2 import chunk
 from tailrace.paramserver.manifest import byte_size

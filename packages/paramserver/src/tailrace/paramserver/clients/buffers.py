@@ -11,8 +11,7 @@ from typing import Any
 
 from tailrace.paramserver.clients.loans import Loans
 from tailrace.paramserver.clients.outcomes import PublishOutcomes
-from tailrace.paramserver.clients.staged import Staged, StagedState
-from tailrace.paramserver.clients.staging import measure
+from tailrace.paramserver.clients.staging import Staged, StagedState, measure
 from tailrace.paramserver.errors import PublishTimeout, RelayUnreachable, VersionSuperseded
 from tailrace.paramserver.machine.protocol import Condition, HostInterface
 from tailrace.paramserver.manifest import Manifest

@@ -22,8 +22,7 @@ from tailrace.paramserver.clients.buffers import Borrowing, Buffers
 from tailrace.paramserver.clients.outcomes import PublishOutcomes
 from tailrace.paramserver.clients.pusher import Pusher
 from tailrace.paramserver.clients.share import Share
-from tailrace.paramserver.clients.staged import Staged, StagedState
-from tailrace.paramserver.clients.staging import StagingBuffer
+from tailrace.paramserver.clients.staging import Staged, StagedState, StagingBuffer
 from tailrace.paramserver.errors import (
     ChunkDamaged,
     ManifestInvalid,

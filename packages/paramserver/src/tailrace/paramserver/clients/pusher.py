@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tailrace.paramserver.clients.staged import Staged, StagedState, StagedSupply
+from tailrace.paramserver.clients.staging import Staged, StagedState, StagedSupply
 from tailrace.paramserver.errors import (
     ProtocolError,
     RelayUnreachable,

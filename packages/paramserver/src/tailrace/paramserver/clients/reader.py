@@ -21,8 +21,8 @@ from tailrace.paramserver.errors import (
     VersionRetired,
 )
 from tailrace.paramserver.machine.host import HOST
-from tailrace.paramserver.machine.liveness import own_fields
 from tailrace.paramserver.machine.protocol import HostInterface
+from tailrace.paramserver.machine.segments import own_fields
 from tailrace.paramserver.manifest import Manifest
 from tailrace.paramserver.relays.server import STALL_S
 from tailrace.paramserver.wire.agreement import Offer, OfferAnswer

@@ -27,13 +27,13 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tailrace.paramserver.copying import Address
 from tailrace.paramserver.errors import NotEnoughSharedMemory, ProtocolError, RelayNameTaken, RelayTimeout
-from tailrace.paramserver.machine.liveness import own_fields, process_of
 from tailrace.processes import ProcessId
 
 PREFIX = "tailrace-"
@@ -378,3 +378,23 @@ def _open(name: str, flags: int) -> int:
     if _LISTED:  # as `shm_open` does, but for names in a directory
         return os.open(_SHARED_MEMORY / name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     return int(_posixshmem.shm_open(f"/{name}", flags, mode=0o600))
+
+
+def own_fields() -> dict[str, Any]:
+    """The fields by which records and messages name this process."""
+    me = ProcessId.current()
+    return {"pid": me.pid, "started": me.started, "namespace": me.namespace}
+
+
+def process_of(fields: Mapping[str, Any]) -> ProcessId | None:
+    """The process that a record or a message names; None if it names none.
+
+    Raises:
+        ProtocolError: the fields do not fit together.
+    """
+    if (pid := fields.get("pid")) is None:
+        return None
+    namespace, started = fields.get("namespace"), fields.get("started")
+    if not isinstance(namespace, str) or type(pid) is not int or not isinstance(started, int | None):
+        raise ProtocolError(f"pid: found {pid!r}, expected it with started and namespace")
+    return ProcessId(pid, started, namespace)

@@ -23,7 +23,7 @@ from tailrace.paramserver.errors import (
     VersionNotYet,
     to_wire,
 )
-from tailrace.paramserver.machine.liveness import process_of
+from tailrace.paramserver.machine.segments import process_of
 from tailrace.paramserver.relays.context import RelayContext
 from tailrace.paramserver.relays.forward import Hops
 from tailrace.paramserver.relays.slot import Lease, Publication, Slot
