@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 
 from tailrace.runtime.executor.seam import MachineDeadError, MemberDeadError
-from tailrace.runtime.hosts.cluster_machines import ClusterMachines
+from tailrace.runtime.hosts.ray_machines import ClusterMachines
 
 
 def row(node, port, *, alive=True, address="127.0.0.1"):

@@ -20,11 +20,10 @@ from tailrace.faulttol.elastic import NamedActors, cause_of_death
 from tailrace.runtime.errors import DeadlineError
 from tailrace.runtime.executor.seam import Bundle, MachineDeadError, MemberDeadError, RoleSpec
 from tailrace.runtime.hosts import ray_session
-from tailrace.runtime.hosts.cluster_machines import ClusterMachines
 from tailrace.runtime.hosts.ray_actor import RayCaller, RoleActor
 from tailrace.runtime.hosts.ray_cluster import RayCluster
 from tailrace.runtime.hosts.ray_groups import PlacementGroups
-from tailrace.runtime.hosts.ray_machines import RayMachine
+from tailrace.runtime.hosts.ray_machines import ClusterMachines, RayMachine
 from tailrace.runtime.hosts.ray_options import check_own, environment, options, own_cluster
 from tailrace.runtime.hosts.ray_session import own_signals
 from tailrace.runtime.hosts.ray_sites import Needs, excluded, labelled_sites, labels_of, machines_at, room_elsewhere
