@@ -12,7 +12,7 @@ from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.fleet.fleet import ScoringWorkers
 from tailrace.fleetsim.host.clock import VirtualTime
 from tailrace.fleetsim.host.tokens import SimulatedTrajectory
-from tailrace.fleetsim.members.reward_stage import RewardStage
+from tailrace.fleetsim.members.scorer import RewardStage
 from tailrace.fleetsim.workload.rewards import ScoringKind, ScoringKinds
 from tailrace.fleetsim.workload.workload import ModelledSample
 from tailrace.pipeline.config.loading import validate

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from tailrace import contracts as c
 from tailrace.fleetsim.host.simulator import Models
 from tailrace.fleetsim.host.world import World
+from tailrace.fleetsim.members.data import Data
 from tailrace.fleetsim.members.environment import EnvironmentModel
 from tailrace.fleetsim.members.ranker import RankerModel
 from tailrace.fleetsim.members.relays import Relays
 from tailrace.fleetsim.members.replica import ModelledReplica
-from tailrace.fleetsim.members.stores import Data, ScorerModel
+from tailrace.fleetsim.members.scorer import ScorerModel
 from tailrace.fleetsim.members.trainer import Trainer
 from tailrace.fuzz.case import Case, EnvironmentsCase
 from tailrace.fuzz.checks.data_plane import DataPlane, Lineage

@@ -19,11 +19,12 @@ from tailrace.fleetsim.host.failures import RandomFailures
 from tailrace.fleetsim.host.host import MessageTransport, VirtualHost
 from tailrace.fleetsim.host.recorder import BatchRow, Totals
 from tailrace.fleetsim.host.world import World
+from tailrace.fleetsim.members.data import Data
 from tailrace.fleetsim.members.environment import EnvironmentModel
 from tailrace.fleetsim.members.ranker import RankerModel
 from tailrace.fleetsim.members.relays import Relays
 from tailrace.fleetsim.members.replica import ModelledReplica
-from tailrace.fleetsim.members.stores import Data, ScorerModel
+from tailrace.fleetsim.members.scorer import ScorerModel
 from tailrace.fleetsim.members.trainer import Trainer
 from tailrace.fleetsim.results.log import InstantLog
 from tailrace.pipeline.run.scripted_faults import further_faults

@@ -1,4 +1,4 @@
-"""The reward stage of a simulation: a pool of workers for each kind, queues, and timeouts that adapt to each prompt.
+"""The scorer of a simulation, and its reward stage: pools of workers, queues, timeouts that adapt to each prompt.
 
     finished ─► queue of its kind ─► a free worker ─► right, wrong, or cut at its timeout with a reward of 0
 
@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tailrace import contracts as c
 from tailrace.fleetsim.fleet.fleet import ScoringWorkers
 from tailrace.fleetsim.host.clock import VirtualTime
+from tailrace.fleetsim.host.host import RoleModel, VirtualMember
 from tailrace.fleetsim.host.tokens import SimulatedTrajectory
+from tailrace.fleetsim.host.world import World
 from tailrace.reward.timeouts import Anchors
 
 
@@ -171,3 +174,75 @@ class RewardStage:
             pool.anchors.right(asked[0].prompt, score.seconds)
         self._ended(score)
         self._start()
+
+
+class ScorerModel(RoleModel):
+    """Scores finished trajectories: each at once with its own duration, or in the reward stage if the fleet has one."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.member: VirtualMember | None = None
+        fleet = world.fleet
+        groups, needed = fleet.spec.batch_groups, fleet.needed
+        self._stage = (
+            RewardStage(world.time, fleet.scoring, groups, needed, self._ended, world.slow_replicas)
+            if fleet.scoring
+            else None
+        )
+
+    def submit(self, commands: Sequence[c.Command]) -> None:
+        """Begin to score the trajectories of each `Score`, and stop with those of each `Abort`."""
+        for command in commands:
+            if isinstance(command, c.Score):
+                self.score(command)
+            elif isinstance(command, c.Abort) and self._stage is not None:
+                self._stage.abort(command.trajectories)
+
+    def score(self, command: c.Score) -> None:
+        """Score trajectories: each after a common delay and its own scoring time."""
+        world, member = self._world, self.member
+        assert member is not None
+        known, delay = world.tokens.trajectories, world.fleet.delays.reward_s
+        if self._stage is not None:
+            for name in command.trajectories:
+                if name in known:
+                    self._stage.add(name, known[name], command.seq)
+            return
+        at_once = []
+        for name in command.trajectories:
+            slower = known[name].sample.reward_s if name in known else 0.0
+            if slower:
+                world.time.at(world.time.now() + delay + slower, self._scored, (member, (name,), command.seq))
+            else:
+                at_once.append(name)
+        if delay:
+            world.time.at(world.time.now() + delay, self._scored, (member, at_once, command.seq))
+        else:
+            self._scored((member, at_once, command.seq))
+
+    def _scored(self, scored: tuple[VirtualMember, Sequence[str], int]) -> None:
+        member, names, seq = scored
+        if member is not self.member:
+            return
+        known = self._world.tokens.trajectories
+        member.say([c.Scored(name, known[name].sample.reward, seq) for name in names if name in known])
+
+    def _ended(self, score: ModelledScore) -> None:
+        delay = self._world.fleet.delays.reward_s
+        if delay:
+            self._world.time.at(self._world.time.now() + delay, self._say, (self.member, score))
+        else:
+            self._say((self.member, score))
+
+    def _say(self, said: tuple[VirtualMember | None, ModelledScore]) -> None:
+        member, score = said
+        if member is None or member is not self.member or score.trajectory not in self._world.tokens.trajectories:
+            return
+        over = "" if score.timeout_s is None else f"cpu {score.timeout_s:g} s"
+        reward, seconds = score.reward, score.seconds
+        member.say([c.Scored(score.trajectory, reward, score.answers, seconds=seconds, over_budget=over)])
+
+    def die(self) -> None:
+        super().die()
+        if self._stage is not None:
+            self._stage.clear()
