@@ -1,5 +1,7 @@
 """A series against the list of its samples: bounded, and its means are those of the samples."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +46,8 @@ def test_a_coarser_one_covers_the_same_time(values, most):
     assert len(coarser.ends_s) <= most
     assert coarser.ends_s[-1:] == series.ends_s[-1:] == ends[-1:]
     assert coarser.ends_s == sorted(coarser.ends_s)
+    lasts = [end_s - begin_s for begin_s, end_s in pairwise([0.0, *coarser.ends_s])]
+    assert len(lasts) <= 1 or min(lasts) >= ends[-1] / most - 1e-6
     if series.ends_s:
         assert min(series.row(0)) - 1e-9 <= min(coarser.row(0)) <= max(coarser.row(0)) <= max(series.row(0)) + 1e-9
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from operator import mul
 
 MOST = 2048
@@ -65,13 +66,21 @@ class Series:
         return self._columns[place]
 
     def coarser(self, most: int) -> Series:
-        """The same in at most so many columns, neighbours merged evenly."""
-        stride = -(-len(self._columns) // most) if self._columns else 1
-        merged = Series(self.rows, self._most)
-        for first in range(0, len(self._columns), stride):
-            merged.ends_s.append(self.ends_s[min(first + stride, len(self.ends_s)) - 1])
-            merged._columns.append(self._mean(first, stride))
-        return merged
+        """The same in at most so many columns, neighbours merged until each stands for its share of the time.
+
+        So no column has the rate of two samples that followed one another at once.
+        """
+        whole, count = Series(self.rows, self._most), len(self.ends_s)
+        least_s = self.ends_s[-1] / most * (1 - 1e-9) if count else 0.0
+        firsts, begin_s = [0], 0.0
+        for place, end_s in enumerate(self.ends_s):
+            if end_s - begin_s >= least_s and self.ends_s[-1] - end_s >= least_s and place + 1 < count:
+                firsts.append(place + 1)
+                begin_s = end_s
+        for first, after in pairwise([*firsts, count] if count else []):
+            whole.ends_s.append(self.ends_s[after - 1])
+            whole._columns.append(self._mean(first, after - first))
+        return whole
 
     def _flush(self) -> None:
         self._append(array("d", (held / self._weight for held in self._sum)))

@@ -22,7 +22,6 @@ from tailrace.report.figures.held_out import gain
 from tailrace.report.figures.prompts import PromptFates
 from tailrace.report.figures.verdict import Limit, answers, limit
 from tailrace.report.fold.loads import FIRST_LAG, GENERATED, LAGS
-from tailrace.report.fold.series import Series
 from tailrace.report.fold.timeline import Span
 from tailrace.report.fold.trajectories import Fate, TrajectoryEntry
 from tailrace.report.headline import SIMULATED, facts_of
@@ -397,7 +396,7 @@ def _rates(story: Story) -> dict[str, Any]:
     trained = None
     if len(batches) > 1 and (took_s := batches[-1].ended_s - batches[0].ended_s) > 0:
         trained = sum(sum(batch.lengths) for batch in batches[1:]) / took_s
-    flow = _coarser(story.folds.loads.flow)
+    flow = story.folds.loads.flow.coarser(MOST_POINTS)
     generated = flow.row(GENERATED)
     return {
         "ends_s": [round(at, 3) for at in flow.ends_s],
@@ -407,10 +406,6 @@ def _rates(story: Story) -> dict[str, Any]:
         "trained_now": None if trained is None else round(trained, 1),
         "buffered": [[round(at, 3), held] for at, held, _ in _thinned(story.folds.batches.occupancy, MOST_POINTS)],
     }
-
-
-def _coarser(series: Series) -> Series:
-    return series.coarser(MOST_POINTS) if len(series.ends_s) > MOST_POINTS else series
 
 
 def _thinned(rows: Sequence[Any], most: int) -> list[Any]:
