@@ -18,8 +18,8 @@ from tailrace.staleness import (
     StalenessBoundExceeded,
     VersionError,
 )
+from tailrace.staleness.inherent import SampledGate
 from tailrace.staleness.lockstep import LockstepGate
-from tailrace.staleness.sampled import SampledGate
 from tailrace.staleness.testing import RandomSampler, check_admission_policy
 
 

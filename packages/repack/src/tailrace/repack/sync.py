@@ -1,10 +1,12 @@
-"""Axis sync: when a replica pulls weights, and when it may be given work. Entry-point group ``tailrace.sync``.
+"""Axis sync: when a replica pulls weights, and when it may be given work.
 
-barrier       all replicas together, once all are idle
-on-idle       each one when its batch is done (Laminar)
-when-drained  each one when it runs nothing and may start nothing at its version (StreamRL)
-when-useful   each one when only newer weights let it be given work (StaleFlow)
-interrupting  each one at once, with its work (partial rollout)
+    barrier       all replicas together, once all are idle
+    on-idle       each one when its batch is done (Laminar)
+    when-drained  each one when it runs nothing and may start nothing at its version (StreamRL)
+    when-useful   each one when only newer weights let it be given work (StaleFlow)
+    interrupting  each one at once, with its work (partial rollout)
+
+Entry-point group ``tailrace.sync``.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 from tailrace.contracts import AdmissionGate, AdmissionPolicy, Candidate, Facts, Sampler, Tried
 from tailrace.staleness.buffers import Entry
+from tailrace.staleness.counting import in_order
 from tailrace.staleness.errors import LimitError, whole
 from tailrace.staleness.manager import StalenessManager
-from tailrace.staleness.sampled import in_order
 from tailrace.staleness.tentative import Tentative
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from tailrace.contracts import AdmissionGate, Candidate
+from tailrace.contracts import AdmissionGate, Candidate, Sampler
 from tailrace.staleness.errors import (
     DuplicateError,
     NotReadyError,
@@ -180,6 +180,25 @@ def check_start(group: int, version: int, newest: int, known: Container[int], wh
         )
     if group in known:
         raise DuplicateError(f"cannot start group {group}: found it open, expected a new one; {where()}")
+
+
+def in_order(due: Set[int], candidates: Sequence[Candidate], sampler: Sampler, what: str) -> list[int]:
+    """The groups that are due, in the sampler's order.
+
+    Args:
+        due: groups that must be trained on now.
+        candidates: complete groups, these among them.
+        sampler: orders them.
+        what: is the batch, for a person.
+
+    Raises:
+        SamplerError: a group is not among the candidates, or the sampler picks others.
+    """
+    batch = [candidate for candidate in candidates if candidate.key in due]
+    picked = list(sampler.pick(batch, len(batch)))
+    if len(picked) != len(due) or set(picked) != due:
+        raise SamplerError(f"found {picked!r:.120} to train on, expected {sorted(due)!r:.120}, the whole {what}")
+    return picked
 
 
 class CountedTentative:

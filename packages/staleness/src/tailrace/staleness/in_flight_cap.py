@@ -7,8 +7,8 @@ from typing import Annotated
 
 from tailrace.contracts import AdmissionPolicy, Tried
 from tailrace.staleness.errors import whole
+from tailrace.staleness.inherent import SampledGate
 from tailrace.staleness.lockstep import LockstepGate
-from tailrace.staleness.sampled import SampledGate
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,8 @@ from itertools import accumulate, islice
 from typing import Any, ClassVar
 
 from tailrace.contracts import AdmissionPolicy, Candidate, Sampler
-from tailrace.staleness.counting import CountedGate
+from tailrace.staleness.counting import CountedGate, in_order
 from tailrace.staleness.errors import LimitError, whole
-from tailrace.staleness.sampled import in_order
 
 
 @dataclass(frozen=True, slots=True)
