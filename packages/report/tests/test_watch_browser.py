@@ -1,4 +1,4 @@
-"""The page in a real browser: opens, follows, survives, works without a mouse. `--deep`; skipped without Chromium."""
+"""The page in a real browser: opens, follows, survives, works without a mouse. Skipped without Chromium."""
 
 import json
 import re
@@ -16,7 +16,6 @@ from tailrace.report.testing.browser import NAMES, Browser, chromium
 from .conftest import a_run
 
 pytestmark = [
-    pytest.mark.deep,
     pytest.mark.timeout(600),
     pytest.mark.skipif(chromium() is None, reason=f"found no browser ({', '.join(NAMES)})"),
 ]
@@ -65,6 +64,7 @@ def whole(tmp_path_factory):
     return directory, directory.events.read_bytes().splitlines(keepends=True)
 
 
+@pytest.mark.deep
 def test_it_follows_a_run_over_its_end_its_resume_and_a_death_of_the_server(whole):
     directory, lines = whole
     cut = next(number for number, line in enumerate(lines) if b'"Resumed"' in line)
@@ -88,6 +88,7 @@ def test_it_follows_a_run_over_its_end_its_resume_and_a_death_of_the_server(whol
         assert page.script("window.pwned") is None
 
 
+@pytest.mark.deep
 def test_what_a_model_wrote_is_text(whole):
     directory, lines = whole
     directory.events.write_bytes(b"".join(lines))
@@ -110,6 +111,7 @@ def test_what_a_model_wrote_is_text(whole):
         assert page.errors == []
 
 
+@pytest.mark.deep
 def test_it_can_be_used_without_a_mouse_and_fits_a_phone(whole):
     directory, lines = whole
     directory.events.write_bytes(b"".join(lines))
@@ -155,6 +157,7 @@ def test_the_page_loads_nothing_that_is_not_its_own(whole):
         page.until("document.querySelector('#found button') !== null")
         loaded = page.script("performance.getEntriesByType('resource').map(one => one.name)")
         assert loaded
+        assert page.errors == []
         assert all(name.startswith(server.url) for name in loaded)
         refused = page.script("fetch('https://example.org/').then(() => 'let through', () => 'refused')")
         assert refused == "refused"

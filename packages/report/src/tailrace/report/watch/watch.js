@@ -32,7 +32,6 @@ function shape(name, attributes, text) {
   return made;
 }
 
-const short = (value) => (Math.abs(value) < 1e5 ? number(value) : value.toLocaleString("en", { notation: "compact", maximumFractionDigits: 2 }));
 const fixed = (value, digits) => value.toLocaleString("en", { maximumFractionDigits: digits });
 function number(value) {
   if (value === null || value === undefined) return "not known";
