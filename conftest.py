@@ -181,24 +181,22 @@ def environment_with(tmp_path_factory):
     `ours` names packages of this repository that are installed beside them, as they are here and without what they need.
     """
 
-    def make(*requirements, ours=(), overrides=()):
+    def make(*requirements, ours=()):
         if shutil.which("uv") is None:
             pytest.skip("it needs uv, to install released packages")
         root = tmp_path_factory.mktemp("environment")
         python = root / "venv" / "bin" / "python"
         install = ["uv", "pip", "install", "-q", "--python", str(python)]
-        (root / "overrides.txt").write_text("".join(f"{line}\n" for line in overrides))
-        commands = [
+        for command in (
             ["uv", "venv", "-q", "--python", "3.11", str(root / "venv")],
-            [*install, "--overrides", str(root / "overrides.txt"), *requirements],
-        ]
-        if ours:
-            folders = [word for name in ours for word in ("-e", str(Path(__file__).parent / "packages" / name))]
-            commands.append([*install, "--no-deps", *folders])
-        for command in commands:
+            [*install, *requirements],
+        ):
             done = subprocess.run(command, capture_output=True, text=True, timeout=900)  # noqa: S603
             if done.returncode:
                 pytest.skip(f"no environment with {', '.join(requirements)}: {done.stderr.strip().splitlines()[-1]}")
+        if ours:
+            folders = [word for name in ours for word in ("-e", str(Path(__file__).parent / "packages" / name))]
+            subprocess.run([*install, "--no-deps", *folders], check=True, timeout=300)  # noqa: S603
         return python
 
     return make
