@@ -230,10 +230,12 @@ function drawLanes() {
     const at = x(mark[3]), y = place * LANE + 2, down = mark[2] === "down";
     svg.append(shape("path", { class: "mark", d: down ? `M${at - 4} ${y}l8 8m0 -8l-8 8` : `M${at} ${y + 6}l-4 -6h8z` }));
   }
-  const [, unit] = unitOf(last);
-  for (const at of ticksOf(first / unit, last / unit).map((tick) => tick * unit).filter((tick) => tick >= first && tick <= last)) {
+  const [, size, unit] = unitOf(last - first);
+  for (const tick of ticksOf(first / size, last / size)) {
+    const at = tick * size;
+    if (at < first || at > last) continue;
     const anchor = width - x(at) < 24 ? "end" : x(at) < names + 12 ? "start" : "middle";
-    svg.append(shape("text", { x: x(at), y: height - 5, "text-anchor": anchor }, seconds(at, last)));
+    svg.append(shape("text", { x: x(at), y: height - 5, "text-anchor": anchor }, `${fixed(tick, 2)} ${unit}`));
   }
   if (box === document.activeElement && members.length) {
     svg.append(shape("rect", { class: "chosen", x: 1, y: page.lane * LANE + 1, width: width - 2, height: LANE - 3, rx: 3 }));
