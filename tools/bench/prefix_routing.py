@@ -3,11 +3,12 @@
     uv run python tools/bench/prefix_routing.py [--seeds N] [--simulated] [--json FILE]
 
 A controller of a run routes a batch of conversations to two real vLLM engines on CPU, which take turns. Each has its own clock,
-on which a step takes the seconds that it really took, and environments answer on these clocks: so seconds of a batch are
-those of two replicas that run at once. What else the machine does makes them longer, so they are compared within a seed alone,
-where the arms take turns. Tokens depend on it less: `prefilled` are those that the engines computed of prompts and contexts,
-`cached` those that their prefix caches had.
+on which a step takes the processor seconds of the engine's worker, and environments answer on these clocks: so seconds of a
+batch are those of two replicas that run at once on a core each. The arms take turns within a seed, and are compared there. What
+else the machine does makes seconds longer, but tokens hardly depend on it: `prefilled` are those that the engines computed of
+prompts and contexts, `cached` those that their prefix caches had.
 
+    without   `least-loaded`, and engines without a prefix cache
     home      `least-loaded`: a turn goes on where the one before it was, whatever it meets there
     load      `prefix-aware` with a place worth more than any context: each turn goes to the least load
     weighed   `prefix-aware` as given by --place-tokens
@@ -15,7 +16,9 @@ where the arms take turns. Tokens depend on it less: `prefilled` are those that 
 In `contexts` prompts are long and turns short, in `crowd` it is the other way round, and a quarter of the groups, which come
 first, has most of the turns, so that those of one replica go on when the others are done.
 
---simulated has the same arms, and more worths of a place, on a simulated fleet of 8 H800 with Qwen2.5-7B.
+--simulated has the same arms, and more worths of a place, on a simulated fleet: 4 H800 that generate with Qwen2.5-7B and 16
+that train, so that generation is the limit. `seconds` are those of a step there, `prefill_s` those of prefill in it on each
+replica, `cached` the tokens of a step that need none.
 """
 
 from __future__ import annotations
@@ -26,12 +29,14 @@ import random
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import product
 from pathlib import Path
 from typing import Any
+
+from psutil import Process
 
 from tailrace import contracts as c
 from tailrace.contracts.plugins import load
@@ -43,9 +48,11 @@ from tailrace.rollout import build_engine
 REPLICAS = ("r0", "r1")
 SAMPLES = 4
 VOCABULARY = 2_048
-HOME, LOAD, WEIGHED = "home", "load", "weighed"
+WITHOUT, HOME, LOAD, WEIGHED = "without", "home", "load", "weighed"
 EVERYWHERE = 1e9
 """Tokens that a place is worth where prefill counts for nothing."""
+Figures = dict[str, dict[str, dict[str, list[float]]]]
+"""Of each shape and arm, by name, seed by seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +100,10 @@ class Conversation:
 
 
 class Replica:
-    """A real engine with a clock of its own."""
+    """A real engine, whose model runs in a worker process, with a clock of its own."""
 
-    def __init__(self, name: str, engine: Any) -> None:
-        self.name, self.engine = name, engine
+    def __init__(self, name: str, engine: Any, worker: Process) -> None:
+        self.name, self.engine, self.worker = name, engine, worker
         self.begin(None)
 
     def begin(self, weights: Any) -> None:
@@ -108,10 +115,10 @@ class Replica:
         self.before = self.engine.stats().cached_tokens
 
     def step(self) -> list[c.Delta]:
-        """One step, by which its clock advances as long as it took."""
-        start = time.perf_counter()
+        """One step, by which its clock advances as long as its worker computed."""
+        start = computed_s(self.worker)
         deltas = list(self.engine.step())
-        took = time.perf_counter() - start
+        took = computed_s(self.worker) - start
         self.at, self.busy_s = self.at + took, self.busy_s + took
         self.generated += sum(len(delta.tokens) for delta in deltas)
         return deltas
@@ -123,6 +130,20 @@ class Replica:
             self.name, stats.kv, stats.running, stats.waiting, 0, 0, self.seq, tokens_per_s,
             kv_capacity_tokens=stats.kv_capacity_tokens, cached_tokens=stats.cached_tokens - self.before,
         )  # fmt: skip
+
+
+def computed_s(process: Process) -> float:
+    """Processor seconds that the threads of a process have taken."""
+    return sum(int(file.read_text().split()[0]) for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat")) / 1e9
+
+
+def build(name: str, model: str, *, cached: bool) -> Replica:
+    """A replica with or without a prefix cache."""
+    options = {"device": "cpu", "dtype": "float32", "threads": 1, "max_num_seqs": 64, "kv_cache_bytes": 256 << 20}
+    before = set(Process().children(recursive=True))
+    engine = build_engine("vllm", model, {**options, "apart": True, "prefix_cache": cached})
+    (worker,) = [one for one in set(Process().children(recursive=True)) - before if "Worker" in " ".join(one.cmdline())]
+    return Replica(name, engine, worker)
 
 
 @dataclass(slots=True)
@@ -290,58 +311,58 @@ def save_model(path: Path) -> Any:
     return model
 
 
-def real(seeds: int, place_tokens: float) -> dict[str, dict[str, dict[str, list[float]]]]:
-    """Figures of each shape and arm, seed by seed."""
-    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+def real(seeds: int, place_tokens: float) -> Figures:
+    """Figures of each shape and arm."""
+    found: Figures = {}
     arms = {
+        WITHOUT: load("tailrace.routing", "least-loaded")(),
         HOME: load("tailrace.routing", "least-loaded")(),
         LOAD: load("tailrace.routing", "prefix-aware")(place_tokens=EVERYWHERE),
         WEIGHED: load("tailrace.routing", "prefix-aware")(place_tokens=place_tokens),
     }
-    options = {
-        "device": "cpu",
-        "dtype": "float32",
-        "threads": 1,
-        "max_num_seqs": 64,
-        "kv_cache_bytes": 256 << 20,
-    }
     with tempfile.TemporaryDirectory() as folder:
         model = save_model(Path(folder) / "model")
-        replicas = {name: Replica(name, build_engine("vllm", f"{folder}/model", options)) for name in REPLICAS}
+        pairs = {
+            cached: {name: build(name, f"{folder}/model", cached=cached) for name in REPLICAS}
+            for cached in (True, False)
+        }
         try:
-            for shape, conversations in SHAPES.items():
-                for seed in range(seeds):
-                    for arm in random.Random(seed).sample(list(arms), len(arms)):
-                        for replica in replicas.values():
-                            replica.begin(model.named_parameters())
-                        figures = Batch(conversations, arms[arm], replicas, seed).run()
-                        print(
-                            shape, seed, arm, {name: round(figure, 3) for name, figure in figures.items()}, flush=True
-                        )
-                        for name, figure in figures.items():
-                            found.setdefault(shape, {}).setdefault(arm, {}).setdefault(name, []).append(figure)
+            for (shape, conversations), seed in product(SHAPES.items(), range(-1, seeds)):
+                for arm in random.Random(seed).sample(list(arms), len(arms)):
+                    replicas = pairs[arm != WITHOUT]
+                    for replica in replicas.values():
+                        replica.begin(model.named_parameters())
+                    figures = Batch(conversations, arms[arm], replicas, seed).run()
+                    if seed >= 0:  # the one before warms up
+                        _note(found, shape, arm, figures)
         finally:
-            for replica in replicas.values():
+            for replica in (*pairs[True].values(), *pairs[False].values()):
                 replica.engine.close()
     return found
 
 
-WORTHS = (0.0, 512.0, 4_096.0, 32_768.0)
+WORTHS = (64.0, 512.0, 4_096.0)
+SCHEDULES: dict[str, dict[str, str]] = {
+    "synchronous": {"admission": "on-policy", "sync": "barrier", "relocation": "none"},
+    "laminar": {},
+    "laminar without repack": {"relocation": "none"},
+}
 
 
-def fleet(routing: object, turns: str) -> dict[str, Any]:
-    """A pipeline on 8 H800 whose conversations have long contexts and short turns, or the other way round."""
+def fleet(routing: object, turns: str, schedule: str, cached: float) -> dict[str, Any]:
+    """A pipeline whose conversations have long contexts and short turns, or the other way round."""
     long = turns == "contexts"
     return {
         "app": "laminar",
         "pipeline": {
-            "steps": 6, "prompts_per_step": 64, "samples_per_prompt": 8, "prompts_per_replica": 16, "routing": routing,
+            "steps": 8, "prompts_per_step": 64, "samples_per_prompt": 8, "prompts_per_replica": 16, "routing": routing,
+            **SCHEDULES[schedule],
         },
         "rollout": {"max_tokens": 16_384},
         "fleet": {
             "model": "Qwen2.5-7B", "warm_up": 2,
-            "trainer": {"gpus": 4},
-            "rollout": {"gpus": 4, "prefix_cached": 0.95},
+            "trainer": {"gpus": 16},
+            "rollout": {"gpus": 4, "prefix_cached": cached},
             "workload": {
                 "prompt": {"median": 6_000 if long else 300, "sigma": 0.4, "cap": 12_000},
                 "response": {"median": 800 if long else 4_000, "sigma": 0.6 if long else 1.0},
@@ -353,35 +374,35 @@ def fleet(routing: object, turns: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def simulated(seeds: int) -> dict[str, dict[str, dict[str, list[float]]]]:
-    """The same of a simulated fleet."""
-    arms: dict[str, object] = {HOME: "least-loaded", LOAD: {"name": "prefix-aware", "place_tokens": EVERYWHERE}}
-    arms |= {f"{worth:,.0f}": {"name": "prefix-aware", "place_tokens": worth} for worth in WORTHS}
-    found: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for shape in SHAPES:
-        for arm, routing in arms.items():
-            for seed in range(seeds):
-                result = simulate(fleet(routing, shape), seed=seed)
-                cached = {
-                    event.replica: event.cached_tokens for _, event in result.events if isinstance(event, c.Snapshot)
-                }
-                figures = {
-                    "step_s": result.step_s,
-                    "prefill_share": result.prefill_share,
-                    "cached": sum(cached.values()),
-                }
-                for name, figure in figures.items():
-                    found.setdefault(shape, {}).setdefault(arm, {}).setdefault(name, []).append(figure)
-            print(
-                shape,
-                arm,
-                {name: round(statistics.median(each), 3) for name, each in found[shape][arm].items()},
-                flush=True,
-            )
+def simulated(seeds: int) -> Figures:
+    """The same of a simulated fleet, by schedule."""
+    arms: dict[str, tuple[object, float]] = {
+        WITHOUT: ("least-loaded", 0.0),
+        HOME: ("least-loaded", 0.95),
+        LOAD: ({"name": "prefix-aware", "place_tokens": EVERYWHERE}, 0.95),
+    }
+    arms |= {f"{worth:,.0f}": ({"name": "prefix-aware", "place_tokens": worth}, 0.95) for worth in WORTHS}
+    found: Figures = {}
+    for schedule, shape, (arm, (routing, share)) in product(SCHEDULES, SHAPES, arms.items()):
+        for seed in range(seeds):
+            result = simulate(fleet(routing, shape, schedule, share), seed=seed)
+            cached = {event.replica: event.cached_tokens for _, event in result.events if isinstance(event, c.Snapshot)}
+            figures = {
+                "seconds": result.step_s,
+                "prefill_s": result.prefill_share * result.utilisation["replica"] * result.step_s,
+                "cached": sum(cached.values()) / len(result.batches),
+            }
+            _note(found, f"{schedule}, {shape}", arm, figures)
     return found
 
 
-def over_home(found: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]], what: str) -> Iterator[str]:
+def _note(found: Figures, shape: str, arm: str, figures: Mapping[str, float]) -> None:
+    for name, figure in figures.items():
+        found.setdefault(shape, {}).setdefault(arm, {}).setdefault(name, []).append(figure)
+    print(shape, arm, {name: round(figure, 3) for name, figure in figures.items()}, file=sys.stderr, flush=True)
+
+
+def over_home(found: Figures, what: str) -> Iterator[str]:
     """Lines with each arm's figure over that of `home` in the same seed: its median, the smallest and the largest."""
     for shape, arms in found.items():
         for arm, figures in arms.items():
@@ -402,7 +423,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     found = simulated(given.seeds) if given.simulated else real(given.seeds, given.place_tokens)
-    for line in over_home(found, "step_s" if given.simulated else "seconds"):
+    for line in over_home(found, "seconds"):
         print(line)
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=1))
