@@ -31,7 +31,7 @@ def effective_time_chart(record: Record, time: TimeAxis) -> Chart | None:
         for name, values, whole, color in rows
     ]
     layout = {
-        "xaxis": axis(f"time on the run's clock ({time.unit})", range=[time(at_s) for at_s in record.shown_s]),
+        "xaxis": axis(f"run's clock ({time.unit})", range=[time(at_s) for at_s in record.shown_s]),
         "yaxis": axis("share of devices", range=[0, 1.05], tickformat=".0%"),
     }
     note = (

@@ -30,7 +30,7 @@ def held_out_chart(results: Results, quantity: Quantity, time: TimeAxis) -> Char
     span = _span(quantity, [*curve, *(control.estimate(quantity) for control in results.controls)])
     layout = {
         "xaxis": {**step_axis(int(by_step[-1])), "domain": [0, 0.475]},
-        "xaxis2": axis(f"time on the run's clock ({time.unit})", domain=[0.525, 1], anchor="y2"),
+        "xaxis2": axis(f"run's clock ({time.unit})", domain=[0.525, 1], anchor="y2"),
         "yaxis": axis(AXES[quantity], **span),
         "yaxis2": {**span, "anchor": "x2", "matches": "y", "showticklabels": False},
         "legend": {"yref": "container", "y": 0.995, "yanchor": "top"},

@@ -138,7 +138,7 @@ def buffer_chart(record: Record, time: TimeAxis) -> Chart | None:
 
 
 def _time_axis(record: Record, time: TimeAxis) -> dict[str, object]:
-    return axis(f"time on the run's clock ({time.unit})", range=[time(at) for at in record.shown_s])
+    return axis(f"run's clock ({time.unit})", range=[time(at) for at in record.shown_s])
 
 
 def _horizontal(y: float) -> dict[str, object]:

@@ -90,7 +90,7 @@ def batches_chart(batches: Sequence[Counter[int]], title: str, note: str) -> Cha
         "xaxis": step_axis(len(steps)),
         "yaxis": axis("share of the batch", tickformat=".0%", range=[0, 1]),
         "barmode": "stack",
-        "legend": {"title": {"text": "versions behind the trainer  "}, "traceorder": "normal"},
+        "legend": {"title": {"text": "behind  "}, "traceorder": "normal"},
     }
     return Chart("staleness-batches", title, data, layout, note, wide=True)
 

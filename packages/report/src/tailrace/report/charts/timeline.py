@@ -90,7 +90,7 @@ def timeline_chart(
         "barmode": "overlay",
         "hovermode": "closest",
         "xaxis": {
-            "title": {"text": f"time on the run's clock ({time.unit})"},
+            "title": {"text": f"run's clock ({time.unit})"},
             "range": [time(at) for at in shown_s],
         },
         "yaxis": {

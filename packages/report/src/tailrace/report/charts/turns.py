@@ -45,7 +45,7 @@ def _where(record: Record, time: TimeAxis) -> Chart | None:
             held = [round(value, 1) for value in counts.row(where)]
             data.append(line(at, held, f"{name} ({percent(shares[where])})", color, width=0, **look))
     layout = {
-        "xaxis": axis(f"time on the run's clock ({time.unit})", range=[time(at_s) for at_s in record.shown_s]),
+        "xaxis": axis(f"run's clock ({time.unit})", range=[time(at_s) for at_s in record.shown_s]),
         "yaxis": axis("unfinished trajectories", rangemode="tozero"),
         "legend": {"traceorder": "normal"},
     }
@@ -96,7 +96,7 @@ def _latency(latencies: Latencies, shown_s: tuple[float, float], time: TimeAxis)
     wide = max(high) > _WIDE * min(low)
     scale = {"type": "log", "dtick": 1} if wide else {"rangemode": "tozero"}
     layout = {
-        "xaxis": axis(f"time on the run's clock ({time.unit})", range=[time(at_s) for at_s in shown_s]),
+        "xaxis": axis(f"run's clock ({time.unit})", range=[time(at_s) for at_s in shown_s]),
         "yaxis": axis(f"seconds{', log scale' if wide else ''}", **scale),
     }
     p50, p99 = latencies.quantile(0.5), latencies.quantile(0.99)
