@@ -66,7 +66,7 @@ FIRST = {
     "a step that waits for what only it lets start": 220,
     "starts that are forgotten": 69,
     "a source that serves two": 31,
-    "commands that count as taken": 1275,
+    "commands that count as taken": 1454,
     "an unanswered turn that goes on": 2,
 }
 # Where the shrinking begins, if not with the first seed that shows it: a case that leaves something to shrink.
@@ -80,7 +80,7 @@ SHRUNK_FROM = {
     "a step that waits for what only it lets start": 65,
     "a pull lost while no relay lives": 1209,
     "the dead among the living": 1681,
-    "commands that count as taken": 1275,
+    "commands that count as taken": 1454,
     "failures that are forgotten": 196,
     "a discard that is over at its first answer": 228,
 }

@@ -62,7 +62,11 @@ def check_books(controller: Controller, pulling: Mapping[str, int]) -> None:
     _check_groups(ledger)
     told = {name: replica for name, replica in fleet.replicas.items() if replica.pull_waits is None}
     believed = {name: replica.pulling for name, replica in told.items() if replica.pulling is not None}
-    _same("versions that replicas pull", believed, dict(pulling))
+    # One that stood still, and waits for its devices before it begins anew, answers no more, though nobody said so.
+    up = {
+        name: version for name, version in pulling.items() if fleet.replicas[name].member.health is not Health.STARTING
+    }
+    _same("versions that replicas pull", believed, up)
 
 
 def _check_pending(ledger: Ledger, pending: list[TrajectoryState]) -> None:
