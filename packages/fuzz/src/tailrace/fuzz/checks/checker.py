@@ -90,6 +90,7 @@ class Checker:
                 _check_attached(events, commands)
         controller = self._simulation.controller
         self.versions.routes([command for command in commands if isinstance(command, c.Route)])
+        self.devices.restarts(commands)
         for command in commands:
             self._command(command, controller)
         if self._shadow is not None:

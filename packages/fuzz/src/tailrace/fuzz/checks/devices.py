@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tailrace import contracts as c
 from tailrace.controller.controller import Controller
 from tailrace.controller.trajectories import GroupPhase
@@ -54,6 +56,11 @@ class DeviceCheck:
         self._moved.clear()
         self._left.clear()
 
+    def restarts(self, commands: Sequence[c.Command]) -> None:
+        """A trainer that begins anew in this instant has nothing on its devices, wherever among the commands that is said."""
+        if any(isinstance(command, c.Restart) and command.role == TRAINER for command in commands):
+            self._trainer_up = False
+
     def restart(self, command: c.Restart, controller: Controller) -> None:
         """A replica begins anew on devices that the trainer's cells have left. If it stood still, no `Down` was there."""
         if command.role == REPLICA:
@@ -62,8 +69,6 @@ class DeviceCheck:
                 raise InvariantError(SHARED, f"{command.id} begins anew while cells {there} have their state there")
             self.lent.discard(command.id)
             self._holds.pop(command.id, None)
-        elif command.role == TRAINER:
-            self._trainer_up = False
 
     def left(self, event: c.Finished | c.TurnEnded | c.Interrupted | c.Refused) -> None:
         """A trajectory has left a replica."""
