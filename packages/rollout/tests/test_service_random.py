@@ -102,7 +102,8 @@ def test_everything_at_once(tmp_path, seed):
             assert status["samples"] == {"running": 0, "unread": 0, "left": 0}
             assert [one["running"] for one in status["replicas"]] == [0] * options["replicas"]  # type: ignore[operator]
             assert len(service._book) == 0
+            before = service.version  # an update that nobody waited for may end meanwhile
             async for sample in service.generate([(1, 2)] * 8):
-                assert set(sample.versions) == {service.version}
+                assert set(sample.versions) <= {before, service.version}
 
     run(scenario)
