@@ -191,6 +191,9 @@ def test_a_lent_replica_that_goes_down_begins_anew_once_its_cell_has_left():
     run.go(c.Down("replica", "r1", "killed"), leave=leave)  # told twice, it fails once
     run.later(5, leave=leave)
     assert not of(c.Restart, run.given)
+    assert run.view.why_idle("replica", "r1") == c.Reason(c.Why.OCCUPIED)  # it does not only start
+    assert {name: reason.why for name, reason in run.view.occupied.items()} == {"r1": c.Why.FAILED}
+    assert "devices" in next(row.doing for row in run.view.replicas() if row.id == "r1")
     assert len(of(c.Offload, run.given)) == before
     run.catch_up(c.Accumulate, leave=leave)
     assert [command.cell for command in of(c.Offload, run.given)[before:]] == [1]
@@ -198,6 +201,7 @@ def test_a_lent_replica_that_goes_down_begins_anew_once_its_cell_has_left():
     run.catch_up(c.Offload, leave=(c.Route,))
     (restart,) = of(c.Restart, run.given)
     assert (restart.role, restart.id) == ("replica", "r1")
+    assert not run.view.occupied
     run.catch_up()
     assert run.controller.fleet.replicas["r1"].member.health is c.Health.UP
 

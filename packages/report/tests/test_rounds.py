@@ -18,6 +18,7 @@ from tailrace.report.fold.timeline import Doing, Timeline
 from tailrace.report.record import read_record
 from tailrace.report.run_page import render
 from tailrace.report.run_tables import loan_table, round_table
+from tailrace.report.words import WAITS
 from tailrace.trajstore import MixOrder
 
 from .conftest import a_run, configured
@@ -91,18 +92,21 @@ class Lending:
     """What a controller says of a replica."""
 
     def __init__(self):
-        self.health, self.cells = c.Health.STARTING, ()
+        self.health, self.cells, self.occupied = c.Health.STARTING, (), {}
 
     def take(self, one):
-        healths = {c.Up: c.Health.UP, c.Down: c.Health.DOWN}
+        healths = {c.Up: c.Health.UP, c.Down: c.Health.STARTING}
         self.health = healths.get(type(one), self.health)
+        self.occupied = {one.id: c.Reason(c.Why.FAILED)} if isinstance(one, c.Down) else {}
         self.cells = one.cells if isinstance(one, c.Lend) else ()
 
     def member(self, role, id_):
         return MemberRow(role, id_, self.health, cells=self.cells)
 
     def why_idle(self, role, id_):
-        return c.Reason(c.Why.HELD_BACK)
+        if id_ in self.occupied:
+            return c.Reason(c.Why.OCCUPIED)
+        return c.Reason(c.Why.HELD_BACK) if self.health is c.Health.UP else None
 
 
 def test_lent_devices_are_on_the_timeline():
@@ -115,15 +119,18 @@ def test_lent_devices_are_on_the_timeline():
         (5.0, c.Return(3, "r0")),
         (6.0, c.Lend(4, "r0", (1,))),
         (7.0, c.Down("replica", "r0", "killed")),
+        (9.0, c.Restart(5, "replica", "r0")),
     ):
         run.take(one)
         if type(one) in outages.hears:
             outages.hears[type(one)](now, one)
         timeline.hears[type(one)](now, one)
         timeline.settle(now)
-    timeline.close(7.0)
+    timeline.close(10.0)
     lent = [(span.start_s, span.end_s) for span in timeline.spans if span.doing is Doing.LENT]
     assert lent == [(2.0, 5.0), (6.0, 7.0)]
+    starting = [(span.start_s, span.end_s, span.label) for span in timeline.spans if span.doing is Doing.STARTING]
+    assert starting[1:] == [(7.0, 9.0, WAITS[c.Why.OCCUPIED]), (9.0, 10.0, "process starts")]
     (replicas,) = [row for row in utilisation(timeline.spans, 1.0, 7.0) if row.role == "replica"]
     assert replicas.busy == 4 / 6
 

@@ -139,7 +139,7 @@ class Trainer:
     """What a controller says of its trainer."""
 
     def __init__(self):
-        self.health, self.making = c.Health.STARTING, None
+        self.health, self.making, self.occupied = c.Health.STARTING, None, {}
 
     def take(self, one):
         self.health = c.Health.UP if isinstance(one, c.Up) else self.health
@@ -149,7 +149,7 @@ class Trainer:
         return MemberRow(role, id_, self.health)
 
     def why_idle(self, role, id_):
-        return c.Reason(c.Why.NO_BATCH)
+        return c.Reason(c.Why.NO_BATCH) if self.health is c.Health.UP else None
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,8 @@ def test_who_looks_changes_nothing_and_every_idle_member_has_a_reason(seed):
             if role in ("replica", "trainer") and row.health is c.Health.UP:
                 assert (reason is None) == bool(works), (seed, now, role, id_)
             else:
-                assert reason is None
+                waits = role == "replica" and id_ in run.occupied
+                assert reason == (c.Reason(c.Why.OCCUPIED) if waits else None)
         assert run.answering + run.waiting_turns + run.pooled_started + run.on_replicas >= 0
         assert sum(run.unsettled()) >= 0
         if number % 50 == 0:

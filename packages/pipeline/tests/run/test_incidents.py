@@ -36,6 +36,22 @@ def test_a_death_has_its_cause_and_the_restart_of_how_many_and_a_recovery_how_lo
     assert incidents.lines(30.0, [c.Up("replica", "r0"), c.Up("relay", "0")], []) == []
 
 
+def test_a_replica_that_waits_for_its_devices_is_said_to_wait_and_not_to_be_given_up():
+    incidents, failed = Incidents(), {"r0": c.Reason(c.Why.FAILED, numbers={"failures": 1.0})}
+    died = c.Down("replica", "r0", "gone", c.Cause.DIED)
+    waits = "it begins anew once the trainer has left its devices"
+    assert incidents.lines(1.0, [died], [], failed) == [f"replica r0 died: gone; {waits}"]
+    assert incidents.lines(2.0, [c.Tick()], [], failed) == []
+    assert incidents.lines(3.0, [], [restart(1)]) == []
+    assert incidents.lines(5.0, [c.Up("replica", "r0")], []) == ["replica r0 is back after 4.0 s"]
+    still = {"r0": c.Reason(c.Why.STILL, numbers={"still_s": 31.0, "limit_s": 30.0, "failures": 1.0})}
+    assert incidents.lines(6.0, [c.Tick()], [], still) == [
+        f"replica r0 stood still for 31 s with work in flight; {waits}"
+    ]
+    assert incidents.lines(8.0, [], [restart(why=c.Why.STILL, still_s=31.0, limit_s=30.0)]) == []
+    assert incidents.lines(9.0, [c.Up("replica", "r0")], []) == ["replica r0 is back after 3.0 s"]
+
+
 def test_what_follows_is_said_where_nothing_restarts():
     gone = c.Down("replica", "r1", "gone", c.Cause.DIED)
     assert Incidents().lines(1.0, [gone], []) == ["replica r1 died: gone; it is not restarted, others do its work"]

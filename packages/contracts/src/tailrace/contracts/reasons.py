@@ -83,7 +83,8 @@ class Why(StrEnum):
     STANDBY: its machine goes to the trainer, `who`, which lost its own.
     POLICY: a policy's own reason; its numbers are the policy's.
 
-    Why a member that is up has nothing to do, which no command carries; a controller says it of each:
+    Why a member has nothing to do, which no command carries; a controller says it of each:
+    OCCUPIED: it is down, and begins anew once the trainer's cells have moved away what they have on its devices.
     UNPUBLISHED: no weights are published yet.
     NO_RELAY: there is no relay to pull from.
     NOT_TOLD: it serves older weights than there are, or none, and was not told to pull them yet; `version` is the newest.
@@ -159,6 +160,7 @@ class Why(StrEnum):
     MACHINE = "machine"
     STANDBY = "standby"
     POLICY = "policy"
+    OCCUPIED = "occupied"
     UNPUBLISHED = "unpublished"
     NO_RELAY = "no-relay"
     NOT_TOLD = "not-told"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -544,15 +544,22 @@ class RunView:
             state.tp,
         )
 
-    def why_idle(self, role: str, id_: str) -> c.Reason | None:
-        """Why a member that is up has nothing to do.
+    @property
+    def occupied(self) -> Mapping[str, c.Reason]:
+        """Replicas that begin anew once the trainer's cells have left their devices, and why each of them does."""
+        return self._parts.failures.held
 
-        None for a role that only answers, and for a member that is not up, works or has lent its devices.
+    def why_idle(self, role: str, id_: str) -> c.Reason | None:
+        """Why a member that is up has nothing to do, or why a replica that failed does not start yet.
+
+        None for a role that only answers, and for a member that is not up otherwise, works or has lent its devices.
         """
         if role == TRAINER:
             waits = self.trainer_up and self.making is None
             return trainer_waits(self._state, self._parts.batches) if waits else None
         replica = self._state.fleet.replicas.get(id_) if role == REPLICA else None
+        if replica is not None and id_ in self.occupied:
+            return c.Reason(c.Why.OCCUPIED)
         if replica is None or replica.member.health is not c.Health.UP or replica.lent:
             return None
         if replica.pulling is not None or replica.assigned:
@@ -561,9 +568,12 @@ class RunView:
 
     def replicas(self) -> Iterator[ReplicaRow]:
         """All replicas, in the order in which they were first started."""
+        occupied = self.occupied
         for replica in self._state.fleet.replicas.values():
             health = replica.member.health
-            if health is not c.Health.UP:
+            if replica.id in occupied:
+                doing = "waiting for devices that the trainer has not left"
+            elif health is not c.Health.UP:
                 doing = str(health)
             elif replica.pulling is not None:
                 does = "pulling" if replica.pull_waits is None else "waiting for a source of"
@@ -574,8 +584,9 @@ class RunView:
                 doing = "waiting for environments"
             else:
                 doing = "idle"
-            held, away = len(replica.assigned), len(replica.away)
-            yield ReplicaRow(replica.id, doing, replica.version, held + away, round(replica.kv, 3), away)
+            away = len(replica.away)
+            runs = len(replica.assigned) + away
+            yield ReplicaRow(replica.id, doing, replica.version, runs, round(replica.kv, 3), away)
 
     def environments(self) -> Iterator[EnvironmentRow]:
         """All members of the environment role, in the order in which they were first started."""

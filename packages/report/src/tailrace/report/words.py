@@ -77,6 +77,7 @@ REASONS = {
 }
 
 WAITS = {
+    Why.OCCUPIED: "it begins anew once the trainer has left its devices",
     Why.UNPUBLISHED: "no weights published yet",
     Why.NO_RELAY: "no relay to pull from",
     Why.NOT_TOLD: "behind the newest weights, and not told to pull them yet",

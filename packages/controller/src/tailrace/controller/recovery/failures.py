@@ -12,6 +12,7 @@ memory, and it has none to give back. Its old process may live until then if it 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from tailrace import contracts as c
 from tailrace.controller.members import DATA, RANKER, REPLICA, TRAINER, MemberState, down
@@ -123,6 +124,11 @@ class Failures:
     def _holds(self, member: MemberState) -> bool:
         """Whether a replica waits for its devices before it begins anew."""
         return member.role == REPLICA and member.id in self._held
+
+    @property
+    def held(self) -> Mapping[str, c.Reason]:
+        """Replicas that wait for their devices before they begin anew, and why each is restarted."""
+        return {name: reason for name, (_, reason, _) in self._held.items()}
 
     def go_on(self) -> None:
         """Begin replicas anew whose devices the trainer's cells have left since, or which nobody awaits any more."""

@@ -182,6 +182,7 @@ class Timeline:
             if self._kept((outage.role, outage.member)):
                 self._marks.append(Mark(MarkKind.DOWN, outage.role, outage.member, now, outage.reason))
         self._seen = len(self._outages.all)
+        self._touched.update({(REPLICA, name): None for name in self._run.occupied})
         for key in self._touched:
             if self._kept(key):
                 self._now(now, key)
@@ -275,7 +276,8 @@ class Timeline:
         if member.health is c.Health.DOWN:
             return Doing.DOWN, "", "not restarted"
         if member.health is c.Health.STARTING:
-            return Doing.STARTING, "", "process starts"
+            held = self._why(member)
+            return Doing.STARTING, held, held or "process starts"
         if member.health is c.Health.STOPPING and not member.held:
             return Doing.RELEASING, "stopping", "is told to stop"
         if member.role == REPLICA:

@@ -57,7 +57,7 @@ class Story:
         self.folds.observe(now, events, commands)
         self._audience.observe(now, events, commands)
         self.alarms.settle(now)
-        new = [Incident(now, line) for line in self._lines.lines(now, events, commands)]
+        new = [Incident(now, line) for line in self._lines.lines(now, events, commands, self.run.occupied)]
         self.incidents += new
         self.told += len(new)
         del self.incidents[:-MOST_INCIDENTS]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from tailrace import contracts as c
 
@@ -23,6 +24,7 @@ _ENDED = {
 _STRUCK = {
     "kill": "is killed", "hang": "is stopped, and lives on", "stall": "has its engine stopped", "raise": "raises an exception",
 }  # fmt: skip
+_OCCUPIED = "it begins anew once the trainer has left its devices"
 _Key = tuple[str, str]
 
 
@@ -32,17 +34,26 @@ class Incidents:
     def __init__(self) -> None:
         self._out: dict[_Key, float] = {}
         self._unscored = 0
+        self._occupied: set[str] = set()  # replicas that wait for their devices
         self._leaving: set[str] = set()  # replicas that were told to stop
 
-    def lines(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command]) -> list[str]:
+    def lines(
+        self,
+        now: float,
+        events: Sequence[c.Event],
+        commands: Sequence[c.Command],
+        occupied: Mapping[str, c.Reason] = MappingProxyType({}),
+    ) -> list[str]:
         """The lines of one instant.
 
         Args:
             now: seconds on the run's clock.
             events: the events that reached the controller together.
             commands: its commands.
+            occupied: replicas whose restart waits for their devices, as `RunView.occupied` has them.
         """
         lines: list[str] = []
+        before, self._occupied = self._occupied, set(occupied)
         down: set[_Key] = set()
         for event in events:
             match event:
@@ -58,7 +69,9 @@ class Incidents:
                 case c.Down(role=role, id=id_, cause=cause, reason=reason) if cause is not c.Cause.STOPPED:
                     down.add((role, id_))
                     self._out.setdefault((role, id_), now)
-                    lines.append(f"{role} {id_} {_ENDED[cause]}: {reason}; {_what_then((role, id_), commands)}")
+                    lines.append(
+                        f"{role} {id_} {_ENDED[cause]}: {reason}; {_what_then((role, id_), commands, occupied)}"
+                    )
                 case c.Up(role=role, id=id_) if (role, id_) in self._out:
                     lines.append(f"{role} {id_} is back after {now - self._out.pop((role, id_)):.1f} s")
                 case c.ScoringFailed():
@@ -72,10 +85,16 @@ class Incidents:
                     lines.append("the run goes on after its driver had ended: every member starts again")
                 case _:
                     pass
-        return lines + self._by_the_controller(now, down, commands)
+        for name in self._occupied - before:
+            if ("replica", name) not in down and (suspected := occupied[name]).why in c.SUSPICIONS:
+                self._out.setdefault(("replica", name), now)
+                lines.append(f"replica {name} {_suspected(suspected)}; {_OCCUPIED}")
+        return lines + self._by_the_controller(now, down, commands, before - self._occupied)
 
-    def _by_the_controller(self, now: float, down: set[_Key], commands: Sequence[c.Command]) -> list[str]:
-        """Members that the controller itself took for down."""
+    def _by_the_controller(
+        self, now: float, down: set[_Key], commands: Sequence[c.Command], told: set[str]
+    ) -> list[str]:
+        """Members that the controller itself took for down, but for replicas of which that is told."""
         lines = []
         for command in commands:
             lines += self._by_plan(command, down)
@@ -84,6 +103,8 @@ class Incidents:
             key, reason = (command.role, command.id), command.reason
             member, then = f"{command.role} {command.id}", _what_then((command.role, command.id), commands)
             if reason.why in c.SUSPICIONS:
+                if command.role == "replica" and command.id in told:
+                    continue
                 lines.append(f"{member} {_suspected(reason)}; {then}")
             elif reason.why is c.Why.MACHINE:
                 lines.append(f"{member} leaves machine {reason.who}, which is given up; {then}")
@@ -148,7 +169,9 @@ def _stages(seconds: Mapping[str, float]) -> str:
     return f"generation of an iteration took {generation_s:.1f} s, training {training_s:.1f} s"
 
 
-def _what_then(member: _Key, commands: Sequence[c.Command]) -> str:
+def _what_then(member: _Key, commands: Sequence[c.Command], occupied: Collection[str] = ()) -> str:
+    if member[0] == "replica" and member[1] in occupied:
+        return _OCCUPIED
     for command in commands:
         match command:
             case c.Restart(role=role, id=id_, reason=reason) if (role, id_) == member:

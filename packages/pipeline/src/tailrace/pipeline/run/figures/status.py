@@ -208,7 +208,7 @@ class StatusObserver:
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         """Update the status from events."""
         status, self._now = self.status, now
-        self._hear(self._incidents.lines(now, events, commands))
+        self._hear(self._incidents.lines(now, events, commands, run.occupied))
         if not self.follows:
             return
         self._run = run
