@@ -8,13 +8,13 @@ from tailrace import contracts as c
 HYBRID = policy("provisioning", "hybrid", count=2)
 
 
-def started(recovery="role-based", **changes):
+def started(recovery="role-based", options=None, **changes):
     batching = policy("batching", "plain", samples=2)
     run = Scripted(
         spec(
             admission=policy("admission", "on-policy"), batching=batching, sync=policy("sync", "barrier"), steps=3,
             batch_groups=2, replica_batch=8, buffer_groups=None, provisioning=HYBRID, colocated=True,
-            recovery=policy("recovery", recovery), **changes,
+            recovery=policy("recovery", recovery, **(options or {})), **changes,
         )
     )  # fmt: skip
     run.go(c.Tick(), leave=(c.Route, c.Score, c.Step))
@@ -84,6 +84,13 @@ def test_a_hybrids_fault_is_the_trainers_where_recovery_says_so(recovery, restar
     assert found["replica", "r0"].why is c.Why.FAILED
     if recovery == "role-based":
         assert (found["trainer", "0"].why, found["trainer", "0"].who) == (c.Why.HYBRID, "r0")
+
+
+def test_nobody_begins_anew_on_devices_of_a_trainer_that_ends_the_run():
+    run = started(options={"max_task_restarts": 0})  # in the first iteration
+    given = run.go(c.Down("replica", "r0", "killed", c.Cause.DIED), leave=(c.Restart, c.Route, c.Fail))
+    assert "replica r0, on its devices, is down" in of(c.Fail, given)[0].reason
+    assert not of(c.Restart, given)
 
 
 def test_in_the_first_iteration_the_task_restarts_once_for_both():

@@ -16,7 +16,6 @@ before them, or, where these crowd a replica for more than the prompt is worth, 
 from __future__ import annotations
 
 import math
-import sys
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ from tailrace.contracts import (
     Why,
 )
 from tailrace.repack.errors import LoadError
-from tailrace.repack.routing import LoadHeap, by_group, queues, serving
+from tailrace.repack.routing import LoadHeap, queues, serving, started_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +114,17 @@ class _Costs(LoadHeap):
         }
         return self._give(least, having)
 
+    def with_room(self, versions: Sequence[int], count: int) -> tuple[int, int] | None:
+        """The least loaded replica with room for a group of `count`, which is given its first trajectory, and its version."""
+        found = [entry for version in versions if (entry := self.least_with_room(version, count)) is not None]
+        if not found:
+            return None
+        first = min(found)[2]
+        version = self.replicas[first].version
+        assert version is not None
+        self.give(first, 1)
+        return first, version
+
     def sibling(self, version: int, prompt: int, siblings: Sequence[int]) -> tuple[int, Reason]:
         """The same for another trajectory of a group that starts.
 
@@ -149,27 +159,9 @@ class _Costs(LoadHeap):
 def _groups(
     queue: Mapping[str, TrajectoryView], admits: TentativeAdmission, versions: Sequence[int], costs: _Costs
 ) -> list[Placement]:
-    """Place groups that have not started. Room and admission only shrink, so a group that was skipped is not tried again."""
+    """Place groups that have not started."""
     placed: list[Placement] = []
-    groups, smallest = by_group(queue)
-    allowed = [version for version in versions if admits.allows(version)]
-    refused = sys.maxsize
-    for group, members in groups.items():
-        count = len(members)
-        if count >= refused:
-            continue
-        found = [entry for version in allowed if (entry := costs.least_with_room(version, count)) is not None]
-        if not found:
-            refused = count
-            if smallest >= refused:
-                break
-            continue
-        first = min(found)[2]
-        version = costs.replicas[first].version
-        assert version is not None
-        admits.take(group, version)
-        allowed = [version for version in allowed if admits.allows(version)]
-        costs.give(first, 1)
+    for group, members, first, version in started_groups(queue, admits, versions, costs.with_room):
         placed += _members(members, first, version, _prompt(queue, group, members), costs)
     return placed
 

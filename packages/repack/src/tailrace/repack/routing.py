@@ -10,10 +10,10 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from tailrace.contracts import (
     Cycle,
@@ -187,7 +187,8 @@ def _place_all(cycle: Cycle, choice: _Choice) -> Placements:
         return Placements((), ())
     for version, queue in queues(cycle):
         if version is None:
-            whole = _place_groups(queue, cycle.admits.fork(), versions, choice)
+            started = started_groups(queue, cycle.admits.fork(), versions, choice.with_room)
+            whole = [(members, replica) for _, members, replica, _ in started]
             continue
         exact, newer = [version] if version in versions else [], versions[bisect_left(versions, version) :]
         for view in queue.values():
@@ -198,14 +199,22 @@ def _place_all(cycle: Cycle, choice: _Choice) -> Placements:
     return Placements(singles, whole)
 
 
-def _place_groups(
+def started_groups(
     queue: Mapping[str, TrajectoryView],
     admits: TentativeAdmission,
     versions: Sequence[int],
-    choice: _Choice,
-) -> list[tuple[Sequence[str], str]]:
-    """Place groups that have not started. Room and admission only shrink, so a group that was skipped is not tried again."""
-    placed: list[tuple[Sequence[str], str]] = []
+    with_room: Callable[[Sequence[int], int], tuple[_R, int] | None],
+) -> Iterator[tuple[int, Sequence[str], _R, int]]:
+    """Groups that start now: group, members, replica and version.
+
+    Room and admission only shrink, so a group that found no room is not tried again, nor is one that is as large.
+
+    Args:
+        queue: trajectories that have not started, by name, in order of arrival.
+        admits: takes each group that starts, before the next one is looked at.
+        versions: versions that somebody serves.
+        with_room: gives a group of so many trajectories to a replica of one of these versions, if one has room.
+    """
     groups, smallest = by_group(queue)
     allowed = [version for version in versions if admits.allows(version)]
     refused = sys.maxsize
@@ -213,7 +222,7 @@ def _place_groups(
         count = len(members)
         if count >= refused:
             continue
-        found = choice.with_room(allowed, count) if allowed else None
+        found = with_room(allowed, count) if allowed else None
         if found is None:
             refused = count
             if smallest >= refused:
@@ -222,8 +231,7 @@ def _place_groups(
         replica, version = found
         admits.take(group, version)
         allowed = [version for version in allowed if admits.allows(version)]
-        placed.append((members, replica))
-    return placed
+        yield group, members, replica, version
 
 
 def by_group(queue: Mapping[str, TrajectoryView]) -> tuple[Mapping[int, Sequence[str]], int]:

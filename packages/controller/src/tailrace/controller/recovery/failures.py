@@ -40,9 +40,8 @@ class Failures:
         """A restart of the whole task that is due: whether it starts over, who caused it, and why."""
         self.given_up: list[dict[str, str]] = []
         """Members that are not restarted any more: role, id, machine and reason of each."""
-        self._held: dict[
-            str, tuple[MemberState, c.Reason, str]
-        ] = {}  # replicas to begin anew: why, and on which machine
+        self._held: dict[str, tuple[MemberState, c.Reason, str]] = {}
+        """Replicas to begin anew once their devices are free: why, and on which machine."""
         self._causes: list[str] = []  # of restarts of the task since a batch was last trained on
         self._took = False
 
@@ -94,8 +93,8 @@ class Failures:
         action = self._policy.on_down(failure)
         if action is _ACTIONS.RESTART_TRAINER and failure.hybrid:
             self._trainer_too(member, failure)
-            if self.task is not None:
-                return  # all restart, it with them
+            if self.task is not None or self._state.failure:
+                return  # all restart, it with them, or the run ends
             action = _ACTIONS.RESTART
         self._act(member, action, failure, reason, event.room)
 
