@@ -8,9 +8,9 @@ from tailrace import contracts as c
 from tailrace.controller.trajectories import GroupPhase
 from tailrace.controller.view import TrajectoryRow
 from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.run.cost_model_fit import fit_cost_model
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.pipeline.run.fit import fit_cost_model
 from tailrace.repack import ThroughputModel
 from tailrace.report.explain import _event, explain
 

@@ -114,7 +114,7 @@ class _Costs(LoadHeap):
         }
         return self._give(least, having)
 
-    def with_room(self, versions: Sequence[int], count: int) -> tuple[int, int] | None:
+    def first_with_room(self, versions: Sequence[int], count: int) -> tuple[int, int] | None:
         """The least loaded replica with room for a group of `count`, which is given its first trajectory, and its version."""
         found = [entry for version in versions if (entry := self.least_with_room(version, count)) is not None]
         if not found:
@@ -161,7 +161,7 @@ def _groups(
 ) -> list[Placement]:
     """Place groups that have not started."""
     placed: list[Placement] = []
-    for group, members, first, version in started_groups(queue, admits, versions, costs.with_room):
+    for group, members, first, version in started_groups(queue, admits, versions, costs.first_with_room):
         placed += _members(members, first, version, _prompt(queue, group, members), costs)
     return placed
 

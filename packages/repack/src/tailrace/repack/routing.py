@@ -26,6 +26,8 @@ from tailrace.contracts import (
     Unstarted,
 )
 
+_R = TypeVar("_R")
+
 
 class Rooms:
     """How many trajectories each replica holds by now, and for how many more an open one has room."""

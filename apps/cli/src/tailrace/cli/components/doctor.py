@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.text import Text
 
 from tailrace.cli.exit_status import FAILED
+from tailrace.cli.runs.host_resources import file_system, free_memory, is_network
 from tailrace.cli.runs.preflight import check as check_run
-from tailrace.cli.runs.room import file_system, free_memory, is_network
 from tailrace.contracts import PluginError, plugins
 from tailrace.fleetsim.footprint.hosts import SHARED
 from tailrace.pipeline.config.target import APPS, configuration

@@ -30,9 +30,9 @@ def fit_cost(run: Path) -> None:
     Raises:
         RunDirectoryError: the run does not exist or has too few snapshots.
     """
+    from tailrace.pipeline.run.cost_model_fit import fit_cost_model
     from tailrace.pipeline.run.eventlog import read_log
     from tailrace.pipeline.run.figures.stages import stage_figures
-    from tailrace.pipeline.run.fit import fit_cost_model
 
     directory = RunDirectory.open(run)
     fit = fit_cost_model(directory)

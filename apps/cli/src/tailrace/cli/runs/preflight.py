@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 from tailrace.cli.errors import NotHereError
-from tailrace.cli.runs.room import with_room_here
+from tailrace.cli.runs.host_resources import with_room_here
 from tailrace.fleetsim.footprint import Footprint, Machines, footprint
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig

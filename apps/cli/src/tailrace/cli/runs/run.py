@@ -23,8 +23,8 @@ from tailrace.cli.runs.controller_process import (
     ControllerProcess,
     LeftController,
 )
+from tailrace.cli.runs.host_resources import store_note
 from tailrace.cli.runs.preflight import check, check_on_paper, footprint_here
-from tailrace.cli.runs.room import store_note
 from tailrace.cli.runs.watching import unwatched, watch
 from tailrace.contracts import shown
 from tailrace.fleetsim.footprint import read_machines

@@ -1,4 +1,4 @@
-"""What room this machine has for a run: free memory, shared memory, disk space, and whether that is a disk of this machine."""
+"""Resources of this host for a run: free memory, shared memory, disk space, and whether that is a disk of this machine."""
 
 from __future__ import annotations
 

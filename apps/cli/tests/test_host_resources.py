@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tailrace.cli.runs import room
+from tailrace.cli.runs import host_resources
 from tailrace.fleetsim.footprint import footprint
 from tailrace.pipeline.config.target import configuration
 
@@ -19,40 +19,40 @@ def found():
 
 def test_memory(found, monkeypatch):
     need = found.place("host memory").peak
-    monkeypatch.setattr(room, "free_memory", lambda: need)
-    assert room.with_room_here(found, None).shortages == ()
-    monkeypatch.setattr(room, "free_memory", lambda: need - 1e9)
-    (line,) = room.with_room_here(found, None).shortages
+    monkeypatch.setattr(host_resources, "free_memory", lambda: need)
+    assert host_resources.with_room_here(found, None).shortages == ()
+    monkeypatch.setattr(host_resources, "free_memory", lambda: need - 1e9)
+    (line,) = host_resources.with_room_here(found, None).shortages
     assert line.startswith("keys 'rollout.replicas', 'trainer.processes' and 'relay.count': found members that take")
     assert line.endswith("1.0 GB are missing; set --ray-address to join a cluster")
 
 
 def test_shared_memory(found, monkeypatch, tmp_path):
     need = found.place("/dev/shm").peak
-    monkeypatch.setattr(room, "free_memory", lambda: None)
+    monkeypatch.setattr(host_resources, "free_memory", lambda: None)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=need))
-    assert room.with_room_here(found, None).shortages == ()
+    assert host_resources.with_room_here(found, None).shortages == ()
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=need - 1e5))
-    (line,) = room.with_room_here(found, None).shortages
+    (line,) = host_resources.with_room_here(found, None).shortages
     assert "key" in line
     assert "of /dev/shm" in line
     assert line.endswith("0.1 MB are missing; set the container's --shm-size higher")
-    monkeypatch.setattr(room, "_SHARED", tmp_path / "none")
-    assert room.with_room_here(found, None).shortages == ()
+    monkeypatch.setattr(host_resources, "_SHARED", tmp_path / "none")
+    assert host_resources.with_room_here(found, None).shortages == ()
 
 
 def test_disk(found, monkeypatch, tmp_path):
     need = sum(part.size for part in found.place("disk").parts if not part.at_most)
-    monkeypatch.setattr(room, "free_memory", lambda: None)
-    monkeypatch.setattr(room, "_SHARED", tmp_path / "none")
+    monkeypatch.setattr(host_resources, "free_memory", lambda: None)
+    monkeypatch.setattr(host_resources, "_SHARED", tmp_path / "none")
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=need))
-    assert room.with_room_here(found, tmp_path / "not" / "yet").shortages == ()
+    assert host_resources.with_room_here(found, tmp_path / "not" / "yet").shortages == ()
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=need - 1e6))
-    (line,) = room.with_room_here(found, tmp_path / "not" / "yet").shortages
+    (line,) = host_resources.with_room_here(found, tmp_path / "not" / "yet").shortages
     assert "'checkpoint.keep'" in line
     assert f"of disk of the run directory, {tmp_path}" in line
     assert line.endswith("1.0 MB are missing; set another --run-dir")
-    assert room.with_room_here(found, None).shortages == ()  # of a run that has its directory
+    assert host_resources.with_room_here(found, None).shortages == ()  # of a run that has its directory
 
 
 MOUNTS = """\
@@ -85,10 +85,10 @@ MOUNTS = """\
 def test_a_network_file_system_under_the_store_is_named(monkeypatch, tmp_path, path, kind, place, network):
     mounts = tmp_path / "mountinfo"
     mounts.write_text(MOUNTS)
-    monkeypatch.setattr(room, "_MOUNTS", mounts)
-    monkeypatch.setattr(room, "_there", lambda root: root)
-    assert room.file_system(Path(path)) == (kind, place)
-    note = room.store_note(Path(path))
+    monkeypatch.setattr(host_resources, "_MOUNTS", mounts)
+    monkeypatch.setattr(host_resources, "_there", lambda root: root)
+    assert host_resources.file_system(Path(path)) == (kind, place)
+    note = host_resources.store_note(Path(path))
     assert (note is not None) == network
     if note is not None:
         assert f"found the network file system {kind} (mounted at {place})" in note
@@ -96,11 +96,11 @@ def test_a_network_file_system_under_the_store_is_named(monkeypatch, tmp_path, p
 
 
 def test_the_file_system_of_this_machine_is_known(tmp_path):
-    assert room.file_system(Path("/proc")) == ("proc", "/proc")
-    assert room.file_system(tmp_path) is not None
-    assert room.store_note(tmp_path / "not" / "yet") is None
+    assert host_resources.file_system(Path("/proc")) == ("proc", "/proc")
+    assert host_resources.file_system(tmp_path) is not None
+    assert host_resources.store_note(tmp_path / "not" / "yet") is None
 
 
 def test_what_is_free_here_is_known():
-    assert 1e8 < room.free_memory() < 1e14
-    assert Path("/dev/shm") == room._SHARED
+    assert 1e8 < host_resources.free_memory() < 1e14
+    assert Path("/dev/shm") == host_resources._SHARED
