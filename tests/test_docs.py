@@ -63,7 +63,7 @@ def test_the_page_has_the_rooms_that_a_run_crosses():
 
 
 def test_the_page_says_which_event_answers_which_command():
-    """As the commands' own docstrings do, and with every event, whether it answers one or not."""
+    """The page agrees with the commands' own docstrings, and has every event, whether it answers one or not."""
     section = (
         (DOCS / "architecture.md").read_text().split("## Which event answers which command\n")[1].split("\n## ")[0]
     )

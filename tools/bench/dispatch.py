@@ -91,7 +91,7 @@ def stretched(batch: Batch, by: int) -> Batch:
 def simulated(
     costs: Costs, shape: Shape, recorded: Recorded, prompts: Mapping[int, int], batches: int, seed: int
 ) -> Any:
-    """Of each arm its makespans over those of the base, batch by batch."""
+    """The makespans of each arm over those of the base, batch by batch."""
     plan = replicas_of(costs, shape, recorded, prompts)
     found: dict[str, list[float]] = {}
     for number in range(batches):
@@ -171,7 +171,7 @@ def shown(one: Mapping[str, Any] | None) -> str:
 
 
 def regrets(columns: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Of ways that do without an oracle, how much longer they take than the base: at worst, and on average over shapes."""
+    """How much longer the ways that do without an oracle take than the base: at worst, and on average over shapes."""
     candidates = [FCFS, LEAST_LOADED, *(f"{AUTO} {how}{end}" for how in (ORDER, SPLIT) for end in ("", f" {GUARDED}"))]
     found = {arm: [column[arm]["mean"] - 1 for column in columns.values()] for arm in candidates}
     return {arm: {"worst": max(each), "mean": statistics.fmean(each)} for arm, each in found.items()}

@@ -52,7 +52,7 @@ WITHOUT, HOME, LOAD, WEIGHED = "without", "home", "load", "weighed"
 EVERYWHERE = 1e9
 """Tokens that a place is worth where prefill counts for nothing."""
 Figures = dict[str, dict[str, dict[str, list[float]]]]
-"""Of each shape and arm, by name, seed by seed."""
+"""Figures of each shape and arm, by name, seed by seed."""
 
 
 @dataclass(frozen=True, slots=True)

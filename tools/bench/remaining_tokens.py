@@ -74,7 +74,7 @@ class PredictedRounds(TailRounds):
     is_long: Callable[[int], bool]
 
     def open(self, take: Take) -> Round | None:
-        """As of `TailRounds`."""
+        """The next round, as `TailRounds` opens it."""
 
         def others(count: int) -> Sequence[int]:
             found: list[int] = []

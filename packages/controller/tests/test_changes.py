@@ -71,6 +71,16 @@ def test_fewer_steps_end_a_run_that_has_done_them():
     assert (run.view.finished, run.view.step) == (True, done)
 
 
+def test_a_batch_that_is_whole_after_the_last_step_is_not_trained_on():
+    run = Scripted(spec(batching=policy("batching", "redundant", samples=2, surplus_groups=2), steps=2))
+    run.go(c.Tick(), leave=(c.Step,))
+    for _ in range(2):
+        run.catch_up(leave=(c.Step,))
+    assert run.view.finished, run.view.failure
+    assert [command.version for command in of(c.Step, run.given)] == [1, 2]
+    assert run.view.counts.admitted == 6
+
+
 def test_replicas_that_are_added_start_at_once_and_not_after_the_store_has_answered():
     run = Scripted(spec(steps=6))
     run.go(c.Tick(), leave=(c.Step,))

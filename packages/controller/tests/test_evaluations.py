@@ -1,8 +1,9 @@
-"""Evaluations alone: when each is due, who answers it, and what is counted."""
+"""Evaluations: when each is due, who answers it, what is counted, and that a run ends after its last one."""
 
 from types import SimpleNamespace
 
 import pytest
+from scripted import Scripted, spec
 
 from tailrace import contracts as c
 from tailrace.controller.evaluations import EvaluationResult, Evaluations
@@ -104,3 +105,23 @@ def test_a_reward_of_one_or_none_says_whether_it_is_right_unless_the_verifier_do
     result = EvaluationResult(1, "greedy")
     result.answered(3, reward, said, "math")
     assert (result.correct, result.rewards, result.tokens, result.sources) == ([expected], [reward], [3], ["math"])
+
+
+def test_a_run_ends_after_its_last_evaluation():
+    run = Scripted(spec(evaluation=EvaluationPlan(size=1, modes=("greedy",))))
+    answers, asked = run.answers, []
+
+    def all_but_evaluations(command):
+        if isinstance(command, c.Route) and command.trajectories[0].purpose is c.Purpose.EVAL:
+            asked.append(command)
+            return []
+        return answers(command)
+
+    run.answers = all_but_evaluations
+    run.go(c.Tick())
+    assert (run.view.step, run.view.counts.trained) == (3, 6)
+    while asked:
+        assert not run.view.finished
+        run.go(*answers(asked.pop(0)))
+    assert run.view.finished, run.view.failure
+    assert [result.version for result in run.controller.evaluations.results] == [0, 3]

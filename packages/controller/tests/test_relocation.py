@@ -194,3 +194,29 @@ def test_a_move_to_a_replica_that_serves_another_version_by_then_is_cancelled():
     run.later(0.1, leave=(c.Route, c.Pull))
     assert (r1.incoming, controller.ledger.moving) == (0, {})
     assert controller.ledger.pooled >= moved
+
+
+@dataclass(frozen=True)
+class EverySecond(c.RelocationPolicy):
+    """Plans nothing, once a second and after updates, and remembers what it was told."""
+
+    told: list = field(default_factory=list, compare=False)
+
+    def due(self, now_s, last_s, updated):
+        self.told.append((now_s, last_s, updated))
+        return updated or now_s - last_s >= 1.0
+
+    def plan(self, cycle):
+        return []
+
+
+def test_an_update_does_not_put_off_the_next_periodic_relocation():
+    relocation = EverySecond()
+    run = _begins("on-idle", relocation)
+    run.later(1.0, leave=(c.Route, c.Step))
+    run.now = 1.75
+    run.catch_up(c.Step, leave=(c.Route, c.Step))
+    assert (1.75, 1.0, True) in relocation.told
+    run.later(0.25, leave=(c.Route, c.Step))
+    assert relocation.told[-1] == (2.0, 1.0, False)
+    assert run.controller.coordinator.last_plan_s == 2.0

@@ -172,6 +172,12 @@ def test_after_the_drivers_death_replicas_start_at_their_new_size(run, policy):
     assert run.view.finished, run.view.failure
 
 
+def test_replicas_that_a_resumed_run_adds_do_not_wait_for_a_resize_of_before(run, policy):
+    tick_over(run, policy, 2, leave=(c.Route, c.Interrupt, c.Stop, c.Resize))
+    given = run.handle(c.Resumed(tuple(run.controller.trainer.fallbacks), replicas=2))
+    assert changed(given) == ["Restart r0", "Start r2"]  # r1 was to stop
+
+
 @pytest.mark.parametrize("tp", [0, 3, -2])
 def test_a_size_that_is_no_power_of_two_ends_the_run_with_a_line(run, policy, tp):
     policy.plan = lambda view: [c.ResizeReplica("r0", tp)]

@@ -16,7 +16,7 @@ _HALVES = 8
 
 
 def figures(found: Mapping[str, Outcome], seed: int) -> dict[str, Any]:
-    """Of each method recall at each share, over the ceiling, tau-b and coverage; and what recall would be by chance.
+    """Each method's recall at each share, over the ceiling, tau-b and coverage; and what recall would be by chance.
 
     Every figure comes with ``_draws``: its value in each of `DRAWS` resamplings of the prompts, the same for all methods, so
     that differences can be resampled too.

@@ -20,7 +20,7 @@ from tailrace.reward.gym import import_reasoning_gym
 
 BANDS = ("easy", "medium", "hard")
 PROMPTS = 52
-"""Of each family in each band."""
+"""How many each family has in each band."""
 DIRECT = 0.2
 """The share of solutions that give the answer without the work, whatever the problem: a habit that RL unlearns."""
 
@@ -99,7 +99,7 @@ class Problem:
     entry: Mapping[str, Any]
 
     def row(self) -> dict[str, Any]:
-        """As a row of a file of prompts, scored by reasoning-gym's own function."""
+        """The row of a file of prompts, scored by reasoning-gym's own function."""
         return {
             "prompt": self.prompt,
             "answer": self.answer,

@@ -15,7 +15,7 @@ PAPER = {
 }
 """StreamRL, Table 4: of prompts with one recorded response each, by the base model of the ranker."""
 BASELINES = ("random", "prompt-length", "family-mean", "lexical")
-"""Those that predict a prompt of which nothing is known yet."""
+"""Methods that predict a prompt of which nothing is known yet."""
 AUTO = "auto"
 
 

@@ -132,7 +132,7 @@ def _log(folder: Path) -> str:
 
 
 def _beyond(folder: Path) -> tuple[int, int]:
-    """Of the replicas that came up, how many did so on another machine than the trainer."""
+    """How many of the replicas that came up did so on another machine than the trainer, and how many there were."""
     from tailrace import contracts as c
     from tailrace.pipeline.run.eventlog import read_log
 

@@ -115,7 +115,7 @@ def _hear(process: subprocess.Popen[bytes]) -> dict[str, Any]:
 
 
 def _tensors(nbytes: int) -> Iterator[tuple[str, RawTensor]]:
-    """As a trainer gathers them: one at a time, so that no second copy of the model is anywhere."""
+    """Tensors as a trainer gathers them: one at a time, so that no second copy of the model is anywhere."""
     for number in range(nbytes // _TENSOR):
         yield f"layer.{number}", RawTensor("uint8", (_TENSOR,), _content(number))
 

@@ -1,7 +1,7 @@
 """Another controller takes the place of one that died: it restarts nobody, lacks nothing, and waits for what was under way."""
 
 import pytest
-from scripted_host import Driven
+from scripted_host import LIMITS, Driven
 from test_executor import EVERYBODY, route
 
 from tailrace import contracts as c
@@ -46,12 +46,13 @@ def test_commands_that_were_logged_and_not_taken_are_sent_again(run):
 
 
 def test_a_deadline_outlives_its_controller(run):
-    trainer, scorer = run.up(("trainer", "0"), ("scorer", "0"))
-    run.give(c.Step(5, 1, (("0.0",),)), c.Score(6, ("1.0", "2.0")))
+    trainer, scorer, ranker = run.up(("trainer", "0"), ("scorer", "0"), ("ranker", "0"))
+    run.give(c.Step(5, 1, (("0.0",),)), c.Score(6, ("1.0", "2.0")), c.Predict(7, (1, 2)))
     scorer.says(c.Scored("1.0", 1.0, answers=6))
+    ranker.says(c.Predicted(1, 300.0, answers=7))
     run.settle()
     run.replaced()
-    for member in (trainer, scorer):
+    for member in (trainer, scorer, ranker):
         member.takes()
     run.controller.news()
     run.pass_time(31.0)
@@ -62,6 +63,9 @@ def test_a_deadline_outlives_its_controller(run):
     run.pass_time(31.0)
     (down,) = run.controller.news()
     assert down.reason == "waited 60 s for trajectories to be scored"
+    run.pass_time(10.0)
+    (down,) = run.controller.news()
+    assert down.reason == "waited 70 s for lengths to be predicted"
 
 
 def test_what_was_answered_is_not_waited_for(run):
@@ -103,7 +107,10 @@ def test_one_that_is_starting_says_that_it_is_up_to_the_other(run):
     run.give(c.Start(7, "relay", "0"))
     run.replaced()
     assert run.host.told["relay", "0"] is not None  # what it is may have been lost with its controller
-    run.member("relay").under_way("ready")[-1][1].set_result(Ready(address="here"))
+    member = run.member("relay")
+    member.silent = True  # as one is while it starts
+    run.pass_time(LIMITS.suspect_s + 1.0)
+    member.under_way("ready")[-1][1].set_result(Ready(address="here"))
     run.settle()
     assert run.controller.news() == [c.Attached(2), c.Up("relay", "0", machine="m0", address="here", answers=7)]
 

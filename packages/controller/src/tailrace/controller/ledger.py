@@ -191,15 +191,13 @@ class Ledger:
             ControllerError: one is not pending, or the store is dropping its tokens.
         """
         refs: list[TrajectoryRef] = []
-        waiting, mixes = self.waiting.level_of, self.mixes_versions
-        news = 0
+        mixes, news = self.mixes_versions, 0
         for state in states:
             if state.phase is not _PENDING or state.id in self.discarding:
                 _contradiction(state.id, "being discarded" if state.phase is _PENDING else state.phase, _PENDING)
         for state in states:
             name, at = state.id, version
-            if name in waiting:
-                self.waiting.remove(name)
+            self.waiting.remove(name)
             if mixes and state.purpose is _TRAIN:
                 if state.version is not None and state.version != version:
                     self.counts.resumed_on_newer += 1
