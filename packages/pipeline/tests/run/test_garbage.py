@@ -28,3 +28,34 @@ def test_collects_after_a_step_and_leaves_what_lives_out_of_later_collections():
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+def test_full_collections_take_a_hundredth_of_the_time_and_find_circles_that_died_frozen():
+    now = [0.0]
+
+    def clock():
+        now[0] += 0.25  # so long a full collection takes
+        return now[0]
+
+    collection = GarbageCollection(clock)
+
+    def step():
+        collection.observe(0.0, (c.Stepped(1),), (), None)
+        collection.tick(0.0, None)
+
+    gc.disable()
+    try:
+        kept = Circle()
+        step()  # a full one: 25 s until the next
+        dead, young = weakref.ref(kept), weakref.ref(Circle())
+        del kept
+        now[0] = 10.0
+        step()
+        assert dead() is not None  # it was frozen while it lived
+        assert young() is None
+        now[0] = 26.0
+        step()
+        assert dead() is None
+    finally:
+        gc.enable()
+        gc.unfreeze()
