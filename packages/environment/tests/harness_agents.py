@@ -55,18 +55,44 @@ def talk(model, row):
             time.sleep(60)
         said = model.ask(messages)
         right += said["content"] == "12"
-        if turn == about.get("forks_at"):
-            messages = [{"role": "user", "content": "another"}]
+        if about.get("forgets"):
+            messages = [{"role": "user", "content": f"another {turn}"}]
         else:
             messages += [{**said, "content": said["content"].strip()}, {"role": "user", "content": f"turn {turn}"}]
     return right / max(1, about.get("turns", 3))
+
+
+def branch(model, row):
+    """Two turns, another one behind the first, a sub-agent of two, a third turn, and a history in short, asked twice."""
+    asked = 0
+
+    def ask(messages):
+        nonlocal asked
+        dies = asked == row["metadata"].get("dies_at") and not Path(row["metadata"]["once"]).exists()
+        asked += 1
+        if dies:
+            Path(row["metadata"]["once"]).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return model.ask(messages)
+
+    begun = [{"role": "system", "content": "Guess."}, {"role": "user", "content": row["prompt"]}]
+    begun += [ask(begun)]
+    main = [*begun, {"role": "user", "content": "go on"}]
+    main += [ask(main)]
+    ask([*begun, {"role": "user", "content": "or else"}])
+    checked = [{"role": "system", "content": "Check."}, {"role": "user", "content": "Is it so?"}]
+    checked += [ask(checked)]
+    ask([*checked, {"role": "user", "content": "sure?"}])
+    ask([*main, {"role": "user", "content": "checked"}])
+    short = [{"role": "system", "content": "Guess."}, {"role": "user", "content": "in short"}]
+    return float(ask(short)["content"] == ask(short)["content"])
 
 
 def main():
     """Play the episode of a command."""
     row = json.loads(Path(os.environ["TAILRACE_ROW"]).read_text())
     model = Model(os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"])
-    reward = talk(model, row)
+    reward = (branch if row["metadata"].get("branches") else talk)(model, row)
     how = row["metadata"].get("reward", "line")
     if how == "post":
         status, _ = call(model.base_url, model.key, "reward", {"reward": reward})

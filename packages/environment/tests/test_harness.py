@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import itertools
 import json
 import os
 import random
@@ -53,37 +54,54 @@ def turn(tokenizer, draw):
 
 
 async def play(pool, tokenizer, given, draw, struck=None):
-    """An episode: ids, mask of what the model said, its messages, and the last answer."""
+    """An episode: of each context the ids and the mask of what the model said; its messages, and the last answer."""
     session, prompt = await pool.open(given)
-    ids, mask, said = list(prompt), [0] * len(prompt), []
+    contexts: list[tuple[list[int], list[int]]] = [([], [])]
+    said, read = [], prompt
     while True:
         own = turn(tokenizer, draw)
-        ids, mask = ids + own, mask + [1] * len(own)
+        ids, mask = contexts[-1]
+        contexts[-1] = ([*ids, *read, *own], mask + [0] * len(read) + [1] * len(own))
         said.append(tokenizer.decode(own[:-1]))
         if struck is not None:
             struck(pool)
         answer = await pool.step(session, own)
+        read = list(answer.observation)
         if answer.done:
             await pool.close(session)
-            return ids, mask, said, answer
-        ids, mask = ids + list(answer.observation), mask + [0] * len(answer.observation)
+            return contexts, said, answer
+        if answer.fresh:
+            contexts.append(([], []))
 
 
-def reference(tokenizer, prompt, said, drawn):
-    """Ids and mask by plain transformers' chat template, part by part around the model's own tokens."""
+def reference(tokenizer, talked, drawn, trained):
+    """Ids and mask by plain transformers' chat template, part by part around the model's own tokens.
+
+    Args:
+        talked: the messages; ``[2]`` stands for turn 2 of the model.
+        drawn: the turns of the model, by their numbers.
+        trained: the numbers of those that are trained here.
+    """
     transformers = pytest.importorskip("transformers")
-    talked = [{"role": "system", "content": "Guess."}, {"role": "user", "content": prompt}]
-    for place, text in enumerate(said):
-        talked += [{"role": "assistant", "content": f"[{place}]"}]
-        talked += [{"role": "user", "content": f"turn {place}"}] if place < len(said) - 1 else []
-        assert text == tokenizer.decode(drawn[place][:-1])
     hugging = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=CHATML)
     whole, ids, mask = hugging.apply_chat_template(talked, tokenize=False), [], []
-    for place, own in enumerate(drawn):
+    for place in (int(each["content"][1:-1]) for each in talked if each["role"] == "assistant"):
         before, _, whole = whole.partition(f"[{place}]<|im_end|>")
         part = hugging(before, add_special_tokens=False)["input_ids"]
-        ids, mask = ids + part + own, mask + [0] * len(part) + [1] * len(own)
+        ids, mask = ids + part + drawn[place], mask + [0] * len(part) + [int(place in trained)] * len(drawn[place])
     return ids, mask
+
+
+def system(text):
+    return {"role": "system", "content": text}
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def own(place):
+    return {"role": "assistant", "content": f"[{place}]"}
 
 
 def test_episodes_are_recorded_token_by_token(model):
@@ -95,14 +113,76 @@ def test_episodes_are_recorded_token_by_token(model):
 
             async def one(seed):
                 turns, prompt = 1 + seed % 4, f"less {seed}"
-                ids, mask, said, last = await play(pool, tokenizer, row(prompt, turns=turns), random.Random(seed))
+                contexts, said, last = await play(pool, tokenizer, row(prompt, turns=turns), random.Random(seed))
                 draw = random.Random(seed)
                 drawn = [turn(tokenizer, draw) for _ in range(turns)]
-                assert (ids, mask) == reference(tokenizer, prompt, said, drawn), f"seed {seed}"
+                assert said == [tokenizer.decode(each[:-1]) for each in drawn]
+                talked = [system("Guess."), user(prompt)]
+                talked += [each for place in range(turns) for each in (own(place), user(f"turn {place}"))][:-1]
+                assert contexts == [reference(tokenizer, talked, drawn, range(turns))], f"seed {seed}"
                 assert last.reward == sum(text == "12" for text in said) / turns
 
             await asyncio.gather(*(one(seed) for seed in range(8)))
             assert pool.counts.lost == pool.counts.raised == 0
+
+    asyncio.run(scenario())
+
+
+def branches(prompt):
+    """The contexts of `harness_agents.branch`: their messages, and which turns are trained there."""
+    begun = [system("Guess."), user(prompt), own(0)]
+    return [
+        ([*begun, user("go on"), own(1)], {0, 1}),
+        ([*begun, user("or else"), own(2)], {2}),
+        ([system("Check."), user("Is it so?"), own(3), user("sure?"), own(4)], {3, 4}),
+        ([*begun, user("go on"), own(1), user("checked"), own(5)], {5}),
+        ([system("Guess."), user("in short"), own(6)], {6}),
+        ([system("Guess."), user("in short"), own(7)], {7}),
+    ]
+
+
+def test_forks_sub_agents_and_rewritten_histories_are_contexts_of_their_own(model, tmp_path):
+    """Each turn is trained once, behind what the model read then, whoever is killed in the midst of a branch."""
+    tokenizer = model[1]
+
+    async def scenario():
+        async with opened(model, replayable=True) as pool:
+
+            async def one(seed, about, strikes_at=None):
+                turns = itertools.count()
+
+                def struck(pool):
+                    if next(turns) == strikes_at:
+                        for pid in pool.pids:
+                            os.kill(pid, signal.SIGKILL)
+
+                given = row(f"less {seed}", branches=True, **about)
+                contexts, said, last = await play(pool, tokenizer, given, random.Random(seed), struck)
+                draw = random.Random(seed)
+                drawn = [turn(tokenizer, draw) for _ in range(8)]
+                expected = [reference(tokenizer, talked, drawn, own) for talked, own in branches(f"less {seed}")]
+                assert contexts == expected, f"seed {seed}"
+                assert last.reward == float(said[6] == said[7])
+
+            await asyncio.gather(*(one(seed, {}) for seed in range(4)))
+            for at in (2, 3, 5):
+                await one(at, {"dies_at": at, "once": str(tmp_path / str(at))})
+            for at in (2, 4, 6):
+                await one(10 + at, {}, strikes_at=at)
+            assert pool.counts.replayed >= 6
+            assert pool.counts.lost == pool.counts.raised == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_episode_begins_no_more_contexts_than_it_may(model):
+    async def scenario():
+        async with opened(model, contexts=3) as pool:
+            assert (await play(pool, model[1], row(turns=3, forgets=True), random.Random(0)))[2].done
+            with pytest.raises(
+                RaisedError, match=r"began context 4 of an episode, expected at most 3 \(option 'contexts'\)"
+            ):
+                await play(pool, model[1], row(turns=4, forgets=True), random.Random(0))
 
     asyncio.run(scenario())
 
@@ -112,7 +192,7 @@ def test_it_keeps_the_contract_of_environments(model):
     turns = [[*tokenizer.encode("12").ids, tokenizer.token_to_id("<|im_end|>")]] * 2
     check_environment(
         Harness,
-        rows=[(row(turns=2), turns), (row("more", turns=3), turns)],
+        rows=[(row(turns=2), turns), (row("more", turns=3), turns), (row(turns=2, forgets=True), turns)],
         options=options(model, replayable=False),
         call_s=CALL_S,
     )
@@ -139,8 +219,8 @@ def test_killed_workers_and_harnesses_lose_nothing_that_can_be_replayed(model, t
 
                 found = await play(pool, tokenizer, row(**about), random.Random(seed), struck)
                 whole = await play(pool, tokenizer, row(turns=3), random.Random(seed))
-                assert found[:3] == whole[:3]
-                assert found[3].reward == whole[3].reward
+                assert found[:2] == whole[:2]
+                assert found[2].reward == whole[2].reward
             assert pool.counts.replayed >= 4
             assert pool.counts.lost == 0
 
@@ -153,7 +233,7 @@ def test_a_killed_harness_that_is_not_replayable_is_lost_by_name(model, tmp_path
             with pytest.raises(SessionLostError, match="has neither a snapshot nor `replayable`"):
                 await play(pool, model[1], row(dies_at=1, once=str(tmp_path / "once")), random.Random(0))
             assert pool.counts.lost == 1
-            assert (await play(pool, model[1], row(), random.Random(0)))[3].done  # the others are none the wiser
+            assert (await play(pool, model[1], row(), random.Random(0)))[2].done  # the others are none the wiser
 
     asyncio.run(scenario())
 
@@ -175,7 +255,6 @@ def test_one_that_is_killed_every_time_is_given_up(model):
     [
         ({"fails_at": 0}, "the harness ended with status 1: no such tool"),
         ({"fails_at": 1}, "the harness ended with status 1: no such tool"),
-        ({"forks_at": 1}, "began another conversation within an episode"),
         ({"reward": "none"}, "the harness ended and told no reward"),
         ({"reward": "nonsense"}, "told reward = 'much', expected a finite number"),
         ({"turns": 0}, "ended before it asked"),
@@ -203,10 +282,10 @@ def test_a_reward_by_post_and_none_where_a_verifier_judges(model):
     async def scenario():
         draws = random.Random(4)
         async with opened(model) as pool:
-            _, _, said, last = await play(pool, model[1], row(reward="post"), draws)
+            _, said, last = await play(pool, model[1], row(reward="post"), draws)
             assert last.reward == sum(text == "12" for text in said) / 3
         async with opened(model, rewarded=False) as pool:
-            assert (await play(pool, model[1], row(reward="none"), draws))[3].reward == 0.0
+            assert (await play(pool, model[1], row(reward="none"), draws))[2].reward == 0.0
 
     asyncio.run(scenario())
 
@@ -260,6 +339,7 @@ async def _until(holds):
         ({"folder": "/nowhere"}, "found folder = '/nowhere'"),
         ({"tokenizer": "/nowhere"}, "expected the model's directory with tokenizer.json"),
         ({"think_s": 0.0}, "found think_s = 0.0"),
+        ({"contexts": 0}, "found contexts = 0, expected at least 1"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_starts(model, given, found):
@@ -290,7 +370,7 @@ def test_a_harness_that_runs_is_asked_for_each_episode(model):
 
     async def scenario():
         async with opened(model, command=[], url=url) as pool:
-            _, _, said, last = await play(pool, model[1], row(), random.Random(1))
+            _, said, last = await play(pool, model[1], row(), random.Random(1))
             assert last.reward == sum(text == "12" for text in said) / 3
             with pytest.raises(RaisedError, match="answered 500: the tool is gone"):
                 await pool.open(row(fails=True))

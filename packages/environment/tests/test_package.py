@@ -22,7 +22,7 @@ def test_the_example_does_what_the_readme_says(tmp_path):
     (tmp_path / "guess.py").write_text(guess)
     more, right, counts = run(example, tmp_path).splitlines()
     assert more == "more"
-    assert right == "StepResult(observation='right', done=True, reward=0.5, metadata={})"
+    assert right == "StepResult(observation='right', done=True, reward=0.5, metadata={}, fresh=False)"
     assert counts == "1 restored, 0 lost"
 
 

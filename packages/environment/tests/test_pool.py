@@ -160,6 +160,11 @@ def test_a_cancelled_call_ends_its_session_and_is_still_watched(tmp_path):
         ("answer {'observation': 3, 'done': False}", NonsenseError, "found an observation of type int, expected text"),
         ("answer {'observation': '', 'done': 1}", NonsenseError, "found done = 1, expected true or false"),
         (
+            "answer {'observation': '', 'done': False, 'fresh': True}",
+            NonsenseError,
+            "found fresh = True, expected false",
+        ),
+        (
             "answer {'observation': '', 'done': True, 'reward': float('nan')}",
             NonsenseError,
             "found reward = nan, expected a finite number",

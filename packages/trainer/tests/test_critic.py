@@ -54,8 +54,8 @@ def init(model_path, tmp_path_factory):
 
 
 def batch(seed, groups=3):
-    """Responses of one to three turns, by one to several versions."""
-    return make_experiences(groups, 4, vocab_size=VOCAB, seed=seed, turns=3)
+    """Responses of one to three turns, by one to several versions, some of several contexts."""
+    return make_experiences(groups, 4, vocab_size=VOCAB, seed=seed, turns=3, forks=0.3)
 
 
 numbers = st.floats(-3, 3)
@@ -141,8 +141,8 @@ def test_steps_are_those_of_plain_transformers(model_path, init, options, epochs
             returns = torch.tensor([value for each in before.returns.values() for value in each])
             values = torch.tensor([value for each in before.values.values() for value in each])
             assert metrics["explained_variance"] == pytest.approx(
-                1 - float((returns - values).var(correction=0) / returns.var(correction=0)), abs=1e-6
-            )
+                1 - float((returns - values).var(correction=0) / returns.var(correction=0)), abs=1e-4
+            )  # a ratio of variances
             assert metrics["value_mean"] == pytest.approx(float(values.mean()), abs=1e-6)
             assert metrics["return_mean"] == pytest.approx(float(returns.mean()), abs=1e-6)
         assert 0 < metrics["value_clip_fraction"] < 1

@@ -123,6 +123,54 @@ def test_gradient_and_metrics_equal_a_plain_model_token_by_token(model_path, bat
     assert metrics["response_tokens_mean"] == pytest.approx(sum(lengths) / len(lengths))
 
 
+@pytest.fixture(scope="module")
+def branched():
+    """Episodes of up to four turns, many of which fork, ask for something else or rewrite what was said."""
+    made = make_experiences(3, 5, vocab_size=VOCAB, seed=1, max_prompt=5, max_response=4, turns=4, forks=0.6)
+    assert max(len(one.contexts) for one in made) == 4
+    assert sum(len(one.contexts) == 1 for one in made) >= 2
+    return made
+
+
+@pytest.mark.parametrize(
+    ("loss", "layout"),
+    [
+        ({"loss": "grpo", "kl_coefficient": 0.3}, {}),
+        ({"loss": "dapo", "temperature": 0.8}, {"packing": False}),
+        ({"loss": "dr-grpo", "max_response_tokens": 50}, {"micro_batch_tokens": 40}),
+        ({"loss": "gspo"}, {"shared_prompt_tokens": 0}),
+        ({"loss": "decoupled-ppo"}, {"packing": False, "shared_prompt_tokens": 0}),
+    ],
+    ids=str,
+)
+def test_contexts_train_as_sequences_of_their_own_and_an_episode_counts_once(model_path, branched, loss, layout):
+    """Each generated token once, behind what it was drawn behind, by plain transformers on each context; packed or not."""
+    config = dataclasses.replace(CPU, **loss, **layout)
+    found, metrics = seen(model_path, config, lambda worker: worker.step([branched]))
+    lm, frozen = (AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float64) for _ in range(2))
+    expected = reference_loss(lm, branched, config, frozen if config.kl_coefficient else None)
+    expected.backward()
+    assert metrics["loss"] == pytest.approx(expected.item(), abs=1e-6)
+    for name, parameter in lm.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, atol=1e-6, rtol=1e-4, msg=name)
+    assert metrics["tokens"] == sum(one.generated_tokens for one in branched)
+    assert metrics["trajectories"] == len(branched)
+    (samples,) = grpo_samples([branched], config)
+    assert sum(len(sample.trained) for sample in samples) == metrics["tokens"]
+
+
+def test_contexts_are_told_by_where_they_begin():
+    drawn, told = (lambda *ids: Segment(0, ids, (-1.0,) * len(ids))), (lambda *ids: (0, ids, (0.0,) * len(ids), True))
+    segments = (drawn(5, 6), Segment(*told(1, 5, 9), fresh=True), drawn(7), Segment(*told(8)), drawn(7, 7),
+                Segment(*told(2), fresh=True), drawn(3), Segment(*told(4, 4)))  # fmt: skip
+    ((first, second, third),) = grpo_samples([[Experience("0.0", 0, (1,), segments, reward=1.0)]], CPU)
+    assert [each.prompt for each in (first, second, third)] == [(1,), (1, 5, 9), (2,)]
+    assert [each.response for each in (first, second, third)] == [(5, 6), (7, 8, 7, 7), (3,)]
+    assert [each.generated for each in (first, second, third)] == [(), (True, False, True, True), ()]
+    with pytest.raises(ValueError, match="found a fresh segment of 1 generated tokens"):
+        Segment(0, (1,), (0.0,), fresh=True)
+
+
 @pytest.mark.parametrize("normalisation", ["token", "sequence"])
 def test_added_group_by_group_it_is_the_same(model_path, batch, normalisation):
     config = dataclasses.replace(CPU, normalisation=normalisation, kl_coefficient=0.1)

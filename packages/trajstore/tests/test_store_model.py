@@ -24,8 +24,8 @@ class Model:
         self.begin_anew()
 
     def begin_anew(self):
-        """Tokens as plain lists; of each, whether an environment answered it; of each turn, its end, answer and reward."""
-        self.tokens, self.versions, self.observed = [], [], []
+        """Tokens as plain lists; of each, whether an environment answered it; where contexts begin; each turn."""
+        self.tokens, self.versions, self.observed, self.fresh = [], [], [], []
         self.turns, self.session = [], None
 
     @property
@@ -67,6 +67,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert list(resume.kept_tokens) == known.tokens
             assert [value == 0.0 for value in resume.kept_logprobs] == known.observed
             assert resume.turn_ended == (known.status == "partial" and known.waits)
+            assert resume.context == max(known.fresh, default=0)
 
     @rule(owner=owners, name=names, count=st.integers(0, 3), skew=st.sampled_from([0, 0, 0, -1, 1]),
           version=st.none() | versions, end=st.sampled_from(["", "", "turn", "turn", "response"]),
@@ -103,8 +104,9 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.store.append(owner, [delta]) == []
 
     @rule(name=names, count=st.integers(0, 3), reward=st.integers(-1, 2), done=st.booleans(),
-          session=st.none() | st.binary(max_size=3), late=st.booleans(), again=st.booleans())  # fmt: skip
-    def observe(self, name, count, reward, done, session, late, again):
+          session=st.none() | st.binary(max_size=3), late=st.booleans(), again=st.booleans(),
+          fresh=st.booleans())  # fmt: skip
+    def observe(self, name, count, reward, done, session, late, again, fresh):
         known = self.model.get(name)
         found = self.store.conversations([name])
         if known is None or known.status == "discarded":
@@ -119,12 +121,14 @@ class StoreMachine(RuleBasedStateMachine):
         if not tokens and not done:
             return
         serial = turn.serial + 1000 if late else turn.serial
-        stored = self.store.observe(name, serial, tokens, done=done, reward=reward, session=session)
+        stored = self.store.observe(name, serial, tokens, done=done, reward=reward, session=session, fresh=fresh)
         if late:
             assert stored is None
             return
         if expected["answer"] is None:
             expected.update(answer=list(tokens), reward=reward, done=done)
+            if fresh and tokens:
+                known.fresh.append(len(known.tokens))
             known.versions += [known.versions[-1]] * count
             known.tokens += tokens
             known.observed += [True] * count
@@ -132,8 +136,8 @@ class StoreMachine(RuleBasedStateMachine):
                 known.status, known.session = "complete", None
             elif session is not None:
                 known.session = session
-        assert [list(stored.observation), stored.reward, stored.done] == [
-            expected["answer"], expected["reward"], expected["done"]
+        assert [list(stored.observation), stored.reward, stored.done, stored.fresh] == [
+            expected["answer"], expected["reward"], expected["done"], expected["ends"] in known.fresh
         ]  # fmt: skip
         if again:  # another member answers the same turn: the first answer stays
             assert self.store.observe(name, serial, (9, 9, 9), reward=7, session=b"other") == stored
@@ -205,6 +209,10 @@ class StoreMachine(RuleBasedStateMachine):
             assert [part.version for part in experience.segments for _ in part.tokens] == known.versions
             assert experience.reward == known.reward
             assert [not generated for generated in experience.generated] == known.observed
+            (outline,) = self.store.outlines([name])
+            assert outline.spans == experience.spans
+            starts = [sum(count for _, count, _ in outline.spans[:at]) for at in range(len(outline.spans))]
+            assert [at for at, (*_, kind) in zip(starts, outline.spans, strict=True) if kind == 2] == known.fresh
             answered = [turn for turn in known.turns if turn["answer"] is not None]
             about = {"turns": len(answered), "reward": sum(turn["reward"] for turn in answered),
                      "done": any(turn["done"] for turn in answered)}  # fmt: skip

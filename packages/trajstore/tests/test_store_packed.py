@@ -49,7 +49,7 @@ def write(store, name, draw, *, prompt, exact=True, rewarded=True):
         offset += len(tokens)
         if turn_ends:
             serial = store.conversations([name])[0].turns[-1].serial
-            store.observe(name, serial, (3, 4), reward=0.5)
+            store.observe(name, serial, (3, 4), reward=0.5, fresh=draw.random() < 0.5)
             offset, turn = offset + 2, turn + 1
     if rewarded:
         store.set_reward(name, draw.random())
@@ -66,9 +66,9 @@ def unpacked(outline, packed):
     kind = "f" if len(packed.logprobs) == 4 * len(tokens) else "d"
     values = struct.unpack(f"<{len(tokens)}{kind}", packed.logprobs)
     segments, start = [], 0
-    for version, count, observed in outline.spans:
+    for version, count, kind in outline.spans:
         end = start + count
-        segments.append(Segment(version, tokens[start:end], values[start:end], observed))
+        segments.append(Segment(version, tokens[start:end], values[start:end], bool(kind), kind == 2))
         start = end
     assert start == len(tokens) == outline.tokens
     return Experience(

@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 
 from tailrace.contracts import FinishReason, PartialDelta, Segment
-from tailrace.trajstore import Assignment, Resume, Status, TrajectoryDataError, TrajectoryStore
+from tailrace.trajstore import Assignment, Resume, Status, TrajectoryDataError, TrajectoryStore, read_trained
 
 STOP = FinishReason.STOP
 
@@ -72,6 +72,34 @@ def test_two_turns_from_the_first_token_to_training(path):
         assert store.consumed_tokens() == [5]
     line = json.loads((path.parent / "trained.jsonl").read_text())
     assert (line["tokens"], line["observations"], line["generated"]) == ([5, 6, 90, 91, 92, 7, 8, 9], [[2, 5]], 5)
+
+
+def test_a_context_of_its_own_from_its_beginning_to_the_archive(path):
+    """The episode begins anew behind its first turn, and the process dies before the next."""
+    with TrajectoryStore(path) as store:
+        turn = store.observe("a", ask(store), (1, 5, 90), fresh=True)
+        assert (turn.observation, turn.fresh) == ((1, 5, 90), True)
+    with TrajectoryStore(path) as store:
+        (resume,) = store.begin("r1", 0, [item()])
+        assert (resume.kept_tokens, resume.context) == ((5, 6, 1, 5, 90), 2)
+        assert store.append("r1", [delta(5, [7], turn_ends=True)]) == []
+        told, last = store.conversations(["a"])[0].turns
+        assert (told.fresh, last.fresh) == (True, False)
+        store.observe("a", last.serial, (91,))
+        assert store.begin("r1", 0, [item()])[0].context == 2
+        store.append("r1", [delta(7, [8], finish=STOP)])
+        (experience,) = store.experiences(["a"])
+        assert [segment.fresh for segment in experience.segments] == [False, True, False, False, False]
+        assert experience.contexts == ((0, 0, 2), (2, 5, 8))
+        store.set_reward("a", 1.0)
+        store.consume(["a"], 1)
+        store.export(path.parent / "trained")
+        store.export(path.parent / "trained.jsonl")
+    for name in ("trained", "trained.jsonl"):
+        (row,) = read_trained(path.parent / name)
+        assert (row["tokens"], row["observations"], row["contexts"], row["generated"]) == (
+            [5, 6, 1, 5, 90, 7, 91, 8], [[2, 5], [6, 7]], [2], 4
+        )  # fmt: skip
 
 
 def test_nothing_follows_a_turn_before_its_answer():

@@ -117,14 +117,16 @@ class Renders:
 
     replayable = tokenized = True
 
-    def __init__(self, shift=0):
-        self.shift = shift
+    def __init__(self, shift=0, forks=False, drifts=False):
+        self.shift, self.forks, self.drifts = shift, forks, drifts
 
     def reset(self, row):
         return [3, 4, 5]
 
     def step(self, action):
-        return {"observation": [token + self.shift for token in reversed(action)], "done": len(action) > 9}
+        said = {"observation": [token + self.shift for token in reversed(action)], "done": len(action) > 9}
+        self.forks, fresh = self.drifts, self.forks
+        return {**said, "fresh": fresh}
 
     def close(self):
         pass
@@ -387,6 +389,23 @@ def test_an_environment_that_renders_gets_and_says_tokens(make, replica, gather,
     replica.says("c", "4")
     (failed,) = ask(role, gather, 4, "c")
     assert "began with [3, 4, 5], and the model has read [3, 4, 6]" in failed.reason
+
+
+def test_a_context_of_its_own_is_stored_and_played_again(make, replica, gather, store):
+    begin(store, "", 7, [3, 4, 5])
+    role = make("Renders", options={"forks": True})
+    for turn, fresh in enumerate((True, False), 1):
+        replica.says("a", "4 + 5")
+        (answered,) = ask(role, gather, turn, "a")
+        ((talk, *_),) = store.conversations(["a"])
+        assert (talk.turns[-1].fresh, answered.tokens) == (fresh, 2 * replica.length["a"] - talk.turns[-1].start)
+    replica.says("a", "6")
+    (again,) = ask(make("Renders", options={"forks": True}), gather, 3, "a")
+    assert again.session is SessionOrigin.REPLAYED
+    replica.says("a", "6")
+    (failed,) = ask(make("Renders", options={"forks": True, "drifts": True}), gather, 4, "a")
+    assert failed.lost
+    assert "which is not what the store has" in failed.reason
 
 
 def test_the_last_turn_that_it_may_have_ends_a_trajectory(make, replica, gather):

@@ -100,8 +100,9 @@ class World:
         done = self.draw.random() < 0.1
         count = self.draw.randint(0 if done else 1, max(1, min(7, room)))
         tokens = tuple(self.draw.randrange(100, 110) if self.draw.random() < 0.7 else STOPS[0] for _ in range(count))
-        self.told[name][turn.serial] = (turn.start + len(turn.response), tokens)
-        self.store.observe(name, turn.serial, tokens, done=done, reward=1.0)
+        fresh = self.draw.random() < 0.3
+        self.told[name][turn.serial] = (turn.start + len(turn.response), tokens, fresh)
+        self.store.observe(name, turn.serial, tokens, done=done, reward=1.0, fresh=fresh)
         assert self.store.observe(name, turn.serial, (1, 2, 3)).observation == tokens  # told again by another member
 
     def reopen(self):
@@ -128,12 +129,12 @@ class World:
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_what_is_trained_on_is_what_a_model_of_its_version_drew(tmp_path, mixed):
-    kills = reopened = turns = of_several_versions = 0
+    kills = reopened = turns = of_several_versions = of_several_contexts = 0
     for seed in range(10):
         world = World(tmp_path / f"{seed}.db", seed, mixed)
         try:
             live(world, seed)
-            check(world, seed)
+            of_several_contexts += check(world, seed)
             experiences = world.store.experiences(sorted(world.prompts))
         finally:
             world.close()
@@ -142,6 +143,7 @@ def test_what_is_trained_on_is_what_a_model_of_its_version_drew(tmp_path, mixed)
         of_several_versions += sum(experience.oldest_version < experience.newest_version for experience in experiences)
     assert min(kills, reopened) >= 3
     assert turns >= 50
+    assert of_several_contexts >= 5
     assert (of_several_versions > 4) == mixed
 
 
@@ -173,23 +175,27 @@ def live(world, seed):
 
 
 def check(world, seed):
+    of_several_contexts = 0
     experiences = world.store.experiences(sorted(world.prompts))
     assert world.store.audit()["inconsistent"] == []
     for experience in experiences:
         name = experience.trajectory
         (talk,) = world.store.conversations([name])
         serials = {turn.serial for turn in talk.turns}
-        spans = {start: tokens for serial, (start, tokens) in world.told[name].items() if serial in serials}
-        position, told = 0, []
+        spans = {start: rest for serial, (start, *rest) in world.told[name].items() if serial in serials}
+        position, told, contexts = 0, [], [(0, 0, experience.prompt)]
         versions = [segment.version for segment in experience.segments for _ in segment.tokens]
         while position < len(experience.tokens):
-            if spans.get(position):
-                tokens = spans[position]
+            tokens, fresh = spans.get(position, ((), False))
+            if tokens:
+                if fresh:
+                    contexts.append((position, position + len(tokens), tokens))
                 assert experience.tokens[position : position + len(tokens)] == tokens, (seed, name, position)
                 told += [True] * len(tokens)
                 position += len(tokens)
                 continue
-            drawn = fake_token(100 + versions[position], experience.prompt, position)
+            start, _, first = contexts[-1]  # an engine gets the first token of a context as its prompt
+            drawn = fake_token(100 + versions[position], first[:1] if start else first, position - start - bool(start))
             assert (experience.tokens[position], experience.logprobs[position]) == drawn, (seed, name, position)
             told.append(False)
             position += 1
@@ -202,8 +208,15 @@ def check(world, seed):
         ended = experience.finish is FinishReason.LENGTH
         assert ended or talk.turns[-1].done, (seed, name)
         right, wrong = (dataclasses.replace(experience, reward=reward) for reward in (1.0, 0.0))
-        ((sample, other),) = grpo_samples([[right, wrong]], TrainerConfig())
-        end = max(index for index, flag in enumerate(told) if not flag) + 1
-        assert sample.response == other.response == experience.tokens[:end]
-        assert list(sample.trained) == [index for index, flag in enumerate(told) if not flag]
-        assert sample.behaviour == experience.logprobs[:end]
+        (samples,) = grpo_samples([[right, wrong]], TrainerConfig())
+        starts = [start for start, *_ in contexts[1:]]
+        bounds = zip(contexts, [*starts, len(told)], strict=True)
+        drawn_in = [(own, [at for at in range(own[1], end) if not told[at]]) for own, end in bounds]
+        drawn_in = [(own, places) for own, places in drawn_in if places]
+        for sample, ((_, begun, first), places) in zip(samples, 2 * drawn_in, strict=True):
+            part = slice(begun, max(places) + 1)
+            assert (sample.prompt, sample.response) == (first, experience.tokens[part])
+            assert [begun + at for at in sample.trained] == places
+            assert sample.behaviour == experience.logprobs[part]
+        of_several_contexts += len(drawn_in) > 1
+    return of_several_contexts

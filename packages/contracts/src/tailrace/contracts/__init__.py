@@ -154,7 +154,9 @@ from tailrace.contracts.trajectory import (
     Purpose,
     Resume,
     Segment,
+    SpanKind,
     TrajectoryRef,
+    contexts_of,
     same_rewards,
 )
 from tailrace.contracts.views import (
@@ -305,6 +307,7 @@ __all__ = [
     "ScoringFailed",
     "ProcessSeat",
     "Segment",
+    "SpanKind",
     "SessionOrigin",
     "Signs",
     "Silent",
@@ -341,6 +344,7 @@ __all__ = [
     "WeightSlice",
     "Weights",
     "Why",
+    "contexts_of",
     "decode",
     "element_digest",
     "encode",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tailrace.contracts.trajectory import FinishReason
+from tailrace.contracts.trajectory import FinishReason, SpanKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class ExperienceOutline:
         group: number of its group.
         prompt: a digest of its prompt; two prompts have the same one if their tokens are equal.
         prompt_tokens: number of prompt tokens.
-        spans: (version, number of tokens, whether an environment answered them) of each segment, in order.
+        spans: (version, number of tokens, what they are) of each segment, in order.
         highest_token: the highest token id of prompt and response; -1 if there is none.
         finite: whether all log-probabilities are finite.
         finish, reward, completed_version, metadata: as in `Experience`.
@@ -29,7 +29,7 @@ class ExperienceOutline:
     group: int
     prompt: bytes
     prompt_tokens: int
-    spans: tuple[tuple[int, int, bool], ...]
+    spans: tuple[tuple[int, int, SpanKind], ...]
     highest_token: int
     finite: bool
     finish: FinishReason

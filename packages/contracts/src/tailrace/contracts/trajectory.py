@@ -6,13 +6,16 @@ A `Segment` whose lengths differ cannot be built.
 The response of a trajectory with several turns is one sequence of tokens: what the model generated, and in between what an
 environment answered (*observations*). Lengths, offsets and limits count both, since both fill the context. What is measured or
 trained per token counts generated tokens alone.
+
+An episode whose agent forks, asks a sub-agent or rewrites its history has several *contexts* in one response. A *fresh*
+observation begins one: it is all that the model reads before the tokens behind it, and nothing before it is seen from there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 from tailrace.contracts.record import record
 
@@ -31,6 +34,14 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
+class SpanKind(IntEnum):
+    """What the tokens of a segment are; true of what the model did not generate."""
+
+    GENERATED = 0
+    OBSERVATION = 1
+    FRESH = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A run of response tokens that one weight version produced, or that an environment answered.
@@ -41,15 +52,18 @@ class Segment:
         logprobs: the behaviour policy's log-probability of each token (natural log), same length as `tokens`; of an
             observation, 0.0 each.
         observation: whether an environment answered these tokens. They are context, and are not trained on.
+        fresh: whether the observation begins a context: tokens behind it follow it alone, and neither the prompt nor what
+            came before.
 
     Raises:
-        ValueError: the lengths differ, or an observation has a log-probability other than 0.0.
+        ValueError: the lengths differ, an observation has a log-probability other than 0.0, or a fresh segment is none.
     """
 
     version: int
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     observation: bool = False
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.logprobs):
@@ -59,6 +73,18 @@ class Segment:
                 f"an observation of {len(self.tokens)} tokens came with log-probabilities, expected 0.0 for each: "
                 "no policy drew them"
             )
+        if self.fresh and not self.observation:
+            raise ValueError(
+                f"found a fresh segment of {len(self.tokens)} generated tokens, expected an observation: a context begins "
+                "with what the model reads"
+            )
+
+    @property
+    def kind(self) -> SpanKind:
+        """What its tokens are."""
+        if self.fresh:
+            return SpanKind.FRESH
+        return SpanKind.OBSERVATION if self.observation else SpanKind.GENERATED
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +138,8 @@ class Resume:
         kept_logprobs: the behaviour policy's log-probability (natural log) of each.
         complete: whether the response is complete, so that no token is left to generate.
         turn_ended: whether the last turn has ended and its environment has not answered, so that no token may follow yet.
+        context: where the present context begins among the kept tokens: generation follows those from there on alone; 0 where
+            it follows the prompt and all of them.
     """
 
     trajectory: str
@@ -120,6 +148,7 @@ class Resume:
     kept_logprobs: tuple[float, ...] = ()
     complete: bool = False
     turn_ended: bool = False
+    context: int = 0
 
 
 @record
@@ -181,9 +210,14 @@ class Experience:
         return tuple(value for segment in self.segments for value in segment.logprobs)
 
     @property
-    def spans(self) -> tuple[tuple[int, int, bool], ...]:
-        """The version of each segment, its number of tokens, and whether it is an observation."""
-        return tuple([(segment.version, len(segment.tokens), segment.observation) for segment in self.segments])
+    def spans(self) -> tuple[tuple[int, int, SpanKind], ...]:
+        """The version of each segment, its number of tokens, and what they are."""
+        return tuple([(segment.version, len(segment.tokens), segment.kind) for segment in self.segments])
+
+    @property
+    def contexts(self) -> tuple[tuple[int, int, int], ...]:
+        """The contexts in which the model generated, in order: see `contexts_of`."""
+        return contexts_of(self.spans)
 
     @property
     def generated(self) -> tuple[bool, ...]:
@@ -220,6 +254,31 @@ class Experience:
     def newest_version(self) -> int:
         """The newest version that generated a token."""
         return max((version for version, _, observation in self.spans if not observation), default=0)
+
+
+def contexts_of(spans: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
+    """Where the contexts of a response lie in it: each generated token is in one of them.
+
+    Args:
+        spans: as in `Experience.spans`.
+
+    Returns:
+        Of each context that has a generated token: where it begins among the response's tokens, where the tokens behind what it
+        began with do, and where it ends behind its last generated token. The first one begins with the prompt, which is not
+        among the response's tokens: its first two numbers are 0.
+    """
+    found, start, begun, end, place = [], 0, 0, 0, 0
+    for _, count, kind in spans:
+        if kind == SpanKind.FRESH and count:
+            if end > begun:
+                found.append((start, begun, end))
+            start, begun = place, place + count
+        place += count
+        if kind == SpanKind.GENERATED and count:
+            end = place
+    if end > begun:
+        found.append((start, begun, end))
+    return tuple(found)
 
 
 _RELATIVE = 2.0**-21

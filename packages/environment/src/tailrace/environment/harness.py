@@ -7,6 +7,10 @@ The harness calls the model; here the model's side calls the environment. So eac
 one that runs), and an endpoint on loopback holds each request until the session's next turn answers it. What a request has in
 common with the record is matched message by message and never tokenized again; the chat template makes tokens of what is new.
 
+    goes on from the turn before       ──► what is new behind it
+    goes on from an earlier turn       ──► a context of its own: the tokens up to that turn, and what is new   (a fork)
+    goes on from none                  ──► a context of its own, all of it new    (a sub-agent, a compacted history)
+
 A harness that dies by a signal is played again from its row with the same answers, if it is `replayable`; otherwise its
 trajectory begins anew. One that ends with another status than 0 has failed, with its last words as the reason.
 """
@@ -24,6 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import IO, Any
 from urllib.parse import urlsplit
 
@@ -49,6 +54,21 @@ class HarnessGoneError(RuntimeError):
     gone = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A conversation behind a turn of the model.
+
+    Args:
+        messages: up to the model's own, which is the last.
+        tools: those that it was given.
+        tokens: what it read and said in this context.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Any]
+    tokens: Sequence[int]
+
+
 class Harness:
     """An episode of an agent harness.
 
@@ -70,11 +90,12 @@ class Harness:
         think_s: deadline of the harness from an answer to its next request, or its end; below ``environment.call_s``.
         turn_s: how long a request waits for the model.
         episode_s: deadline of an episode.
+        contexts: most contexts of an episode: the first, and one for each request that does not go on from the turn before.
         memory_mib: memory of each process of the command, as ``ulimit -v`` has it; 0: no limit.
         cpu_s: CPU seconds of each process of it; 0: no limit.
 
     Raises:
-        ValueError: not one of `command` and `url` is given, a number is not above 0, or there is no such tokenizer.
+        ValueError: not one of `command` and `url` is given, a number is too small, or there is no such tokenizer.
         MissingExtraError: the extra ``harness`` is not installed.
     """
 
@@ -94,6 +115,7 @@ class Harness:
         think_s: float = 45.0,
         turn_s: float = 3600.0,
         episode_s: float = 7200.0,
+        contexts: int = 32,
         memory_mib: int = 0,
         cpu_s: int = 0,
     ) -> None:
@@ -104,6 +126,8 @@ class Harness:
         for name, value in (("think_s", think_s), ("turn_s", turn_s), ("episode_s", episode_s)):
             if not value > 0:
                 raise ValueError(f"found {name} = {value!r}, expected a number above 0")
+        if contexts < 1:
+            raise ValueError(f"found contexts = {contexts!r}, expected at least 1: the first request begins one")
         if folder and not os.path.isdir(folder):  # noqa: PTH112 - as text, as it was given
             raise ValueError(f"found folder = {folder!r}, expected a directory")
         program = os.path.join(folder, command[0]) if command and "/" in command[0] else "".join(command[:1])  # noqa: PTH118
@@ -120,10 +144,9 @@ class Harness:
         self._think_s, self._turn_s, self._episode_s = think_s, turn_s, episode_s
         self._limits = (OUTPUT_BYTES // 512, memory_mib * 1024, cpu_s)
         self._held = contextlib.ExitStack()
-        self._messages: list[Mapping[str, Any]] = []
-        self._tools: Sequence[Any] = ()
+        self._turns: list[_Turn] = []
         self._tokens: list[int] = []
-        self._turns = 0
+        self._begun, self._most_contexts = 0, contexts
         self._call: ChatRequest | None = None
         self._until_s = 0.0
 
@@ -146,8 +169,7 @@ class Harness:
         self._episode = house.open(self._turn_s)
         self._held.callback(house.close, self._episode)
         self._begin(row)
-        call = self._next()
-        if call is None:
+        if self._next() is None:
             raise RuntimeError("the harness ended before it asked for a turn")
         return self._tokens
 
@@ -162,15 +184,14 @@ class Harness:
         """
         assert self._call is not None
         call, read = self._call, len(self._tokens)
-        self._turns += 1
-        said = self._template.message(action, call.stops, bool(call.tools), self._turns)
-        self._messages = [*call.messages, said]
-        self._tokens = [*self._tokens, *action]
+        said = self._template.message(action, call.stops, bool(call.tools), len(self._turns) + 1)
+        turn = _Turn([*call.messages, said], call.tools, [*self._tokens, *action])
+        self._turns.append(turn)
         call.answer(ChatAnswer(said, read, len(action)))
-        known = len(self._tokens)
-        self._call = self._next()
-        if self._call is not None:
-            return {"observation": self._tokens[known:], "done": False}
+        fresh = self._next()
+        if fresh is not None:
+            new = self._tokens if fresh else self._tokens[len(turn.tokens) :]
+            return {"observation": new, "done": False, "fresh": fresh}
         reward = self._episode.reward
         if reward is None and self._rewarded:
             raise RuntimeError(
@@ -184,34 +205,48 @@ class Harness:
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
-    def _next(self) -> ChatRequest | None:
-        """The harness's next request, whose tokens are the record's from now on; None once it has ended in order."""
+    def _next(self) -> bool | None:
+        """Take in the harness's next request, with its tokens.
+
+        Returns:
+            Whether it begins a context; None once the harness has ended in order.
+
+        Raises:
+            RuntimeError: there are too many of them.
+        """
         while True:
             found = self._heard()
             if not isinstance(found, ChatRequest):
                 self._ended(found)
                 return None
             try:
-                self._tokens = self._placed(found)
+                behind, tokens = self._placed(found)
             except TemplateError as error:
                 found.refuse(400, str(error))
                 continue
-            self._tools, self._call = found.tools, found
-            return found
+            self._call, self._tokens = found, tokens
+            fresh = behind is None or behind is not self._turns[-1]
+            self._begun += fresh
+            if self._begun > self._most_contexts:
+                raise RuntimeError(
+                    f"the harness began context {self._begun} of an episode, expected at most {self._most_contexts} (option "
+                    "'contexts'): each request that does not go on from the turn before begins one"
+                )
+            return fresh
 
-    def _placed(self, call: ChatRequest) -> list[int]:
-        """The tokens of a request's conversation: those so far, and what the template makes of the messages behind them."""
+    def _placed(self, call: ChatRequest) -> tuple[_Turn | None, list[int]]:
+        """The turn that a request goes on from, which has most of its messages, the latest of several; and its tokens."""
         if call.tools and not self._template.takes_tools:
             raise TemplateError("found tools, and the model's chat template has no words for them")
-        if not self._messages:
-            return self._template.prompt(call.messages, call.tools)
-        known = len(self._messages)
-        if call.tools != self._tools or not _same(self._messages, call.messages[:known]):
-            raise RuntimeError(
-                "the harness began another conversation within an episode, expected each request to go on from the one before"
-            )
-        new = self._template.beyond(call.messages, known - 1, self._tokens, call.tools)
-        return [*self._tokens, *new]
+        behind: _Turn | None = None
+        for turn in reversed(self._turns):
+            longer = behind is None or len(turn.messages) > len(behind.messages)
+            if longer and turn.tools == call.tools and _same(turn.messages, call.messages[: len(turn.messages)]):
+                behind = turn
+        if behind is None:
+            return None, self._template.prompt(call.messages, call.tools)
+        new = self._template.beyond(call.messages, len(behind.messages) - 1, behind.tokens, call.tools)
+        return behind, [*behind.tokens, *new]
 
     # ---- the harness ----------------------------------------------------------------------------------------------
 

@@ -31,12 +31,16 @@ class StepResult:
         done: whether the conversation is over.
         reward: what this turn earned, finite; a trajectory's own reward is the sum of its turns'.
         metadata: anything else, as JSON values.
+        fresh: whether the observation begins a context, as where an agent forks or asks a sub-agent: it is all that the model
+            reads before its next turn, and takes the place of the prompt and of everything so far. Only of an environment
+            that is `tokenized`.
     """
 
     observation: Observation = ""
     done: bool = False
     reward: float = 0.0
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    fresh: bool = False
 
 
 @runtime_checkable

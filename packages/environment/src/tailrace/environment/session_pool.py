@@ -127,7 +127,7 @@ class Replayed(NamedTuple):
 
 
 _MOST_DEATHS = 10  # in one call, for each attempt
-_FIELDS = ("observation", "done", "reward", "metadata")
+_FIELDS = ("observation", "done", "reward", "metadata", "fresh")
 
 
 class EnvironmentPool:
@@ -465,7 +465,7 @@ class EnvironmentPool:
                 record, {"op": "step", "action": action if isinstance(action, str) else list(action)}
             )
             after = StepResult(*(reply[name] for name in _FIELDS))
-            if (after.observation, after.done, after.reward) != (before.observation, before.done, before.reward):
+            if _told(after) != _told(before):
                 self._lose(
                     record, f"played again, it answered turn {number} with {after.observation!r:.80} instead of "
                     f"{before.observation!r:.80}"
@@ -492,3 +492,8 @@ class EnvironmentPool:
             return
         link.tell({"op": "close", "session": record.number})
         await self._workers.leave(link)
+
+
+def _told(result: StepResult) -> tuple[object, ...]:
+    """What an answer that is given again has to say alike."""
+    return result.observation, result.done, result.reward, result.fresh

@@ -36,7 +36,7 @@ GROUP = "tailrace.environment"
 _READ_BYTES = 1 << 16
 _REASON_CHARACTERS = 500
 _THREADS = 1024
-_KEYS = ("observation", "done", "reward", "metadata")
+_KEYS = ("observation", "done", "reward", "metadata", "fresh")
 
 
 class WrongAnswerError(Exception):
@@ -236,15 +236,21 @@ def read_result(found: Any, tokenized: bool = False) -> dict[str, Any]:
     if "observation" not in given or "done" not in given:
         raise WrongAnswerError(f"found {found!r:.80}, expected an answer with 'observation' and 'done'")
     done, reward, metadata = given["done"], given.get("reward", 0.0), given.get("metadata") or {}
+    fresh = given.get("fresh", False)
     if not isinstance(done, bool):
         raise WrongAnswerError(f"found done = {done!r:.80}, expected true or false")
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
         raise WrongAnswerError(f"found reward = {reward!r:.80}, expected a finite number")
+    if not isinstance(fresh, bool) or (fresh and not tokenized):
+        raise WrongAnswerError(
+            f"found fresh = {fresh!r:.80}, expected false: only an environment that speaks in token ids begins contexts"
+        )
     return {
         "observation": read_observation(given["observation"], tokenized),
         "done": done,
         "reward": float(reward),
         "metadata": _plain(metadata),
+        "fresh": fresh,
     }
 
 

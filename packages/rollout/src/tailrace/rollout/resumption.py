@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, TypeGuard
 
-from tailrace.contracts import Delta, FinishReason, Request, Sampling
+from tailrace.contracts import Delta, FinishReason, Request, Resume, Sampling
+from tailrace.rollout.engine_seeds import noise
 from tailrace.rollout.errors import RequestError
 
 _LEAST_TEMPERATURE = 1e-6  # below it scores overflow, and a batch's probabilities are no numbers
@@ -25,6 +27,21 @@ def finished_with(tokens: tuple[int, ...], sampling: Sampling) -> FinishReason |
     if len(tokens) >= sampling.max_tokens:
         return FinishReason.LENGTH
     return None
+
+
+def request_of(resume: Resume, sampling: Sampling) -> Request:
+    """What an engine is asked for: the rest of a response, behind its present context alone.
+
+    Noise follows from the seed and a token's place in its context. So each context has a seed of its own: an agent that asks
+    for the same twice gets two answers.
+    """
+    kept, start = tuple(resume.kept_tokens), resume.context
+    if not start or len(kept) >= sampling.max_tokens:  # the engine says at once that it is complete
+        return Request(resume.trajectory, tuple(resume.prompt_tokens), sampling, kept)
+    begun = start + 1  # of a fresh context any part may pass for the prompt, and limits count all tokens
+    seed = None if sampling.seed is None else noise(sampling.seed, -start)
+    own = replace(sampling, max_tokens=sampling.max_tokens - begun, seed=seed)
+    return Request(resume.trajectory, kept[start:begun], own, kept[begun:])
 
 
 def tokens_left(request: Request, max_model_len: int) -> int:

@@ -37,7 +37,6 @@ from tailrace.contracts import (
     Pulled,
     PullFailed,
     Refused,
-    Request,
     Resume,
     Return,
     Returned,
@@ -62,7 +61,7 @@ from tailrace.rollout.errors import (
 from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.reports import Reports
-from tailrace.rollout.resumption import finished_with
+from tailrace.rollout.resumption import finished_with, request_of
 from tailrace.rollout.served_weights import WeightComparison, WeightSample
 from tailrace.rollout.standstill import GENERATING, IDLE, PULLING, Standstill
 
@@ -293,7 +292,7 @@ class ReplicaWork:
                 self._reports.event(TurnEnded(self._replica, id_, len(kept), answers=route.seq))
                 continue
             self._in_flight[id_] = _InFlight(route.seq, len(kept), sampling.turns)
-            requests.append(Request(id_, tuple(resume.prompt_tokens), sampling, kept))
+            requests.append(request_of(resume, sampling))
         self.dropped += len(refs) - len(resumes)
         if requests:
             self._standstill.at(GENERATING)

@@ -169,7 +169,8 @@ class Gae(CriticAdvantages):
     ``d_t = r_t + gamma V_(t+1) - V_t``, and ``A_t + V_t`` as returns. Plugin ``gae``.
 
     Steps are the tokens that the model generated: what an environment answers between two of them is no step, and takes no
-    discount. Behind the last one the value is 0, in a response that was cut off at the limit too.
+    discount. Behind the last one the value is 0, in a response that was cut off at the limit too. Each context of a response
+    ends for itself, with the response's reward.
 
     Args:
         whiten, kl_coefficient: see `CriticAdvantages`.

@@ -23,7 +23,8 @@ def grpo_samples(
     has yet to make them of rewards.
 
     Samples are left out if no token of them was generated, so a mini-batch may have none. What environments answered is context
-    for the tokens behind it; behind the last generated token it is left out.
+    for the tokens behind it; behind the last generated token it is left out. An experience of several contexts has a sample for
+    each: all with its advantage and with the weight that its generated tokens have together.
 
     Args:
         mini_batches: experiences, one list for each optimizer step.
@@ -48,11 +49,13 @@ def grpo_samples(
     for mini_batch in mini_batches:
         lengths = weighted_lengths(mini_batch, config)
         weights = token_weights(lengths, normalisation, config.max_response_tokens)
-        samples = [
-            _sample(experience, weight, advantage)
-            for experience, weight, advantage in zip(mini_batch, weights, advantages, strict=False)
-        ]
-        result.append([sample for sample in samples if sample.response])
+        result.append(
+            [
+                sample
+                for experience, weight, advantage in zip(mini_batch, weights, advantages, strict=False)
+                for sample in _samples(experience, weight, advantage)
+            ]
+        )
     return result
 
 
@@ -62,16 +65,17 @@ def weighted_lengths(experiences: Sequence[Experience], config: TrainerConfig) -
     return [0 if experience.finish is masked else experience.generated_tokens for experience in experiences]
 
 
-def _sample(experience: Experience, weight: float, advantage: float) -> TrainingSample:
+def _samples(experience: Experience, weight: float, advantage: float) -> list[TrainingSample]:
     if isinstance(experience, PackedExperience):
-        return experience.sample(weight, advantage)
+        return experience.samples(weight, advantage)
     tokens, logprobs, generated = experience.tokens, experience.logprobs, experience.generated
     versions = tuple(segment.version for segment in experience.segments for _ in segment.tokens)
-    if all(generated):
-        return TrainingSample(experience.prompt, tokens, weight, logprobs, advantage, versions=versions)
-    end = len(generated) - generated[::-1].index(True) if any(generated) else 0
-    kept = generated[:end]
-    return TrainingSample(experience.prompt, tokens[:end], weight, logprobs[:end], advantage, kept, versions[:end])
+    samples = []
+    for start, begun, end in experience.contexts:
+        prompt, part = tokens[start:begun] or experience.prompt, slice(begun, end)
+        flags = () if all(generated[part]) else generated[part]
+        samples.append(TrainingSample(prompt, tokens[part], weight, logprobs[part], advantage, flags, versions[part]))
+    return samples
 
 
 def supervised_samples(sequences: Sequence[TokenExample], vocabulary: int | None = None) -> list[TrainingSample]:

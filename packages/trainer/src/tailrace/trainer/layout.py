@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """A response to train on.
+    """A response to train on, or a context of one that has several.
 
     Args:
         prompt: prompt token ids; a tuple, or what is hashable and has their number, and is an array when they are needed.

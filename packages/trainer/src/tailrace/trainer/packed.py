@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.contracts import Experience, ExperienceOutline, PackedTokens, Segment
+from tailrace.contracts import Experience, ExperienceOutline, PackedTokens, Segment, SpanKind
 from tailrace.trainer.layout import TrainingSample
 
 Fetch = Callable[[Sequence[tuple[str, bool]]], Sequence[PackedTokens]]
@@ -89,15 +89,16 @@ class PackedExperience(Experience):
     def segments(self) -> tuple[Segment, ...]:
         """Response tokens with their versions."""
         (tokens, logprobs), start, found = self.here(), 0, []
-        for version, count, observation in self.spans:
+        for version, count, kind in self.spans:
             part = slice(start, start + count)
-            found.append(Segment(version, tuple(tokens[part].tolist()), tuple(logprobs[part].tolist()), observation))
+            own, values = tuple(tokens[part].tolist()), tuple(logprobs[part].tolist())
+            found.append(Segment(version, own, values, bool(kind), kind == SpanKind.FRESH))
             start += count
         return tuple(found)
 
     @property
-    def spans(self) -> tuple[tuple[int, int, bool], ...]:
-        """The version of each segment, its number of tokens, and whether it is an observation."""
+    def spans(self) -> tuple[tuple[int, int, SpanKind], ...]:
+        """The version of each segment, its number of tokens, and what they are."""
         return self.outline.spans
 
     def here(self) -> tuple[_Array, _Array]:
@@ -127,23 +128,27 @@ class PackedExperience(Experience):
             )
         self.__dict__["arrays"] = tokens, values
 
-    def sample(self, weight: float, advantage: float) -> TrainingSample:
-        """The sample that `grpo_samples` makes of it, with its tokens to come."""
-        spans, end, total = self.spans, 0, 0
-        for _, count, observation in spans:
-            total += count
-            end = end if observation else total
+    def samples(self, weight: float, advantage: float) -> list[TrainingSample]:
+        """The samples that `grpo_samples` makes of it, with their tokens to come."""
+        return [self._sample(weight, advantage, *context) for context in self.contexts]
+
+    def _sample(self, weight: float, advantage: float, start: int, begun: int, end: int) -> TrainingSample:
+        spans, count, part = self.spans, end - begun, slice(begun, end)
+        prompt = LaterValues(self, self.outline.prompt_tokens, self.prompt_array, self.outline.prompt)
+        if begun:
+            prompt = LaterValues(self, begun - start, lambda: self.here()[0][start:begun])
         flags: Sequence[bool] = ()
-        if any(observation and count for _, count, observation in spans):
-            flags = LaterValues(self, end, lambda: self._each([not observation for _, _, observation in spans])[:end])
+        if any(kind for _, _, kind in spans):
+            generated = self._each([not kind for _, _, kind in spans])[part]
+            flags = () if generated.all() else LaterValues(self, count, lambda: generated)
         return TrainingSample(
-            LaterValues(self, self.outline.prompt_tokens, self.prompt_array, self.outline.prompt),
-            LaterValues(self, end, lambda: self.here()[0][:end]),
+            prompt,
+            LaterValues(self, count, lambda: self.here()[0][part]),
             weight,
-            LaterValues(self, end, lambda: self.here()[1][:end]),
+            LaterValues(self, count, lambda: self.here()[1][part]),
             advantage,
             flags,
-            LaterValues(self, end, lambda: self._each([version for version, _, _ in spans])[:end]),
+            LaterValues(self, count, lambda: self._each([version for version, _, _ in spans])[part]),
         )
 
     def _each(self, values: Sequence[Any]) -> _Array:

@@ -4,7 +4,8 @@ A file of packed records begins with ``TRLTRAJ1``. Each record is five unsigned 
 parts: the sizes of the parts in bytes, and the CRC-32 of the parts one after the other.
 
     header            JSON: what a line has (`TrajectoryStore.export_jsonl`), but for values of tokens; and `spans`, for each
-                      segment its version, number of tokens, and whether an environment answered it
+                      segment its version, number of tokens, and 0 if the model generated it, 1 if an environment answered it,
+                      2 if such an answer begins a context
     prompt, tokens    token ids, 4 bytes each, unsigned, little-endian
     logprobs          of each token 4 bytes (single precision), or 8 if that would not be exact
 """
@@ -21,7 +22,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tailrace.contracts import PackedTokens, extra
+from tailrace.contracts import PackedTokens, SpanKind, extra
 from tailrace.trajstore.errors import StoreFormatError
 from tailrace.trajstore.packing import unpack_logprobs, unpack_tokens
 
@@ -48,8 +49,8 @@ def read_trained(path: Path | str, *, tokens: bool = True) -> Iterator[dict[str,
 
     Args:
         path: the file.
-        tokens: whether prompt, tokens, versions, logprobs and observations are wanted; without them packed records are passed
-            over, so that it is quick.
+        tokens: whether prompt, tokens, versions, logprobs, observations and contexts are wanted; without them packed records
+            are passed over, so that it is quick.
 
     Raises:
         StoreFormatError: it is damaged. The message names the place.
@@ -158,18 +159,29 @@ def _of_record(
         return row
     ends = [sum(sizes[:count]) for count in range(1, 5)]
     prompt, ids, values = (body[start:end] for start, end in pairwise(ends))
-    observations, start = [], 0
-    for _, count, observation in spans:
-        if observation:
-            observations.append([start, start + count])
-        start += count
     return row | {
         "prompt": list(unpack_tokens(prompt)),
         "tokens": list(unpack_tokens(ids)),
         "versions": [version for version, count, _ in spans for _ in range(count)],
         "logprobs": list(unpack_logprobs(values, len(ids) // 4)),
-        "observations": observations,
+        **answered(spans),
     }
+
+
+def answered(spans: Iterable[tuple[int, int, int]]) -> dict[str, Any]:
+    """What a row says of what environments answered: `observations`, as pairs of positions, and those of them that are fresh.
+
+    Args:
+        spans: as in `Experience.spans`.
+    """
+    observations, contexts, start = [], [], 0
+    for _, count, kind in spans:
+        if kind:
+            observations.append([start, start + count])
+        if kind == SpanKind.FRESH:
+            contexts.append(start)
+        start += count
+    return {"observations": observations, "contexts": contexts}
 
 
 _GROUP_TOKENS = 4_000_000  # of a Parquet row group, about: its columns are in memory until it is written
@@ -185,7 +197,8 @@ def write_parquet(
     """Write a file of trajectories as Parquet, which appears complete or not at all.
 
     Columns: trajectory, group, finish, metadata (JSON) as strings; prompt, tokens (uint32), versions (int32), logprobs (double)
-    as lists; observations as pairs of positions; reward; generated, oldest_version, completed_version, consumed_version.
+    as lists; observations as pairs of positions; contexts as positions; reward; generated, oldest_version, completed_version,
+    consumed_version.
 
     Args:
         source: see `read_trained`.
@@ -213,6 +226,7 @@ def write_parquet(
             "versions": pyarrow.list_(pyarrow.int32()),
             "logprobs": pyarrow.list_(pyarrow.float64()),
             "observations": pyarrow.list_(pair),
+            "contexts": pyarrow.list_(pyarrow.uint32()),
             "reward": pyarrow.float64(),
             **dict.fromkeys(("generated", "oldest_version", "completed_version", "consumed_version"), pyarrow.int64()),
         }

@@ -50,8 +50,8 @@ CREATE TABLE trajectory (
     outline TEXT
 );
 CREATE INDEX trajectory_by_status ON trajectory (status);
--- Response tokens as they arrived, one row for each delta; an observation is what an environment answered. Once `outline` of
--- their trajectory is set, one row for each segment.
+-- Response tokens as they arrived, one row for each delta. An observation (1) is what an environment answered, and one that
+-- begins a context is fresh (2). Once `outline` of their trajectory is set, one row for each segment.
 CREATE TABLE delta (
     num INTEGER NOT NULL REFERENCES trajectory,
     start INTEGER NOT NULL,

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tailrace.contracts import FinishReason, PartialDelta, Resume
+from tailrace.contracts import FinishReason, PartialDelta, Resume, SpanKind
 from tailrace.trajstore.database import Database, select_ids
 from tailrace.trajstore.errors import TrajectoryDataError, TrajectoryStateError
 from tailrace.trajstore.packing import (
@@ -103,7 +103,7 @@ class PartialResponsePool:
         with database.locked() as connection:
             rows = connection.execute(
                 "SELECT t.id, t.num, t.grp, t.owner, t.begun_version, coalesce(sum(d.count), 0), min(d.version), "
-                "coalesce(sum(d.count * d.observation), 0), max(t.begun_version, coalesce(max(d.version), 0)) "
+                "coalesce(sum(d.count * (d.observation > 0)), 0), max(t.begun_version, coalesce(max(d.version), 0)) "
                 "FROM trajectory t LEFT JOIN delta d USING (num) WHERE t.status = 'partial' GROUP BY t.num ORDER BY t.num"
             ).fetchall()
             turns = {num: (start, waits) for num, start, waits in connection.execute(OPEN_TURNS)}
@@ -305,6 +305,7 @@ class PartialResponsePool:
         serial: int,
         tokens: Sequence[int],
         *,
+        fresh: bool,
         finish: FinishReason | None,
         reward: float,
         session: bytes | None,
@@ -321,7 +322,7 @@ class PartialResponsePool:
         with self._database.transaction() as connection:
             entry = self._entries.get(trajectory)
             if entry is not None and entry.waits == serial:
-                entry = self._answer(connection, entry, tokens, done, reward, session)
+                entry = self._answer(connection, entry, tokens, fresh, done, reward, session)
                 if finish is not None:
                     connection.execute(_COMPLETE, _end(entry, finish, trainer_version))
             else:  # told before, dropped, or begun anew since
@@ -348,6 +349,7 @@ class PartialResponsePool:
         connection: sqlite3.Connection,
         entry: _Entry,
         tokens: Sequence[int],
+        fresh: bool,
         done: bool,
         reward: float,
         session: bytes | None,
@@ -356,9 +358,10 @@ class PartialResponsePool:
         count = len(tokens)
         if count:
             zeros = pack_logprobs([0.0] * count, self._precision)
+            kind = int(SpanKind.FRESH if fresh else SpanKind.OBSERVATION)
             connection.execute(
-                "INSERT INTO delta SELECT num, ?, version, ?, ?, ?, 1 FROM delta WHERE num = ? ORDER BY start DESC LIMIT 1",
-                (entry.length, count, pack_tokens(tokens), zeros, entry.num),
+                "INSERT INTO delta SELECT num, ?, version, ?, ?, ?, ? FROM delta WHERE num = ? ORDER BY start DESC LIMIT 1",
+                (entry.length, count, pack_tokens(tokens), zeros, kind, entry.num),
             )
         connection.execute(
             "UPDATE turn SET count = ?, reward = ?, done = ? WHERE serial = ?", (count, reward, done, entry.waits)
@@ -413,12 +416,14 @@ def _register(connection: sqlite3.Connection, owner: str, version: int, item: As
 def _kept(connection: sqlite3.Connection, item: Assignment, num: int) -> Resume:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
-    for data, values, count in connection.execute(
-        "SELECT tokens, logprobs, count FROM delta WHERE num = ? ORDER BY start", (num,)
+    context = 0
+    for data, values, count, kind in connection.execute(
+        "SELECT tokens, logprobs, count, observation FROM delta WHERE num = ? ORDER BY start", (num,)
     ):
+        context = len(tokens) if kind == SpanKind.FRESH else context
         tokens += unpack_tokens(data)
         logprobs += unpack_logprobs(values, count)
-    return Resume(item.trajectory, item.prompt_tokens, tokens, logprobs)
+    return Resume(item.trajectory, item.prompt_tokens, tokens, logprobs, context=context)
 
 
 def _json(item: Assignment) -> str:

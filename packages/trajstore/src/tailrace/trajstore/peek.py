@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from tailrace.trajstore.archive import answered
 from tailrace.trajstore.errors import StoreBusyError
 from tailrace.trajstore.packing import unpack_tokens
 
@@ -43,11 +44,10 @@ def peek(path: Path, trajectory: str) -> dict[str, Any] | None:
         raise StoreBusyError(f"{path}: could not be read ({error}); expected a trajectory store") from error
     tokens: list[int] = []
     versions: list[int] = []
-    observations: list[list[int]] = []
-    for version, packed, observed in deltas:
+    spans: list[tuple[int, int, int]] = []
+    for version, packed, kind in deltas:
         new = unpack_tokens(packed)
-        if observed:
-            observations.append([len(tokens), len(tokens) + len(new)])
+        spans.append((version, len(new), kind))
         tokens += new
         versions += [version] * len(new)
     _, prompt, metadata, finish, reward, status, completed = found
@@ -56,8 +56,8 @@ def peek(path: Path, trajectory: str) -> dict[str, Any] | None:
         "prompt": list(unpack_tokens(prompt)),
         "tokens": tokens,
         "versions": versions,
-        "observations": observations,
-        "generated": len(tokens) - sum(end - start for start, end in observations),
+        **answered(spans),
+        "generated": sum(count for _, count, kind in spans if not kind),
         "reward": reward,
         "finish": finish or status,
         "completed_version": completed,

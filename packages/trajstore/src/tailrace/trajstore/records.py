@@ -72,6 +72,7 @@ class Turn:
         observation: token ids that the environment answered; None if it has not yet.
         reward: the environment's reward of this step.
         finish: why the trajectory ended with it; None if it did not.
+        fresh: whether the observation begins a context (`Segment.fresh`).
     """
 
     serial: int
@@ -81,6 +82,7 @@ class Turn:
     observation: tuple[int, ...] | None = None
     reward: float = 0.0
     finish: FinishReason | None = None
+    fresh: bool = False
 
     @property
     def done(self) -> bool:

@@ -17,8 +17,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from tailrace.contracts import Experience, ExperienceOutline, FinishReason, PackedTokens, Purpose, Segment
-from tailrace.trajstore.archive import record
+from tailrace.contracts import Experience, ExperienceOutline, FinishReason, PackedTokens, Purpose, Segment, SpanKind
+from tailrace.trajstore.archive import answered, record
 from tailrace.trajstore.database import Database, select_ids
 from tailrace.trajstore.errors import (
     AlreadyConsumedError,
@@ -72,7 +72,7 @@ def outline_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> Experien
         group=group,
         prompt=hashlib.blake2b(prompt, digest_size=16).digest(),
         prompt_tokens=len(prompt) // 4,
-        spans=tuple([(version, count, bool(observed)) for version, count, observed in about["spans"]]),
+        spans=tuple([(version, count, SpanKind(kind)) for version, count, kind in about["spans"]]),
         highest_token=max(highest_token(prompt), about["highest"]),
         finite=about["finite"],
         finish=FinishReason(finish),
@@ -135,20 +135,20 @@ def join_deltas(connection: sqlite3.Connection, num: int) -> None:
 
 def segments_of(connection: sqlite3.Connection, num: int) -> Iterator[Segment]:
     """The segments of a trajectory. Consecutive deltas of one version become one segment, but for observations."""
-    of: tuple[int, int] | None = None  # version, and whether it is an observation
+    of: tuple[int, int] | None = None  # version, and what the tokens are
     tokens: list[int] = []
     logprobs: list[float] = []
     for version, observation, count, token_data, logprob_data in connection.execute(
         "SELECT version, observation, count, tokens, logprobs FROM delta WHERE num = ? ORDER BY start", (num,)
     ):
         if of is not None and of != (version, observation):
-            yield Segment(of[0], tuple(tokens), tuple(logprobs), bool(of[1]))
+            yield Segment(of[0], tuple(tokens), tuple(logprobs), bool(of[1]), of[1] == SpanKind.FRESH)
             tokens, logprobs = [], []
         of = (version, observation)
         tokens.extend(unpack_tokens(token_data))
         logprobs.extend(unpack_logprobs(logprob_data, count))
     if of is not None:
-        yield Segment(of[0], tuple(tokens), tuple(logprobs), bool(of[1]))
+        yield Segment(of[0], tuple(tokens), tuple(logprobs), bool(of[1]), of[1] == SpanKind.FRESH)
 
 
 def conversation_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> Conversation:
@@ -175,20 +175,10 @@ def content_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str
         "tokens": [token for segment in segments for token in segment.tokens],
         "versions": [segment.version for segment in segments for _ in segment.tokens],
         "logprobs": [value for segment in segments for value in segment.logprobs],
-        "observations": list(_observations(segments)),
+        **answered([(segment.version, len(segment.tokens), segment.kind) for segment in segments]),
         "finish": finish,
         "metadata": {**json.loads(metadata), "purpose": purpose, **environment_of(connection, num)},
     }
-
-
-def _observations(segments: list[Segment]) -> Iterator[tuple[int, int]]:
-    """Where each observation begins and ends among the response tokens."""
-    start = 0
-    for segment in segments:
-        end = start + len(segment.tokens)
-        if segment.observation:
-            yield start, end
-        start = end
 
 
 _SELECT_TRIMMABLE = (
@@ -423,7 +413,7 @@ class Settlements:
             torn = connection.execute(
                 "SELECT t.id FROM trajectory t LEFT JOIN delta d USING (num) WHERE t.tokens IS NOT NULL "
                 "GROUP BY t.num HAVING coalesce(sum(d.count), 0) <> t.tokens "
-                "OR coalesce(sum(d.count * (1 - d.observation)), 0) <> t.generated"
+                "OR coalesce(sum(d.count * (d.observation = 0)), 0) <> t.generated"
             ).fetchall()
         return {
             **{str(status): counts[status] for status in Status},

@@ -183,6 +183,7 @@ class TrajectoryStore:
         finish: FinishReason = FinishReason.STOP,
         session: bytes | None = None,
         trainer_version: int | None = None,
+        fresh: bool = False,
     ) -> Turn | None:
         """Store what an environment answered to a turn, in one transaction. The first answer to a turn stays.
 
@@ -198,6 +199,7 @@ class TrajectoryStore:
             finish: why the trajectory ended, if it is done: ``LENGTH`` where a limit left no room for another turn.
             session: the environment's state behind this turn, to restore it from; None keeps the last one.
             trainer_version: as in `append`, if the trajectory is done.
+            fresh: whether the observation begins a context (`Segment.fresh`).
 
         Returns:
             The turn as it is stored: with this answer, or with the one that came first. None if the answer comes too late:
@@ -212,6 +214,7 @@ class TrajectoryStore:
                 trajectory,
                 serial,
                 tokens,
+                fresh=fresh,
                 finish=finish if done else None,
                 reward=reward,
                 session=session,
@@ -422,9 +425,9 @@ class TrajectoryStore:
 
         If its name ends with ``.jsonl``, it has JSON lines, otherwise packed records; `read_trained` reads both.
         Each row has trajectory, group, prompt, tokens, versions (one for each token), logprobs, observations (where each
-        begins and ends among the tokens), generated (number of the other tokens), reward, finish, oldest_version,
-        completed_version, consumed_version and metadata. If the file is the archive of `trim`, its rows are
-        kept at the beginning.
+        begins and ends among the tokens), contexts (where those begin that are fresh, see `Segment`), generated (number of the
+        other tokens), reward, finish, oldest_version, completed_version, consumed_version and metadata. If the file is the
+        archive of `trim`, its rows are kept at the beginning.
 
         Returns:
             Number of rows written after those of the archive.

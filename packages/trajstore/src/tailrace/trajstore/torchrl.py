@@ -302,7 +302,15 @@ def _ids(batch: TensorDictBase | Iterable[str]) -> list[str]:
 
 
 def _item(experience: Experience) -> TensorDictBase:
-    """The item of a trajectory, of batch size []."""
+    """The item of a trajectory, of batch size [].
+
+    Raises:
+        TrajectoryDataError: it has several contexts.
+    """
+    if any(segment.fresh for segment in experience.segments):
+        raise TrajectoryDataError(
+            f"trajectory {experience.trajectory}: found several contexts, expected one: an item of TorchRL is one sequence"
+        )
     prompt, response = (
         torch.tensor(experience.prompt, dtype=torch.int64),
         torch.tensor(experience.tokens, dtype=torch.int64),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 
-from tailrace.contracts import FinishReason
+from tailrace.contracts import FinishReason, SpanKind
 from tailrace.trajstore.packing import unpack_tokens
 from tailrace.trajstore.records import Turn
 
@@ -58,7 +58,10 @@ def forget_turns(connection: sqlite3.Connection, num: int) -> None:
 def turns_of(connection: sqlite3.Connection, num: int) -> Iterator[Turn]:
     """The turns of a trajectory that ended with a question to an environment, in order."""
     tokens: tuple[int, ...] = ()
-    for (data,) in connection.execute("SELECT tokens FROM delta WHERE num = ? ORDER BY start", (num,)):
+    fresh = set()
+    for data, kind in connection.execute("SELECT tokens, observation FROM delta WHERE num = ? ORDER BY start", (num,)):
+        if kind == SpanKind.FRESH:
+            fresh.add(len(tokens))
         tokens += unpack_tokens(data)
     start = 0
     rows = connection.execute(
@@ -70,7 +73,7 @@ def turns_of(connection: sqlite3.Connection, num: int) -> Iterator[Turn]:
         answered = ends + (count or 0)
         observation = None if count is None else tokens[ends:answered]
         finished = None if finish is None else FinishReason(finish)
-        yield Turn(serial, number, start, tokens[start:ends], observation, reward, finished)
+        yield Turn(serial, number, start, tokens[start:ends], observation, reward, finished, ends in fresh)
         start = answered
 
 

@@ -47,7 +47,7 @@ _OF_INSTANTS = {
         SELECT t, instant, command ->> 'is' AS kind, CAST(command ->> 'seq' AS BIGINT) AS seq, command AS data
         FROM (SELECT t, instant, unnest(commands) AS command FROM instants)""",
 }
-_OF_TOKENS = ("prompt", "versions", "logprobs", "observations")
+_OF_TOKENS = ("prompt", "versions", "logprobs", "observations", "contexts")
 _ROWS = "SELECT * FROM read_json(?, format = 'newline_delimited', sample_size = -1, union_by_name = true)"
 _FLOATS, _COUNTS = "DOUBLE", "BIGINT"
 _COLUMNS = {

@@ -66,6 +66,7 @@ class DataCalls(StoreCalls, Protocol):
         finish: FinishReason | None,
         reward: float,
         session: bytes | None,
+        fresh: bool = False,
         /,
     ) -> Turn | None: ...
 

@@ -180,6 +180,7 @@ class DataRole:
         finish: FinishReason | None,
         reward: float,
         session: bytes | None,
+        fresh: bool = False,
     ) -> Turn | None:
         """Store what an environment answered to a turn; see `TrajectoryStore.observe`. None if it comes too late.
 
@@ -187,7 +188,7 @@ class DataRole:
             finish: why the trajectory is done with it; None if it is not.
         """
         if finish is None:
-            return self._store.observe(trajectory, serial, tokens, reward=reward, session=session)
+            return self._store.observe(trajectory, serial, tokens, reward=reward, session=session, fresh=fresh)
         return self._store.observe(trajectory, serial, tokens, done=True, finish=finish, reward=reward)
 
     # ---- for the scorer -------------------------------------------------------------------------------------------

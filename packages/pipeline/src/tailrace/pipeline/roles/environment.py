@@ -195,11 +195,12 @@ class EnvironmentRole:
         tokens, finish = self._fitted(talk, prompt, result)
         state = None if finish else await self._pool.snapshot(session.number)
         stored = await asyncio.to_thread(
-            self._data.observe, talk.trajectory, turn.serial, tokens, finish, result.reward, state
+            self._data.observe, talk.trajectory, turn.serial, tokens, finish, result.reward, state, result.fresh
         )
         if stored is None:
             return None
-        if stored.observation != tokens and self._sessions.pop(talk.trajectory, None) is session:
+        same = (stored.observation, stored.fresh) == (tokens, result.fresh and not finish)
+        if not same and self._sessions.pop(talk.trajectory, None) is session:
             await self._pool.close(session.number)  # a member that was given up was first, and its answer stays
         return self._event(talk.trajectory, stored, seconds, seq)
 
@@ -283,7 +284,8 @@ class EnvironmentRole:
             await self._pool.close(replayed.session)
             raise SessionLostError(f"{talk.trajectory} was played again, and {unread}")
         for turn, result in zip(before, replayed.results, strict=True):
-            if self._observations.tokens(result.observation, prompt.prompt) != turn.observation:
+            again = self._observations.tokens(result.observation, prompt.prompt)
+            if (again, result.fresh) != (turn.observation, turn.fresh):
                 await self._pool.close(replayed.session)
                 raise SessionLostError(
                     f"{talk.trajectory}, played again, was answered {result.observation!r:.80} to turn {turn.number}, which is "

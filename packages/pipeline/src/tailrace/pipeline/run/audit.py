@@ -302,15 +302,16 @@ def read_archive(path: Path) -> list[dict[str, Any]]:
 
 def experience(row: Mapping[str, Any]) -> c.Experience:
     """A trajectory as the trainer had it, bit for bit."""
-    observed = {place for begin, end in row["observations"] for place in range(begin, end)}
-    drawn = zip(row["versions"], row["tokens"], row["logprobs"], strict=True)
-    places = [(version, place in observed, token, value) for place, (version, token, value) in enumerate(drawn)]
+    fresh = set(row.get("contexts", ()))
+    kinds = [c.SpanKind.GENERATED] * len(row["tokens"])
+    for begin, end in row["observations"]:
+        kinds[begin:end] = [c.SpanKind.FRESH if begin in fresh else c.SpanKind.OBSERVATION] * (end - begin)
+    places = zip(row["versions"], kinds, row["tokens"], row["logprobs"], strict=True)
     segments = []
-    for (version, is_observation), run in groupby(places, key=lambda found: found[:2]):
+    for (version, kind), run in groupby(places, key=lambda found: found[:2]):
         tokens = [(token, value) for _, _, token, value in run]
-        segments.append(
-            c.Segment(version, tuple(t for t, _ in tokens), tuple(v for _, v in tokens), observation=is_observation)
-        )
+        own, values = tuple(token for token, _ in tokens), tuple(value for _, value in tokens)
+        segments.append(c.Segment(version, own, values, bool(kind), kind == c.SpanKind.FRESH))
     return c.Experience(
         trajectory=row["trajectory"],
         group=row["group"],

@@ -23,13 +23,13 @@ Normalisation = Literal["token", "sequence", "constant"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossTokens:
-    """What a loss is computed from: 1-D tensors with one entry for each generated token, of whole responses.
+    """What a loss is computed from: 1-D tensors with one entry for each generated token, of whole responses or contexts.
 
     Args:
         logprobs: log-probability under the current weights, which gradients go through.
         behaviour: under the weights that drew the token, as the engine recorded it.
         advantages: the advantage of the token, mostly that of its response.
-        response: which response the token is of; any whole numbers.
+        response: which response the token is of, or which context of one that has several; any whole numbers.
         proximal: log-probability under the trainer's weights before this batch; None unless the loss asks for it.
         versions: the weight version that drew the token; None where that is not known.
     """

@@ -18,7 +18,8 @@ class Gspo(Surrogate):
 
     ``s = exp(mean over the response's tokens of logprob - behaviour)``. Each token has its loss with
     ``s_t = sg(s) exp(logprob - sg(logprob))`` in place of s (section 4.3), so that the mean over a response's tokens has the
-    value and the gradient of the response's loss.
+    value and the gradient of the response's loss. Of a response of several contexts each has a ratio of its own: the model
+    reads them apart, and they may be computed apart.
 
     Args:
         clip_low: the response's ratio is clipped below at ``1 - clip_low`` (section 5.1).

@@ -70,7 +70,7 @@ class BackendContract:
 
     def test_packed_micro_batches_have_the_gradient_and_log_probabilities_of_padded_ones(self, tmp_path: Path) -> None:
         model, found = _model(tmp_path), []
-        batch = make_experiences(3, 5, vocab_size=_VOCABULARY, seed=9, turns=2)
+        batch = make_experiences(3, 5, vocab_size=_VOCABULARY, seed=9, turns=2, forks=0.4)
         batch = [replace(each, reward=float(place % 2)) for place, each in enumerate(batch)]
         first = [each for each in batch if each.group == 0]
         for packing, shared in ((False, 0), (True, 0), (True, 60)):

@@ -19,11 +19,13 @@ def make_experiences(
     max_prompt: int = 9,
     max_response: int = 14,
     turns: int = 1,
+    forks: float = 0.0,
 ) -> list[Experience]:
     """Random groups with random rewards of 0 or 1, with plausible log-probabilities.
 
     Each turn has one or two segments of at most `max_response` tokens. There are up to `turns` of them, each followed by up to
-    five tokens of an environment; the last one only sometimes.
+    five tokens of an environment; the last one only sometimes. `forks` is how often a turn begins a context of its own instead:
+    tokens that have nothing to do with those before, or some of these and what follows.
     """
     draw = random.Random(seed)
     made = []
@@ -32,7 +34,9 @@ def make_experiences(
         for sample in range(samples):
             segments: list[Segment] = []
             for turn in range(draw.randint(1, turns) if turns > 1 else 1):
-                if turn:
+                if turn and forks and draw.random() < forks:
+                    segments.append(_fork(draw, prompt, segments, vocab_size))
+                elif turn:
                     segments.append(_observation(draw, segments[-1].version, vocab_size))
                 for version in range(draw.randint(1, 2)):
                     length = draw.randint(1, max_response)
@@ -90,6 +94,14 @@ class PackedData:
             one.completed_version,
             one.metadata,
         )
+
+
+def _fork(draw: random.Random, prompt: tuple[int, ...], segments: Sequence[Segment], vocab_size: int) -> Segment:
+    before = [*prompt, *(token for segment in segments for token in segment.tokens)]
+    kept = before[: draw.randrange(len(before))] if draw.random() < 0.7 else []
+    new = [draw.randrange(vocab_size) for _ in range(draw.randint(4, 7))]  # hardly two contexts begin alike
+    tokens = (*kept, *new)
+    return Segment(segments[-1].version, tokens, (0.0,) * len(tokens), observation=True, fresh=True)
 
 
 def _observation(draw: random.Random, version: int, vocab_size: int) -> Segment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +25,8 @@ def reference_loss(
     ``J = 1/sum|o_i| sum_i sum_t min(r A, clip(r) A)`` (DAPO equation 10, ``"token"``) or
     ``J = 1/G sum_i 1/L sum_t min(r A, clip(r) A)`` (Dr. GRPO, ``"constant"``); the loss is ``-J``. With a reference
     model, ``min(..)`` is less by the coefficient times ``p - log p - 1``, where p is the reference's ratio (GRPO equation 4).
-    Sums and lengths are over the tokens that the model generated; what environments answered is input only.
+    Sums and lengths are over the tokens that the model generated; what environments answered is input only. A trajectory of
+    several contexts is as many sequences for the model, and one for lengths and advantages.
 
     Args:
         lm: a Hugging Face causal LM.
@@ -40,37 +42,61 @@ def reference_loss(
     import torch
 
     total = torch.zeros((), dtype=torch.float64)
-    lengths = {experience.trajectory: len(_generated_places(experience)) for experience in mini_batch}
+    lengths = {experience.trajectory: experience.generated_tokens for experience in mini_batch}
     tokens = sum(lengths.values())
     of_responses = {} if advantages is not None else _reference_advantages(mini_batch, config)
     loss = config.open_loss()
     for experience in mini_batch:
-        ids = torch.tensor([experience.prompt + experience.tokens])
-        logprobs: Any
-        logprobs, before, other = (
-            None if model is None else (model(input_ids=ids).logits[0].double() / config.temperature).log_softmax(-1)
-            for model in (lm, proximal, reference)
-        )
-        before = logprobs if before is None else before
-        places = _generated_places(experience)
-        at = [(len(experience.prompt) + place - 1, experience.tokens[place]) for place in places]
-        new = [logprobs[place] for place in at]
-        old = [experience.logprobs[place] for place in places]
-        middle = [before[place].item() for place in at]
-        for number, place in enumerate(at):
-            name = experience.trajectory
-            advantage = of_responses[name] if advantages is None else advantages[name][number]
-            objective = reference_objective(loss, advantage, number, new, old, middle)
-            if other is not None:
-                ref_log_ratio = other[place].detach() - new[number]
-                objective = objective - config.kl_coefficient * (torch.exp(ref_log_ratio) - ref_log_ratio - 1)
-            share = {
-                "token": tokens,
-                "sequence": len(mini_batch) * lengths[experience.trajectory],
-                "constant": len(mini_batch) * config.max_response_tokens,
-            }[config.normaliser]
-            total = total - objective / share
+        name, counted = experience.trajectory, 0
+        for context in read_contexts(experience):
+            logprobs: Any
+            logprobs, before, other = (
+                None if model is None else _table(model, context, config) for model in (lm, proximal, reference)
+            )
+            before = logprobs if before is None else before
+            at = [(place - 1, context.tokens[place]) for place in context.places]
+            new = [logprobs[place] for place in at]
+            middle = [before[place].item() for place in at]
+            for number, place in enumerate(at):
+                advantage = of_responses[name] if advantages is None else advantages[name][counted + number]
+                objective = reference_objective(loss, advantage, number, new, context.behaviour, middle)
+                if other is not None:
+                    ref_log_ratio = other[place].detach() - new[number]
+                    objective = objective - config.kl_coefficient * (torch.exp(ref_log_ratio) - ref_log_ratio - 1)
+                share = {
+                    "token": tokens,
+                    "sequence": len(mini_batch) * lengths[name],
+                    "constant": len(mini_batch) * config.max_response_tokens,
+                }[config.normaliser]
+                total = total - objective / share
+            counted += len(at)
     return total
+
+
+class ReadContext(NamedTuple):
+    """A context as a model reads it: its token ids, where generated ones stand, and the log-probabilities of these."""
+
+    tokens: list[int]
+    places: list[int]
+    behaviour: list[float]
+
+
+def read_contexts(experience: Experience) -> list[ReadContext]:
+    """The contexts of a trajectory in which tokens were generated, in order."""
+    found = [ReadContext([*experience.prompt], [], [])]
+    for segment in experience.segments:
+        if segment.fresh and segment.tokens:
+            found.append(ReadContext([], [], []))
+        tokens, places, behaviour = found[-1]
+        if not segment.observation:
+            places += range(len(tokens), len(tokens) + len(segment.tokens))
+            behaviour += segment.logprobs
+        tokens += segment.tokens
+    return [context for context in found if context.places]
+
+
+def _table(model: Any, context: ReadContext, config: TrainerConfig) -> Any:
+    return (model(input_ids=_tensor([context.tokens])).logits[0].double() / config.temperature).log_softmax(-1)
 
 
 class ReferenceEstimates(NamedTuple):
@@ -86,6 +112,7 @@ def reference_estimates(
 ) -> ReferenceEstimates:
     """Values, advantages and returns of a batch, token by token: the lambda-return as the mean of n-step returns, weighed by
     ``(1 - lam) lam^(n - 1)``, and the rest at the last one (Sutton and Barto, equation 12.3); advantages are less the value.
+    Each context ends with the trajectory's reward.
 
     Args:
         critic: a Hugging Face sequence classifier with one label.
@@ -96,31 +123,30 @@ def reference_estimates(
     gae: Any = config.open_advantages()
     found = ReferenceEstimates({}, {}, {})
     for experience in batch:
-        places = _generated_places(experience)
-        if not places:
-            continue
-        values = [value.item() for value in _reference_values(critic, experience)]
-        rewards = [0.0] * len(places)
-        if anchor is not None:
-            ids = _tensor([experience.prompt + experience.tokens])
-            table = (anchor(input_ids=ids).logits[0].double() / config.temperature).log_softmax(-1)
-            for number, place in enumerate(places):
-                was = table[len(experience.prompt) + place - 1, experience.tokens[place]].item()
-                rewards[number] = -gae.kl_coefficient * (experience.logprobs[place] - was)
-        rewards[-1] += experience.reward or 0.0
-        returns = []
-        for step in range(len(places)):
-            ahead, weight = 0.0, 1.0
-            for steps in range(1, len(places) - step + 1):
-                last = step + steps == len(places)
-                sum_of_rewards = sum(gae.gamma**k * rewards[step + k] for k in range(steps))
-                n_step = sum_of_rewards + (0.0 if last else gae.gamma**steps * values[step + steps])
-                ahead += weight * (1.0 if last else 1.0 - gae.lam) * n_step
-                weight *= gae.lam
-            returns.append(ahead)
-        name = experience.trajectory
-        found.values[name], found.returns[name] = values, returns
-        found.advantages[name] = [one - value for one, value in zip(returns, values, strict=True)]
+        for context in read_contexts(experience):
+            places = context.places
+            values = [value.item() for value in _reference_values(critic, context)]
+            rewards = [0.0] * len(places)
+            if anchor is not None:
+                table = _table(anchor, context, config)
+                for number, place in enumerate(places):
+                    was = table[place - 1, context.tokens[place]].item()
+                    rewards[number] = -gae.kl_coefficient * (context.behaviour[number] - was)
+            rewards[-1] += experience.reward or 0.0
+            returns = []
+            for step in range(len(places)):
+                ahead, weight = 0.0, 1.0
+                for steps in range(1, len(places) - step + 1):
+                    last = step + steps == len(places)
+                    sum_of_rewards = sum(gae.gamma**k * rewards[step + k] for k in range(steps))
+                    n_step = sum_of_rewards + (0.0 if last else gae.gamma**steps * values[step + steps])
+                    ahead += weight * (1.0 if last else 1.0 - gae.lam) * n_step
+                    weight *= gae.lam
+                returns.append(ahead)
+            name = experience.trajectory
+            found.values.setdefault(name, []).extend(values)
+            found.returns.setdefault(name, []).extend(returns)
+            found.advantages.setdefault(name, []).extend(a - b for a, b in zip(returns, values, strict=True))
     if gae.whiten:
         every = [value for values in found.advantages.values() for value in values]
         mean = sum(every) / len(every)
@@ -146,7 +172,8 @@ def reference_value_loss(
     """
     losses = []
     for experience in mini_batch:
-        for number, value in enumerate(_reference_values(critic, experience)):
+        of_contexts = [_reference_values(critic, context) for context in read_contexts(experience)]
+        for number, value in enumerate(itertools.chain.from_iterable(of_contexts)):
             old, goal = before.values[experience.trajectory][number], before.returns[experience.trajectory][number]
             moved, clip = value.item() - old, config.critic.value_clip
             error, bounded = value.item() - goal, old + max(-clip, min(clip, moved)) - goal
@@ -155,16 +182,10 @@ def reference_value_loss(
     return sum(losses) / len(losses)
 
 
-def _reference_values(critic: Any, experience: Experience) -> list[Any]:
+def _reference_values(critic: Any, context: ReadContext) -> list[Any]:
     """The critic's value of what stands before each generated token."""
-    hidden = critic.base_model(input_ids=_tensor([experience.prompt + experience.tokens]))[0][0]
-    start = len(experience.prompt)
-    return [critic.score(hidden[start + place - 1])[0].double() for place in _generated_places(experience)]
-
-
-def _generated_places(experience: Experience) -> list[int]:
-    observed = [segment.observation for segment in experience.segments for _ in segment.tokens]
-    return [place for place, is_observation in enumerate(observed) if not is_observation]
+    hidden = critic.base_model(input_ids=_tensor([context.tokens]))[0][0]
+    return [critic.score(hidden[place - 1])[0].double() for place in context.places]
 
 
 def _tensor(values: Any) -> Any:
