@@ -12,6 +12,7 @@ from tailrace.trainer.memory import (
     DenseModel,
     MixtureModel,
     _bytes_of_layer,
+    _bytes_of_megatron_layer,
     advice,
     read_shape,
     shape_of,
@@ -47,11 +48,20 @@ def kept(config, layers, dtype, *, masked, packed):
     policy = Policy(AutoModelForCausalLM.from_config(config, dtype=dtype))
     policy.direct_head = True
     policy.train()
+    return kept_by(policy, made(dtype, masked=masked, packed=packed, lm=policy.lm))
+
+
+def made(dtype, *, masked, packed, lm=None):
+    """A micro-batch of two rows."""
     samples = [TrainingSample((1,), tuple(token % 31 for token in range(127)), 1.0) for _ in range(2)]
     shared = PackedRow((1,), tuple(samples))
     rows = [shared, shared] if masked else [PackedRow((1,), (sample,)) for sample in samples]
-    batch = to_tensors(rows, torch.device("cpu"), dtype, packed=packed)
-    assert use_in(policy.lm) or not packed
+    assert lm is None or use_in(lm) or not packed
+    return to_tensors(rows, torch.device("cpu"), dtype, packed=packed)
+
+
+def kept_by(policy, batch):
+    """Bytes that a policy's forward pass keeps for each token."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
     found = {}
 
@@ -76,6 +86,82 @@ def test_a_layer_keeps_what_is_predicted_to_the_byte(kind, dtype, masked, packed
     shape = shape_of(config.to_dict())
     predicted = _bytes_of_layer(shape, dtype.itemsize, expanded=masked, packed=packed)
     assert (of_layers[1] - of_layers[0]) / 2 == pytest.approx(predicted, rel=1e-12)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [Qwen2Config, Qwen3Config])
+def test_a_layer_of_megatron_keeps_what_is_predicted_to_the_byte(kind, dtype, masked, packed):
+    pytest.importorskip("megatron.core", reason="needs tailrace-trainer[megatron]")
+    from tailrace.trainer.megatron_gpt import TensorParallelPolicy
+
+    config = kind(**SMALL, **({"head_dim": 16} if kind is Qwen3Config else {}))
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        group, of_layers = torch.distributed.group.WORLD, []
+        settings = TrainerConfig(dtype="bfloat16" if dtype is torch.bfloat16 else "float32")
+        for layers in (2, 4):
+            model = config.to_dict() | {"num_hidden_layers": layers}
+            policy = TensorParallelPolicy(model, settings, group, torch.distributed.new_group([0])).train()
+            for parameter in policy.parameters():
+                torch.nn.init.normal_(parameter, std=0.1)
+            of_layers.append(kept_by(policy, made(dtype, masked=masked, packed=packed)))
+    finally:
+        torch.distributed.destroy_process_group()
+    shape, rows = shape_of(config.to_dict()), 1 if masked or packed else 2
+    predicted = _bytes_of_megatron_layer(shape, dtype.itemsize, 1, packed=packed, rows=rows)
+    assert (of_layers[1] - of_layers[0]) / 2 == pytest.approx(predicted, rel=1e-12)
+
+
+def test_tensor_parallel_ranks_split_all_but_what_enters_a_layer():
+    shape = shape_of(QWEN_7B)
+    config = dataclasses.replace(BFLOAT16, logits_budget=1 << 31)  # of all tokens at once
+    one, two = (
+        trainer_memory(
+            shape,
+            dataclasses.replace(config, tensor_parallel=tp),
+            ranks=2,
+            longest=1536,
+            gpu=True,
+            backend="megatron",
+        )
+        for tp in (1, 2)
+    )
+    assert two.parameters == pytest.approx(one.parameters / 2, rel=1e-3)
+    assert two.gradients == pytest.approx(4 * shape.parameters / 2, rel=1e-3)
+    assert one.optimizer == pytest.approx(two.optimizer, rel=1e-3)  # of two replicas each has half
+    assert two.logits == pytest.approx(one.logits / 2, rel=1e-3)
+    assert one.activations / 2 < two.activations < one.activations
+    limit = (one.peak + two.peak) // 2
+    told = advice(shape, config, ranks=2, longest=1536, limit=limit, backend="megatron")
+    assert told == "trainer.options.tensor_parallel = 2"
+
+
+def zero(shape, stage, ranks=4, **changes):
+    config = dataclasses.replace(BFLOAT16, zero_stage=stage, **changes)
+    return trainer_memory(shape, config, ranks=ranks, longest=1536, gpu=True, backend="deepspeed")
+
+
+def test_each_stage_of_zero_leaves_a_rank_a_part_of_what_it_names():
+    """ZeRO (Rajbhandari et al. 2020, section 5): moments in each stage, gradients from the second on, parameters in 3."""
+    shape = shape_of(QWEN_7B)
+    count = shape.parameters
+    two, three = zero(shape, 2), zero(shape, 3)
+    assert two.state == pytest.approx(2 * count + (4 + 4 + 8) * count / 4, rel=1e-6)
+    assert three.state == pytest.approx((2 + 4 + 4 + 8) * count / 4, rel=1e-6)
+    one, other = (zero(shape, stage, dtype="float32") for stage in (1, 2))
+    assert one.state == pytest.approx((4 + 4) * count + (4 + 8) * count / 4, rel=1e-6)  # gradients whole
+    assert other.state == pytest.approx(4 * count + (4 + 4 + 8) * count / 4, rel=1e-6)
+    assert (two.gathered, three.gathered) == (0, 2 * 10**9)
+    assert zero(shape, None) == two
+    limit = (two.peak + three.peak) // 2
+    told = advice(shape, BFLOAT16, ranks=4, longest=1536, limit=limit, backend="deepspeed")
+    assert told == "trainer.options.zero_stage = 3"
+    critic = zero(shape, 3, loss="ppo")
+    assert critic.state - three.state == pytest.approx((2 + 4 + 8) * shape.critic_parameters / 4, rel=1e-6)
+    reference = zero(shape, 3, kl_coefficient=0.1)
+    assert reference.state - three.state == 2 * count  # whole on each rank
 
 
 @pytest.mark.parametrize("kind", [LlamaConfig, Qwen2Config, Qwen3Config])

@@ -311,6 +311,28 @@ def test_what_does_not_fit_says_how_much_is_missing_and_what_to_set():
     assert "\n" not in line
 
 
+@pytest.mark.parametrize(
+    ("backend", "state", "advised"),
+    [
+        ("deepspeed", 2 + (4 + 4 + 8) / 4, "trainer.options.zero_stage = 3"),
+        ("megatron", 2 + 4 + 4 + 8 / 4, "trainer.options.tensor_parallel = 4"),
+    ],
+)
+def test_a_rank_is_counted_for_the_backend_that_trains_it(backend, state, advised):
+    """ZeRO 2 has the parameters whole, and the rest in parts; Megatron-core without tensor parallelism the moments alone."""
+    found = counted("8xH100", f"trainer.backend={backend}")
+    rank = found.place("GPU 0 to 3")
+    kinds = ("parameters", "gradients", "moments")
+    total = sum(bytes_of(rank, "trainer", what) for what in kinds) - bytes_of(rank, "trainer", "whole gradients")
+    assert total == pytest.approx(state * SEVEN, rel=1e-3)
+    assert bytes_of(rank, "trainer", "activations") > 0
+    assert found.notes == ()
+    with_critic = counted(
+        "8xH100", f"trainer.backend={backend}", "trainer.options.micro_batch_tokens=1536", "trainer.loss=ppo"
+    )
+    assert any(line.endswith(f"set {advised}") for line in with_critic.shortages), with_critic.shortages
+
+
 def test_seconds_follow_from_bytes_and_the_record():
     found = {one.what: one for one in counted().transfers}
     kind = device("H100")

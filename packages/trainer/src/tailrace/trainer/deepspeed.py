@@ -28,6 +28,7 @@ from tailrace.paramserver.layout import GlobalTensor, Layout, LocalBuffer, Piece
 from tailrace.trainer.adapters import add_adapter, base_logprobs, published_name
 from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, AdapterConfig, TrainerConfig
 from tailrace.trainer.fsdp2 import Fsdp2Model, warn_of_whole_loads
+from tailrace.trainer.memory import ZERO_BUCKET, ZERO_LIVE
 from tailrace.trainer.microbatch import MicroBatch
 from tailrace.trainer.optimizer import adamw, clip_gradients
 from tailrace.trainer.policy import PREFIX, Policy
@@ -35,9 +36,6 @@ from tailrace.trainer.sharded_load import Experts, ModelFiles, sources
 from tailrace.trainer.sharded_model import MOMENTS, Rows, SavedState, ShardedModel, parameter_dtype
 from tailrace.trainer.value_model import fresh_head
 from tailrace.trainer.weights_file import has_weights_file
-
-BUCKET_ELEMENTS = 50_000_000
-"""Gradients that are added up over ranks at a time."""
 
 
 class DeepSpeedModel(ShardedModel):
@@ -399,7 +397,8 @@ def _settings(stage: int, dtype: torch.dtype) -> dict[str, Any]:
         "stage": stage,
         "contiguous_gradients": False,
         "overlap_comm": False,
-        "reduce_bucket_size": BUCKET_ELEMENTS,
+        "reduce_bucket_size": ZERO_BUCKET,
+        "stage3_max_live_parameters": ZERO_LIVE,
         "compute_grad_norm": stage == 3,  # which cannot do without
     }
     return {

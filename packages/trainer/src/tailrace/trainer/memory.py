@@ -1,10 +1,12 @@
-"""How much memory a rank of FSDP2 needs, by arithmetic on its settings and the model's shape. Importing it needs no torch.
+"""How much memory a rank of the trainer needs, by arithmetic on its settings and the model's shape. No torch is imported.
 
 state         parameters, gradients, moments: 4 + 4 + 8 bytes per parameter, over the ranks of a cell
 computing     when a backward pass begins: what layers keep, logits, what is gathered from other ranks
 reducing      when a backward pass ends: the outermost unit's gradients, whole, and a copy in float32 that is summed over ranks
 
-The most of a step is the state and the larger one of the other two.
+The most of a step is the state and the larger one of the other two. That is FSDP2. A rank of Megatron-core has its part of each
+layer and of the vocabulary, the moments of some of it, and gathers nothing. A rank of DeepSpeed has what its stage of ZeRO
+leaves it, float32 copies of its share beside what passes compute with, and buckets of gradients while they are reduced.
 """
 
 from __future__ import annotations
@@ -21,6 +23,12 @@ from tailrace.trainer.errors import ModelError
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
 """Bytes of an element, by the name of its dtype."""
 _DENSE, _MIXTURES = ("llama", "mistral", "qwen2", "qwen3"), ("qwen3_moe",)
+COUNTED = ("fsdp2", "deepspeed", "megatron")
+"""The backends that `trainer_memory` knows."""
+ZERO_BUCKET = 50_000_000
+"""Gradients that DeepSpeed adds up over ranks at a time, in elements."""
+ZERO_LIVE = 1_000_000_000
+"""Most elements of parameters that ZeRO 3 keeps gathered (DeepSpeed's ``stage3_max_live_parameters``, its default)."""
 LOGITS_ON_CPU, LOGITS_ON_GPU = 1 << 24, 1 << 28
 """Most logits that exist at one time, unless `TrainerConfig.logits_budget` says otherwise."""
 
@@ -185,7 +193,13 @@ class TrainerMemory:
 
 
 def trainer_memory(
-    shape: DenseModel, config: TrainerConfig, *, ranks: int, longest: int = 0, gpu: bool = False
+    shape: DenseModel,
+    config: TrainerConfig,
+    *,
+    ranks: int,
+    longest: int = 0,
+    gpu: bool = False,
+    backend: str = "fsdp2",
 ) -> TrainerMemory:
     """Predict the memory of each rank.
 
@@ -195,21 +209,16 @@ def trainer_memory(
         ranks: ranks of a cell, over which the model is sharded.
         longest: tokens of the longest prompt with its response. Beyond `micro_batch_tokens` it is a micro-batch by itself.
         gpu: whether it computes on a GPU.
+        backend: one of `COUNTED`.
     """
     size = DTYPE_BYTES[config.dtype]
     wide = max(4, size)
-    tokens = max(config.micro_batch_tokens, longest)
     whole = shape.parameters <= SMALL_MODEL_PARAMETERS
-    again = config.activation_checkpointing == "on" or (config.activation_checkpointing == "auto" and not whole)
-    row = max(longest, config.shared_prompt_tokens) if config.shared_prompt_tokens else 0
-    of_layer = tokens * _bytes_of_layer(shape, size, expanded=bool(row), packed=config.packing)
-    inputs = tokens * shape.hidden * size
-    activations = (shape.layers * inputs + of_layer) if again else shape.layers * of_layer
-    activations += tokens * row * size + 6 * inputs  # the mask; embeddings, last norm, hidden states of responses
-    budget = config.logits_budget or (LOGITS_ON_GPU if gpu else LOGITS_ON_CPU)
-    chunk = min(tokens, max(1, budget // shape.vocabulary))
-    logits = chunk * shape.vocabulary * (3 * wide + (2 * size if size < wide else 0))
-    logits += shape.vocabulary * shape.hidden * (wide + size + (size if size < wide else 0))
+    activations, logits = _passes(shape, config, longest, gpu=gpu, megatron=backend == "megatron")
+    if backend == "megatron":
+        return _split(shape, config, ranks, activations, logits)
+    if backend == "deepspeed":
+        return _zero(shape, config, ranks, activations, logits)
     outer = shape.parameters if whole else shape.outer_parameters
     gathered = outer * size + (0 if whole else 4 * shape.layer_parameters * size)
     share = -(-shape.parameters // ranks) * wide
@@ -230,16 +239,96 @@ def trainer_memory(
     )
 
 
-def advice(shape: DenseModel, config: TrainerConfig, *, ranks: int, longest: int, limit: int) -> str:
+def _passes(shape: DenseModel, config: TrainerConfig, longest: int, *, gpu: bool, megatron: bool) -> tuple[int, int]:
+    """Bytes of what layers keep for the backward pass of the largest micro-batch, and of logits; see `TrainerMemory`."""
+    size = DTYPE_BYTES[config.dtype]
+    wide = max(4, size)
+    tokens = max(config.micro_batch_tokens, longest)
+    whole = shape.parameters <= SMALL_MODEL_PARAMETERS
+    again = config.activation_checkpointing == "on" or (config.activation_checkpointing == "auto" and not whole)
+    row = max(longest, config.shared_prompt_tokens) if config.shared_prompt_tokens else 0
+    if megatron:
+        of_layer = tokens * _bytes_of_megatron_layer(shape, size, config.tensor_parallel, packed=config.packing)
+    else:
+        of_layer = tokens * _bytes_of_layer(shape, size, expanded=bool(row), packed=config.packing)
+    inputs = tokens * shape.hidden * size
+    activations = (shape.layers * inputs + of_layer) if again else shape.layers * of_layer
+    activations += tokens * row * size + 6 * inputs  # the mask; embeddings, last norm, hidden states of responses
+    budget = config.logits_budget or (LOGITS_ON_GPU if gpu else LOGITS_ON_CPU)
+    rows = -(-shape.vocabulary // config.tensor_parallel)
+    chunk = min(tokens, max(1, budget // rows))
+    logits = chunk * rows * (3 * wide + (2 * size if size < wide else 0))
+    logits += rows * shape.hidden * (wide + size + (size if size < wide else 0))
+    return activations, logits
+
+
+def _split(shape: DenseModel, config: TrainerConfig, ranks: int, activations: int, logits: int) -> TrainerMemory:
+    """The memory of a rank of Megatron-core: its part of each layer, all of the norms, and the moments of some tensors."""
+    size = DTYPE_BYTES[config.dtype]
+    wide, tp = max(4, size), config.tensor_parallel
+    norms = shape.layers * (2 * shape.hidden + (2 * shape.head_dim if shape.head_norms else 0)) + shape.hidden
+
+    def state(parameters: int) -> tuple[int, int, int]:
+        """Parameters, with their copies in the dtype of the passes, gradients, moments."""
+        local = -(-(parameters - norms) // tp) + norms
+        return local * (wide + (size if size < wide else 0)), local * wide, 2 * wide * -(-local * tp // ranks)
+
+    parameters, gradients, moments = state(shape.parameters)
+    if config.keeps_reference:
+        parameters += (-(-(shape.parameters - norms) // tp) + norms) * size
+    if config.has_critic:
+        of_critic = state(shape.critic_parameters)
+        parameters, moments = parameters + of_critic[0], moments + of_critic[2]
+        gradients += 0 if config.early_gradients_refused() else of_critic[1]
+    return TrainerMemory(parameters, gradients, moments, activations, logits, gathered=0, reducing=0)
+
+
+def _zero(shape: DenseModel, config: TrainerConfig, ranks: int, activations: int, logits: int) -> TrainerMemory:
+    """The memory of a rank of DeepSpeed, by the stage of its ZeRO.
+
+    Gradients of one micro-batch stand beside those of the ones before it until they are reduced. For its step each rank copies
+    its share of them into one tensor.
+    """
+    size, stage = DTYPE_BYTES[config.dtype], config.zero_stage or 2
+    wide = max(4, size)
+
+    def state(parameters: int) -> tuple[int, int, int]:
+        """Parameters, with the float32 copies of a share, gradients, moments."""
+        share = -(-parameters // ranks)
+        computed = share if stage == 3 else parameters
+        return computed * size + share * wide, (parameters if stage == 1 else share) * wide, 2 * wide * share
+
+    parameters, gradients, moments = state(shape.parameters)
+    share = -(-shape.parameters // ranks)
+    gathered = min(shape.parameters, ZERO_LIVE) * size if stage == 3 else 0
+    bucket = min(shape.parameters, max(ZERO_BUCKET, shape.vocabulary * shape.hidden))
+    reducing = bucket * wide + gathered  # the bucket joined; stage 1 has its gradients among the state
+    if stage == 2:
+        reducing += (share + min(shape.parameters - share, bucket)) * size
+    elif stage == 3:
+        reducing += bucket * size
+    if config.keeps_reference:
+        parameters += shape.parameters * size
+    if config.has_critic:
+        of_critic = state(shape.critic_parameters)
+        parameters, moments = parameters + of_critic[0], moments + of_critic[2]
+        gradients += 0 if config.early_gradients_refused() else of_critic[1]
+    return TrainerMemory(parameters, gradients, moments, activations, logits, gathered, max(reducing, share * wide))
+
+
+def advice(
+    shape: DenseModel, config: TrainerConfig, *, ranks: int, longest: int, limit: int, backend: str = "fsdp2"
+) -> str:
     """Which setting to change so that a GPU of `limit` bytes is enough, in the order in which one would try.
 
     Args:
-        shape, config, ranks, longest: see `trainer_memory`.
+        shape, config, ranks, longest, backend: see `trainer_memory`.
         limit: bytes.
     """
 
     def fits(changed: TrainerConfig, over: int = ranks) -> bool:
-        return trainer_memory(shape, changed, ranks=over, longest=longest, gpu=True).peak <= limit
+        found = trainer_memory(shape, changed, ranks=over, longest=longest, gpu=True, backend=backend)
+        return found.peak <= limit
 
     again = replace(config, activation_checkpointing="on")
     if fits(again) and not fits(config):
@@ -249,8 +338,17 @@ def advice(shape: DenseModel, config: TrainerConfig, *, ranks: int, longest: int
         tokens = max(longest, 512, tokens // 2)
         if fits(fewer := replace(config, micro_batch_tokens=tokens)):
             return f"trainer.options.micro_batch_tokens = {fewer.micro_batch_tokens}"
-    if fits(replace(again, offload=("optimizer",))):
+    if backend == "deepspeed" and fits(replace(again, zero_stage=3)):
+        return "trainer.options.zero_stage = 3"
+    if backend == "fsdp2" and fits(replace(again, offload=("optimizer",))):
         return 'trainer.options.offload = ["optimizer"]'
+    for times in (2, 4, 8, 16, 32):
+        split = replace(again, tensor_parallel=config.tensor_parallel * times)
+        if backend == "megatron" and shape.kv_heads % split.tensor_parallel == 0:
+            over = -(-ranks // split.tensor_parallel) * split.tensor_parallel
+            if fits(split, over):
+                more = f", trainer.processes = {over * config.cells}" if over > ranks else ""
+                return f"trainer.options.tensor_parallel = {split.tensor_parallel}{more}"
     for times in (2, 4, 8, 16, 32):
         if fits(again, ranks * times):
             return f"trainer.processes = {ranks * times * config.cells}"
@@ -287,3 +385,21 @@ def _kept_by_mlp(shape: DenseModel) -> tuple[int, int]:
         return of_expert, 0
     taken = shape.experts_per_token
     return taken * (of_expert + 2 * shape.hidden + 1), 4 * shape.experts + 4 * 8 * taken
+
+
+def _bytes_of_megatron_layer(shape: DenseModel, size: int, tp: int, *, packed: bool, rows: int = 1) -> int:
+    """The same of Megatron-core's layer, on each of `tp` ranks.
+
+    A norm in bfloat16 keeps its input and the normed values in float32. Queries, keys and values are one tensor, which stays
+    for the values; keys and values are never repeated. Beside gate and up in one tensor stand the activation, a copy of up and
+    their product. Sines and cosines are made for queries and for keys, in each layer, once for `rows` that share positions.
+    """
+    wide = size >= 4
+    turned = shape.queries + shape.keys
+    elements = 5 * shape.mlp + shape.queries + 2 * shape.keys + turned + (2 if packed else 1) * shape.queries
+    heads = shape.heads  # of attention, a float32 each
+    if shape.head_norms:
+        elements += shape.queries + turned if wide else 4 * turned
+        heads += shape.heads + shape.kv_heads
+    split = -(-elements // tp) * size + 4 * -(-heads // tp)
+    return (2 * (3 if wide else 5) * shape.hidden + 4 * shape.head_dim // rows) * size + split + 4 * 2

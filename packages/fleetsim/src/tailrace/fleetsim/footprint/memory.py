@@ -22,7 +22,7 @@ from tailrace.pipeline.run.pools import engine_options, tensor_parallel
 from tailrace.rollout import EngineOptions
 from tailrace.rollout.options import resolve_dtype
 from tailrace.runtime.executor.deployment import RANKER, SCORER, TRAINER
-from tailrace.trainer.memory import DTYPE_BYTES, TrainerMemory, advice, trainer_memory
+from tailrace.trainer.memory import COUNTED, DTYPE_BYTES, TrainerMemory, advice, trainer_memory
 
 CUDA_BYTES = 1_500_000_000
 """Bytes of CUDA, its libraries and NCCL in a process, before anything is loaded (inferred)."""
@@ -191,17 +191,18 @@ def rank_parts(
         return [*parts, OwnedBytes("trainer", "state, without activations", 16 * model.parameters / ranks)], ""
     assert model.dense is not None
     longest = longest_tokens(config)
-    found = trainer_memory(model.dense, settings, ranks=ranks, longest=longest, gpu=gpu)
+    found = trainer_memory(model.dense, settings, ranks=ranks, longest=longest, gpu=gpu, backend=table.backend)
     parts += trainer_parts(found)
     if limit is None or found.peak + CUDA_BYTES <= limit:
         return parts, ""
-    change = advice(model.dense, settings, ranks=ranks, longest=longest, limit=int(limit) - CUDA_BYTES)
+    left = int(limit) - CUDA_BYTES
+    change = advice(model.dense, settings, ranks=ranks, longest=longest, limit=left, backend=table.backend)
     return parts, change
 
 
 def counts_activations(config: RunConfig, model: RunModel) -> bool:
-    """Whether there is arithmetic for what a pass keeps: of a dense model whole on FSDP2."""
-    return model.dense is not None and config.trainer.backend == "fsdp2" and not config.trainer.adapter.rank
+    """Whether there is arithmetic for what a pass keeps: of a dense model whole on a backend that is built in."""
+    return model.dense is not None and config.trainer.backend in COUNTED and not config.trainer.adapter.rank
 
 
 def trainer_parts(found: TrainerMemory) -> list[OwnedBytes]:
