@@ -33,7 +33,7 @@ def batch(seed):
     return make_experiences(3, 4, vocab_size=VOCAB, seed=seed, turns=2)
 
 
-def run_all(target, world_size, *arguments):
+def run_all(target, world_size, *arguments, timeout_s=120):
     """Run ``target(rank, world_size, *arguments)`` on every rank and expect success. Any test file may define it."""
     where = inspect.getfile(target), target.__name__
     ranks = [CONTEXT.Process(target=call, args=(*where, rank, world_size, *arguments)) for rank in range(world_size)]
@@ -41,7 +41,7 @@ def run_all(target, world_size, *arguments):
         for rank in ranks:
             rank.start()
         for rank in ranks:
-            rank.join(120)
+            rank.join(timeout_s)
         assert [rank.exitcode for rank in ranks] == [0] * world_size
     finally:
         for rank in ranks:

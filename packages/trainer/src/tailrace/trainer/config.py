@@ -123,6 +123,8 @@ class TrainerConfig:
         entropy: whether to report the policy's entropy too.
         activation_checkpointing: whether layers keep only their inputs for the backward pass and compute the rest again, which
             takes about a third more time and a tenth of the memory; ``"auto"``: for models above 50 million parameters.
+        compile: whether `torch.compile` compiles the layers' passes, with FSDP2. It is tried at the start: where torch cannot,
+            or a probe finds that they then compute something else, layers stay as they are, as a line says.
         logits_budget: most logits that exist at one time while log-probabilities are computed; 0: 2^24 on a CPU, 2^28 on a GPU
             (1 GiB in float32).
         offload: what is in pinned host memory between optimizer steps: ``["optimizer"]``, or nothing; with FSDP2. On a CPU
@@ -170,6 +172,7 @@ class TrainerConfig:
     shared_prompt_tokens: int = 384
     entropy: bool = True
     activation_checkpointing: Literal["auto", "on", "off"] = "auto"
+    compile: bool = False
     logits_budget: int = 0
     offload: tuple[Literal["optimizer"], ...] = ()
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
@@ -346,6 +349,7 @@ def check_owners(config: TrainerConfig, backend: str) -> None:
         ("tensor_parallel", "megatron", 1),
         ("zero_stage", "deepspeed", None),
         ("offload", "fsdp2", ()),
+        ("compile", "fsdp2", False),
     ):
         if owner != backend and getattr(config, name) != unset:
             raise TrainerConfigError(

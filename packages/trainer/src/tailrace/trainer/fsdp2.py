@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from tailrace.paramserver.layout import Layout, from_fsdp2
 from tailrace.trainer.adapters import add_adapter, base_logprobs, published_name
+from tailrace.trainer.compiled import compile_layers, layers_of
 from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig, check_owners
 from tailrace.trainer.errors import TrainerConfigError
 from tailrace.trainer.microbatch import MicroBatch
@@ -187,10 +188,8 @@ class Fsdp2Model(ShardedModel):
                 else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=wide, cast_forward_inputs=False)
             )
         if not self._whole:
-            blocks = set(getattr(policy.lm, "_no_split_modules", None) or ())
-            for module in policy.lm.modules():
-                if type(module).__name__ in blocks:
-                    fully_shard(module, mesh=self._mesh, mp_policy=precision)
+            for layer in layers_of(policy.lm):
+                fully_shard(layer, mesh=self._mesh, mp_policy=precision)
         return fully_shard(policy, mesh=self._mesh, mp_policy=precision, reshard_after_forward=frozen or None)
 
     # ---- gradients ------------------------------------------------------------------------------------------------
@@ -297,6 +296,16 @@ class Fsdp2Model(ShardedModel):
             return found
 
         return logprobs
+
+    def compile_layers(self, *, on: bool) -> None:
+        """See `ShardedModel`."""
+        layers = list(layers_of(self.module.lm))
+        if not layers:
+            raise TrainerConfigError(
+                f"found compile = {str(on).lower()} with {type(self.module.lm).__name__}, which does not name its layers; "
+                "expected compile = false"
+            )
+        compile_layers(layers, on=on)
 
     # ---- weights --------------------------------------------------------------------------------------------------
 

@@ -21,15 +21,16 @@ _BY_TOKENS = frozenset(
 )
 _BY_PARTS = frozenset({"loss", "grad_norm", "value_loss", "critic_grad_norm"})
 _SUMS = frozenset({"offload_bytes", "tokens", "trajectories"})
+_LAST = frozenset({"lr", "compiled", "compiled_graphs", "graph_breaks", "recompiles"})
 _FIRST = frozenset({"mismatch_kl"})  # later steps differ from the engine by the steps before them, too
 
 
 def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The metrics of all parts as those of one step (see `TrainerWorker.step`); each part was one optimizer step.
 
-    Seconds and counts are added, maxima are the greatest, `lr` is the last, and `mismatch_kl` the first. Means over response
-    tokens are weighted by tokens, those of a staleness by its tokens, means over optimizer steps by parts, and all others by
-    trajectories.
+    Seconds and counts are added, maxima are the greatest, `lr` and what was compiled so far are the last, and `mismatch_kl` the
+    first. Means over response tokens are weighted by tokens, those of a staleness by its tokens, means over optimizer steps by
+    parts, and all others by trajectories.
     """
     if len(parts) == 1:
         return dict(parts[0])
@@ -42,7 +43,7 @@ def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
             merged[name] = sum(values)
         elif name.endswith("_max"):
             merged[name] = max(values)
-        elif name == "lr":
+        elif name in _LAST:
             merged[name] = values[-1]
         elif name in _FIRST:
             merged[name] = values[0]

@@ -224,6 +224,16 @@ class ShardedModel(ABC):
             f"({model_path}); expected 0, or backend fsdp2"
         )
 
+    def compile_layers(self, *, on: bool) -> None:
+        """Have `torch.compile` compile the layers' passes from now on, or no longer; see `tailrace.trainer.compiled`.
+
+        Raises:
+            TrainerConfigError: this backend's are not compiled.
+        """
+        raise TrainerConfigError(
+            f"found compile = {str(on).lower()} with {type(self).__name__}, which compiles nothing; expected backend fsdp2"
+        )
+
     def critic(self) -> ShardedModel:
         """The critic of `TrainerConfig.critic`, sharded like this one, with an optimizer of its own. It begins with a model
         that has a value head, or as the policy's with a fresh one, and is never published. Collective.

@@ -141,9 +141,17 @@ def use_in(lm: Any) -> bool:
         return True
     if lm.config._attn_implementation != "sdpa":  # the one that is the same where a row is not packed
         return False
-    AttentionInterface.register(IMPLEMENTATION, attention_forward)
+    if IMPLEMENTATION not in AttentionInterface().valid_keys():
+        AttentionInterface.register(IMPLEMENTATION, attention_forward)
     lm.set_attn_implementation(IMPLEMENTATION)
     return bool(lm.config._attn_implementation == IMPLEMENTATION)
+
+
+def leave_uncompiled() -> None:
+    """Have `torch.compile` call `attention_forward` as it is: how many sequences there are changes with each row."""
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(IMPLEMENTATION, torch.compiler.disable(attention_forward))
 
 
 def stop_using_in(lm: Any) -> None:

@@ -31,6 +31,7 @@ from tailrace.contracts import Experience
 from tailrace.paramserver.layout import Layout
 from tailrace.trainer.batch import check_mini_batches, grpo_samples, supervised_samples
 from tailrace.trainer.checkpoint import CheckpointWriter, export_model
+from tailrace.trainer.compiled import compilations, compile_where_equal
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.critic import Critic
 from tailrace.trainer.demonstrations import TokenExample
@@ -221,6 +222,7 @@ class TrainerWorker:
                 "its micro-batches are padded",
                 model_path,
             )
+        self._compiled = config.compile and self._compile(model_path)
         self._mini_batches = 1
         self.on_phase: Callable[[str], None] = lambda _: None
         """Called as "forward" and "backward" of a micro-batch, and the "optimizer" step, begin. It may be set to another."""
@@ -242,6 +244,14 @@ class TrainerWorker:
         self._checkpoints = CheckpointWriter(
             model_path, self._model, self.rank, self.world_size, config.timeout_s, critic=self._critic_model
         )
+
+    def _compile(self, model_path: Path) -> bool:
+        """Have the layers compiled, where that can be and changes nothing. Returns whether all models' are. Collective."""
+        names = ("policy", "critic")
+        why = compile_where_equal(dict(zip(names, self._models, strict=False)), model_path)
+        if why and self.rank == 0:
+            logger.warning("found compile = true with %s: %s; its layers are not compiled", model_path, why)
+        return not why
 
     def watch_micro_batches(self, ended: Callable[[], None]) -> bool:
         """Have a function called at the end of each micro-batch from now on, on the thread that computes it. Returns True."""
@@ -295,7 +305,8 @@ class TrainerWorker:
             With a critic, over all its optimizer steps on the batch: ``value_loss``, ``value_clip_fraction`` (of tokens whose
             gradient its clip took away), ``critic_grad_norm`` (before clipping), and of its values before them ``value_mean``,
             ``return_mean`` and ``explained_variance`` (1 - variance of their errors / variance of returns); ``lr`` and
-            ``grad_norm`` are 0 while it alone is trained.
+            ``grad_norm`` are 0 while it alone is trained. With `TrainerConfig.compile`: ``compiled`` (1 or 0), and since the
+            start ``compiled_graphs``, ``graph_breaks`` and ``recompiles``; see `tailrace.trainer.compiled.compilations`.
             Seconds of this rank: ``step_s``, ``forward_s``, ``backward_s``, ``optimizer_s``, ``proximal_s`` of passes for it,
             ``critic_s`` of all that a critic does (on CUDA the time to launch, not to finish).
 
@@ -558,6 +569,7 @@ class TrainerWorker:
         return self._reported(means(total)) | {
             "grad_norm": grad_norm,
             "lr": lr if moves else 0.0,
+            **({"compiled": float(self._compiled)} | compilations(self.device) if self.config.compile else {}),
             "forward_s": tally.forward_s,
             "backward_s": tally.backward_s,
             "optimizer_s": time.perf_counter() - begun,
