@@ -283,6 +283,20 @@ def test_weights_of_replicas_that_sleep_lie_in_host_memory():
     assert bytes_of(counted().place("host memory"), "replicas", "while their devices are lent") == 0
 
 
+def test_devices_that_change_hands_move_the_state_and_the_weights_there_and_back():
+    lends = (
+        "pipeline.provisioning=scale-down", "trainer.cells=2", "trainer.colocated=true", "executor.trainer_gpus=0.6",
+        "executor.replica_gpus=0.4", "rollout.options.gpu_memory_utilization=0.35",
+    )  # fmt: skip
+    kind = device("H100")
+    found = {one.what: one for one in counted("8xH100", *lends, target="rollpacker").transfers}
+    assert found["leave shared devices and come back"].size == 2 * 16 * SEVEN / 2  # a cell has two of the four ranks
+    assert found["sleep and wake on shared devices"].seconds == pytest.approx(2 * 2 * SEVEN / kind.pcie_bandwidth)
+    dropped = counted("8xH100", *lends, "rollout.sleep_level=2", target="rollpacker").transfers
+    assert "sleep and wake on shared devices" not in {one.what for one in dropped}
+    assert not [one for one in counted().transfers if "shared devices" in one.what]
+
+
 def test_members_on_cores_are_counted_in_host_memory():
     on_cores = ("executor.device=cpu", "executor.trainer_gpus=0.5", "executor.replica_gpus=0.5")
     plain, pinned = (footprint(configuration("laminar", settings=settings)) for settings in ((), on_cores))

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tailrace.contracts import Facts, StepCosts, TailraceError
 from tailrace.controller.spec import EvaluationPlan, PipelineSpec, RolloutPool
 from tailrace.fleetsim.cost.decode import DecodeCost, PrefillCost
+from tailrace.fleetsim.cost.hand_over import HandOverCost
 from tailrace.fleetsim.cost.training import TrainingCost
 from tailrace.fleetsim.fleet.config import DelayConfig, RolloutFleet
 from tailrace.fleetsim.fleet.fleet import SimulatedFleet
@@ -318,6 +319,17 @@ class Case(_Strict):
             data_s=costs.data_s,
             gpus=self.replicas + 1,
             relays=self.relays,
+            hand_over=self._hand_over(),
+        )
+
+    def _hand_over(self) -> HandOverCost:
+        """What moves when devices change hands; it follows from the seed, apart from all that is drawn."""
+        if not self.colocated:
+            return HandOverCost()
+        numbers = Random(f"hand over {self.seed}")
+        parameters, gradients, optimizer, engine = (numbers.choice((0.0, numbers.uniform(0.05, 0.8))) for _ in range(4))
+        return HandOverCost(
+            parameters, gradients, optimizer, engine=engine, level=numbers.choice((0, 1, 2)), bandwidth=1.0
         )
 
     def _pool(self) -> ReplicaPool:

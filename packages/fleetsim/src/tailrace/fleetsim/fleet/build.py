@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tailrace.contracts import ProvisioningPolicy
-from tailrace.fleetsim.cost import DecodeCost, TrainingCost
+from tailrace.fleetsim.cost import DecodeCost, HandOverCost, TrainingCost
+from tailrace.fleetsim.cost.hand_over import KEEPS_WEIGHTS
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.fleet.config import FleetConfig, Goal, fleet_config
 from tailrace.fleetsim.fleet.fleet import SimulatedFleet
@@ -110,7 +111,17 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
         description=split.describe(),
         config=config,
         ranker=ranker(table, config),
+        hand_over=_hand_over(config, table, split, spec.cells),
     )
+
+
+def _hand_over(config: RunConfig, table: FleetConfig, split: FleetLayout, cells: int) -> HandOverCost:
+    """What moves when trainer and replicas take turns; nothing where they do not, or where it is not to be charged."""
+    if not (split.colocated and table.hand_over):
+        return HandOverCost()
+    level = KEEPS_WEIGHTS if config.rollout.sleep_level is None else config.rollout.sleep_level
+    of_cell = max(1, split.trainer_gpus // cells)
+    return HandOverCost.of(split.model, split.trainer, of_cell, level=level, critic=table.trainer.critic)
 
 
 def _check_hybrids(config: RunConfig, split: FleetLayout) -> None:

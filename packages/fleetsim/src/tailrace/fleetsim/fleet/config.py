@@ -252,6 +252,8 @@ class FleetConfig(_Strict):
             configuration.
         fit_stages: begin with the replicas that provisioning `balanced` chooses from what `tailrace fit-cost` would find of
             both stages on these devices, instead of those of `rollout`.
+        hand_over: where placement is colocated, devices change hands in the seconds that weights and the trainer's state take
+            over each device's PCIe link; otherwise in no time.
         cross_datacenter: the replicas are in another datacenter than the trainer.
         prices: price of one device for an hour, by the device's name, in any one currency.
         scoring: a pool for each kind of `workload.scoring`, where it differs from the run's own (`reward`); without kinds
@@ -269,6 +271,7 @@ class FleetConfig(_Strict):
     steady: bool | None = None
     fit_cost: bool = True
     fit_stages: bool = False
+    hand_over: bool = True
     cross_datacenter: bool = False
     prices: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
     goal: Goal | None = None

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from tailrace.controller.spec import PipelineSpec
 from tailrace.faulttol import Fault
+from tailrace.fleetsim.cost.hand_over import HandOverCost
 from tailrace.fleetsim.engine import ModelledEngine
 from tailrace.fleetsim.fleet.config import DelayConfig, Goal, RankerFleet
 from tailrace.fleetsim.fleet.pools import ReplicaPool, WeightCosts, pool_of
@@ -71,6 +72,7 @@ class SimulatedFleet:
         faults: scripted ones.
         description: the fleet in words.
         config: the configuration, with what follows from the fleet; None if there is none.
+        hand_over: what moves when trainer and replicas take turns on devices; nothing by default.
         ranker: how the ranker errs and learns; None if it knows all that can be known.
     """
 
@@ -100,6 +102,7 @@ class SimulatedFleet:
     description: str = ""
     config: RunConfig | None = None
     ranker: RankerFleet | None = None
+    hand_over: HandOverCost = field(default_factory=HandOverCost)
 
     @property
     def weights(self) -> WeightCosts:

@@ -200,6 +200,12 @@ def rank_parts(
     return parts, change
 
 
+def state_bytes(config: RunConfig, model: RunModel) -> float:
+    """What a rank of the trainer moves to leave a device: parameters, gradients, moments; with an adapter, the frozen base."""
+    kept = ("parameters", "gradients", "moments", "the frozen base, without activations", "state, without activations")
+    return sum(part.size for part in rank_parts(config, model, gpu=False)[0] if part.what in kept)
+
+
 def counts_activations(config: RunConfig, model: RunModel) -> bool:
     """Whether there is arithmetic for what a pass keeps: of a dense model whole on a backend that is built in."""
     return model.dense is not None and config.trainer.backend in COUNTED and not config.trainer.adapter.rank

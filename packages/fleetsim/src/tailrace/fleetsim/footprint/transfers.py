@@ -19,12 +19,14 @@ from tailrace.fleetsim.footprint.hosts import (
     trained_parameters,
 )
 from tailrace.fleetsim.footprint.machines import Machines
+from tailrace.fleetsim.footprint.memory import state_bytes
 from tailrace.fleetsim.footprint.model import RunModel
 from tailrace.fleetsim.footprint.standing import Standing
 from tailrace.fleetsim.hardware.links import Link
 from tailrace.fleetsim.profile.machine import MachineProfile, load_machine
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import trainer_config
+from tailrace.pipeline.run.device_shares import takes_cores
 
 FETCH_TOKENS_PER_S = 34.8e6
 """Packed rows of a batch that one core of a rank takes (measured: tools/bench/data_plane.py, two cores)."""
@@ -36,6 +38,7 @@ _RECORD = "devices.toml"
 _LINKED = "fleet.sites, or 80 Gbps"
 FETCH, PUBLISH, BROADCAST, PULL = "fetch a batch", "publish a version", "pass a version on", "pull a version"
 CROSS = "send a version to the site"
+LEAVE, SLEEP = "leave shared devices and come back", "sleep and wake on shared devices"
 COPY, WRITE, OFFLOAD, SCORE = "copy the state", "write a checkpoint", "moments there and back", "score a batch"
 
 
@@ -141,6 +144,13 @@ def _state(config: RunConfig, machines: Machines, standing: Standing, model: Run
     if "optimizer" in trainer_config(config).offload:
         moments = 2 * 8 * trained_parameters(config, model) / of_cell
         yield StepTransfer(OFFLOAD, "each rank", moments, _at(moments, pcie), True, _RECORD)
+    if table.colocated and not takes_cores(config):
+        moved = 2 * state_bytes(config, model)
+        yield StepTransfer(LEAVE, f"each of {of_cell} ranks", moved, _at(moved, pcie), True, _RECORD)
+        level, weights = config.rollout.sleep_level, model.parameters * 2
+        for tp in sorted({member.spans for member in standing.replicas}) if level in (None, 1) else ():
+            moved = 2 * weights / tp
+            yield StepTransfer(SLEEP, "each worker of a replica", moved, _at(moved, pcie), True, _RECORD)
 
 
 def _scores(config: RunConfig) -> Iterator[StepTransfer]:

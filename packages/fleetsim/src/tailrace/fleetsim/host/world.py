@@ -28,6 +28,15 @@ class Pulsing(Protocol):
         ...
 
 
+class TakesTurns(Protocol):
+    """A replica, which may stand on the trainer's devices."""
+
+    @property
+    def turn_s(self) -> float:
+        """Seconds in which its engine gives a device to the trainer and takes it back; 0 if it does not have one of those."""
+        ...
+
+
 class World:
     """One fleet at work.
 
@@ -57,6 +66,7 @@ class World:
         self.cores = Cores(fleet)
         self.meters: list[Metered] = []
         self.pulsing: list[Pulsing] = []
+        self.taking_turns: list[TakesTurns] = []
         self.recorder = Recorder(self.tokens, self.meters)
         self.disk: dict[int, bool] = {}  # versions with a checkpoint, and whether it has full state
         self.version = 0
@@ -69,6 +79,10 @@ class World:
         """A batch was trained on."""
         self._trained[version], self.version = batch, version
         self.recorder.stepped(version, batch, lags, self.time.now())
+
+    def turn_s(self) -> float:
+        """Seconds in which engines that are awake on the trainer's devices sleep and wake around a step of all of it."""
+        return max((replica.turn_s for replica in self.taking_turns), default=0.0)
 
     def slow_replicas(self, slows: float) -> None:
         """Scores on the replicas' devices began or ended: their work takes so many times as long."""

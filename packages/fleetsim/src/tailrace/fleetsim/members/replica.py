@@ -7,15 +7,17 @@ become idle or has pulled. So the cost of a simulation depends on what finishes,
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from tailrace import contracts as c
+from tailrace.fleetsim.cost.hand_over import DROPS_WEIGHTS
 from tailrace.fleetsim.engine import ModelledEngine, Work
 from tailrace.fleetsim.host.host import RoleModel, VirtualMember
 from tailrace.fleetsim.host.recorder import Totals
 from tailrace.fleetsim.host.world import World
 from tailrace.fleetsim.members.relays import Relays
-from tailrace.rollout.order import CommandOrder
+from tailrace.rollout.order import CommandOrder, ReplicaCommand
 from tailrace.runtime.executor.doors import Ready
 
 PATIENCE_S = 10.0
@@ -40,9 +42,12 @@ class ModelledReplica(RoleModel):
         "_beside",
         "_former",
         "_generated",
+        "_lent",
+        "_moving",
         "_next_tp",
         "_preempted",
         "_prefixes",
+        "_queue",
         "_routed_by",
         "_share",
         "_told",
@@ -86,6 +91,8 @@ class ModelledReplica(RoleModel):
         self.stalled_s: float | None = None
         self.version: int | None = None
         self.order = CommandOrder()
+        self._queue: deque[ReplicaCommand] = deque()  # in order, and not carried out yet
+        self._moving = self._lent = False  # its engine goes to sleep or wakes; its devices are the trainer's
         self.last_seq = self.finished = 0
         self.reported = True  # whether the controller knows that it is idle
         self.scheduled_s = math.inf
@@ -98,6 +105,7 @@ class ModelledReplica(RoleModel):
         self._told = (self.time.now(), 0.0)  # time of its last report of load, and tokens generated until then
         world.meters.append(self)
         world.pulsing.append(self)
+        world.taking_turns.append(self)
         world.cores.add(self)
 
     # ---- life -----------------------------------------------------------------------------------------------------
@@ -125,6 +133,8 @@ class ModelledReplica(RoleModel):
         self._span(self._next_tp, now)
         self.up, self.hung, self.stalled_s, self.version, self.pulling = True, False, None, None, False
         self.order, self.last_seq, self._prefixes.tokens = CommandOrder(), 0, 0
+        self._queue.clear()
+        self._moving = self._lent = False
         self._routed_by.clear()
         self._aborted_by.clear()
         self.incarnation += 1
@@ -148,6 +158,7 @@ class ModelledReplica(RoleModel):
         """End the process. The partial-response pool keeps the tokens that it generated."""
         self._drop_work(self.time.now())
         self.up, self.version, self.pulling = False, None, False
+        self._queue.clear()
         self.incarnation += 1
         self.weights_gone()
         self._offers_no_more()
@@ -215,25 +226,63 @@ class ModelledReplica(RoleModel):
                 self._abort(command)
             else:
                 self.order.add(command)  # type: ignore[arg-type]
-        for ready in self.order.take():
+        self._queue.extend(self.order.take())
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        while self._queue and not self._moving:
+            ready = self._queue.popleft()
+            if isinstance(ready, c.Lend | c.Return):
+                self._hand_over(ready)
+                continue
             self.last_seq = ready.seq
-            kind = type(ready)
-            if kind is c.Route:
-                self._route(ready)  # type: ignore[arg-type]
-            elif kind is c.Interrupt:
-                self._interrupt(ready)  # type: ignore[arg-type]
-            elif kind is c.Pull:
-                self._pull(ready)  # type: ignore[arg-type]
-            else:  # it holds nothing in between
-                self._say([(c.Lent if kind is c.Lend else c.Returned)(self.id, ready.seq)])
-                self.reported = False
-                self.idle_now()
+            if isinstance(ready, c.Route):
+                self._route(ready)
+            elif isinstance(ready, c.Interrupt):
+                self._interrupt(ready)
+            elif isinstance(ready, c.Pull):
+                self._pull(ready)
+
+    def _hand_over(self, command: c.Lend | c.Return) -> None:
+        """Let the engine sleep, or wake. It holds nothing in between, and takes no command meanwhile."""
+        cost, lends = self.world.fleet.hand_over, isinstance(command, c.Lend)
+        takes_s = cost.seconds(cost.engine_bytes(self.tp))
+        if not lends and cost.level >= DROPS_WEIGHTS and self.version == max(self.relays.published_s, default=0):
+            takes_s = self.pool.weights.pull_s  # no newer version comes, and it has dropped its weights
+        self._moving = takes_s > 0
+        if self._moving:
+            self.time.at(self.time.now() + takes_s, self._handed_over, (command, takes_s, self.incarnation))
+        else:
+            self._handed_over((command, 0.0, self.incarnation))
+
+    def _handed_over(self, moved: tuple[c.Lend | c.Return, float, int]) -> None:
+        command, took_s, incarnation = moved
+        if incarnation != self.incarnation or not self.up or self.hung:
+            return
+        goes_on, self._moving, self.last_seq = self._moving, False, command.seq
+        self._lent = isinstance(command, c.Lend)
+        if self._lent:
+            self._say([c.Lent(self.id, command.seq, self.world.fleet.hand_over.level, took_s)])
+        else:
+            self._say([c.Returned(self.id, command.seq, took_s)])
+        self.reported = False
+        self.idle_now()
+        if goes_on:
+            self._carry_out()
+
+    @property
+    def turn_s(self) -> float:
+        """See `TakesTurns`."""
+        cost = self.world.fleet.hand_over
+        if not self.up or self._lent or not self.world.fleet.spec.stands_on_trainer(self.pool.name):
+            return 0.0
+        return 2 * cost.seconds(cost.engine_bytes(self.tp))
 
     def _route(self, command: c.Route) -> None:
         assert self.version is not None, f"{self.id} was given work and serves no version"
         now = self.time.now()
         refs = command.trajectories
-        if self.world.reorders:
+        if self.world.reorders or self._aborted_by:
             refs = tuple([ref for ref in refs if self._aborted_by.get(ref.trajectory, 0) < command.seq])
             self._routed_by.update(dict.fromkeys([ref.trajectory for ref in refs], command.seq))
             self._aborted_by = {name: seq for name, seq in self._aborted_by.items() if seq > command.seq}
@@ -273,7 +322,7 @@ class ModelledReplica(RoleModel):
         self.engine.remove(names, now)
         self.flush()
         self.tokens.dropped(self.id, names)
-        if self.world.reorders:
+        if self.world.reorders or self._queue:
             self._aborted_by.update(dict.fromkeys(names, command.seq))
         self.idle_now()
         self.schedule(now)

@@ -8,7 +8,7 @@ trainer, each with its share of the devices, add gradients beside each other; wh
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tailrace import contracts as c
 from tailrace.fleetsim.host.host import RoleModel, VirtualMember
@@ -28,12 +28,16 @@ def _share(command: c.Checkpoint) -> float:
 
 
 class _Work:
-    """A command that is carried out: seconds left of it at full speed, and when that was so. `order` numbers its end."""
+    """A command that is carried out: seconds left of it at full speed, and when that was so. `order` numbers its end.
 
-    __slots__ = ("command", "left_s", "order", "since_s", "whole_s")
+    `metrics` are those of moving the trainer's state back to its devices first.
+    """
 
-    def __init__(self, command: c.Command, whole_s: float, since_s: float) -> None:
+    __slots__ = ("command", "left_s", "metrics", "order", "since_s", "whole_s")
+
+    def __init__(self, command: c.Command, whole_s: float, since_s: float, metrics: Mapping[str, float]) -> None:
         self.command, self.whole_s, self.left_s, self.since_s = command, whole_s, whole_s, since_s
+        self.metrics = metrics
         self.order = 0
 
 
@@ -50,6 +54,8 @@ class Trainer(RoleModel):
         self.parts: list[tuple[str, ...]] = []
         self.added: list[tuple[str, ...]] = []  # whose gradients were added since the last step
         self.away: set[int] = set()  # cells that have left their devices
+        self._optimizer_away: set[int] = set()  # cells whose optimizer has; gradients are added without it
+        self._left = False  # a step's own time has what its cells take to leave after it
         self._queue: deque[c.Command] = deque()
         self._at_work: dict[int | None, _Work] = {}  # by cell; None: the whole trainer
         self._began_s = 0.0
@@ -105,6 +111,8 @@ class Trainer(RoleModel):
         self._queue.clear()
         self.parts, self.added = [], []
         self.away.clear()
+        self._optimizer_away.clear()
+        self._left = False
         self._at_work, self._speed = {}, 1.0
         self._offered, self._taken = None, -1
         self.relays.retire(self._sealed)
@@ -146,9 +154,11 @@ class Trainer(RoleModel):
             if cell in self._at_work or None in self._at_work or (cell is None and self._at_work):
                 break
             command, now = self._queue.popleft(), self.time.now()
-            if self.member is not None and isinstance(command, c.Step | c.Accumulate) and self._brings(cell):
+            brought = self._brings(command, cell)
+            if brought and self.member is not None:
                 self.member.phases.at(ONLOAD)
-            work = self._at_work[cell] = _Work(command, self._duration(command), now)
+            whole_s = self._duration(command) + brought.get("onload_s", 0.0)
+            work = self._at_work[cell] = _Work(command, whole_s, now, brought)
             if not self.parts:
                 self._began_s = now  # start of the current command, or of the first part of its batch
             self._schedule(work)
@@ -156,11 +166,34 @@ class Trainer(RoleModel):
                 self.time.at(now + PULSE_S, self._pulse, (cell, work))
         self.world.cores.changed()
 
-    def _brings(self, cell: int | None) -> bool:
-        """Have a cell, or all, on its devices again. Returns whether it was away."""
+    def _brings(self, command: c.Command, cell: int | None) -> dict[str, float]:
+        """Have a cell, or all, on its devices again for what is computed. Returns metrics of it; none if all is there."""
+        if not isinstance(command, c.Step | c.Accumulate):
+            return {}
+        cost, steps = self.world.fleet.hand_over, isinstance(command, c.Step) or command.update
         back = {*self.away} if cell is None else self.away & {cell}
         self.away -= back
-        return bool(back)
+        brings = bool(back)
+        size = cost.parameters + (cost.gradients if self.added else 0.0) if back else 0.0
+        if steps:
+            optimizer = {*self._optimizer_away} if cell is None else self._optimizer_away & {cell}
+            self._optimizer_away -= optimizer
+            brings, size = brings or bool(optimizer), size + (cost.optimizer if optimizer else 0.0)
+        self._left = self._left and not brings
+        cells = self.world.fleet.spec.cells if cell is None else 1
+        return {"onload_s": cost.seconds(size), "onload_bytes": size * cost.devices * cells} if brings else {}
+
+    def _leaves(self, cell: int) -> float:
+        """Bytes that a cell moves from each of its devices to leave them."""
+        cost = self.world.fleet.hand_over
+        size = 0.0 if cell in self.away else cost.parameters + (cost.gradients if self.added else 0.0)
+        return size + (0.0 if cell in self._optimizer_away else cost.optimizer)
+
+    def _turn_s(self) -> float:
+        """Seconds by which a step is longer since engines are awake on its devices: they sleep, it leaves, they wake."""
+        engines_s, cost = self.world.turn_s(), self.world.fleet.hand_over
+        self._left = engines_s > 0
+        return engines_s + cost.seconds(cost.parameters + cost.optimizer) if self._left else 0.0
 
     def _pulse(self, computing: tuple[int | None, _Work]) -> None:
         """Say that micro-batches go on ending, as a real trainer does."""
@@ -221,9 +254,12 @@ class Trainer(RoleModel):
             return self._compute((command.trajectories,), fleet.data_s / fleet.parts)
         if isinstance(command, c.Step) and self.added:
             rest = tuple(name for part in command.mini_batches for name in part)
-            return self._gradients_s(rest) + fleet.training.update_s(0, 0.0)
+            return self._turn_s() + self._gradients_s(rest) + fleet.training.update_s(0, 0.0)
         if isinstance(command, c.Step):
-            return self._compute(command.mini_batches, fleet.data_s / (fleet.parts if self.parts else 1))
+            data_s = fleet.data_s / (fleet.parts if self.parts else 1)
+            return self._turn_s() + self._compute(command.mini_batches, data_s)
+        if isinstance(command, c.Offload):
+            return 0.0 if self._left else fleet.hand_over.seconds(self._leaves(command.cell))
         return fleet.delays.copy_s * _share(command) if isinstance(command, c.Checkpoint) else 0.0
 
     def _gradients_s(self, names: tuple[str, ...]) -> float:
@@ -254,8 +290,10 @@ class Trainer(RoleModel):
         work = self._at_work.pop(cell)
         command = work.command
         if isinstance(command, c.Offload):
+            size = int(self._leaves(command.cell) * self.world.fleet.hand_over.devices)
             self.away.add(command.cell)
-            self.member.say([c.Offloaded(command.cell, command.seq)])
+            self._optimizer_away.add(command.cell)
+            self.member.say([c.Offloaded(command.cell, command.seq, work.whole_s, size)])
         elif isinstance(command, c.Publish):
             self._publish(command)
         elif isinstance(command, c.Checkpoint):
@@ -265,7 +303,7 @@ class Trainer(RoleModel):
             self.time.at(durable_s, self._durable, (command, self.incarnation))
         elif isinstance(command, c.Accumulate):
             (self.parts if command.update else self.added).append(command.trajectories)
-            metrics = {"wall_s": work.whole_s}
+            metrics = {"wall_s": work.whole_s, **work.metrics}
             self.member.say(
                 [c.Accumulated(command.version, command.trajectories, metrics, command.seq, cell=command.cell)]
             )
@@ -276,7 +314,8 @@ class Trainer(RoleModel):
             self.world.tokens.consume(batch, command.version)
             self.trained(command.version)
             self.world.stepped(command.version, batch, lags)
-            metrics = {"staleness_max": float(max(lags, default=0)), "wall_s": self.time.now() - self._began_s}
+            wall_s = self.time.now() - self._began_s
+            metrics = {"staleness_max": float(max(lags, default=0)), "wall_s": wall_s, **work.metrics}
             self.member.say([c.Stepped(command.version, metrics, command.seq)])
         self._next()
 
