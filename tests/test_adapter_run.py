@@ -5,7 +5,9 @@ from importlib.util import find_spec
 
 import pytest
 
+from tailrace import contracts as c
 from tailrace.cli.main import main
+from tailrace.pipeline.run.eventlog import read_log
 
 pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="needs PEFT")
 
@@ -47,3 +49,29 @@ def test_only_the_adapter_is_trained_saved_and_published(small_run):
     changed = run.trained("--merge")
     assert changed
     assert all(name.endswith("proj.weight") for name in changed)
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM")
+def test_a_pull_lets_responses_end_under_the_adapter_that_they_began_with(small_run):
+    run = small_run(heads=4, kv_heads=2, head_dim=32)
+    settings = ("rollout.engine=vllm", "rollout.adapter_versions=2", "pipeline.sync=interrupting")
+    words = [word for setting in settings for word in ("--set", setting)]
+    run.train("adapter = { rank = 4, alpha = 8 }\noptions = { lr = 1e-2, threads = 1 }", "local", *words)
+    version, running, beside, interrupted = {}, {}, 0, 0
+    for instant in read_log(run.directory / "events.jsonl"):
+        for event in instant.events:
+            match event:
+                case c.Pulled():
+                    version[event.replica] = event.version
+                case c.Finished():
+                    began = running.pop(event.trajectory, None)
+                    beside += began is not None and began < version[event.replica]
+                case c.Interrupted():
+                    running.pop(event.trajectory, None)
+                    interrupted += 1
+        for command in instant.commands:
+            if isinstance(command, c.Route):
+                running.update({ref.trajectory: version[command.replica] for ref in command.trajectories})
+    assert beside > 0, (beside, interrupted)
+    assert json.loads((run.directory / "summary.json").read_text())["served_digests_checked"] >= 4

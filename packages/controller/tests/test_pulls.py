@@ -147,3 +147,31 @@ def test_a_replica_that_is_lost_meanwhile_is_not_restarted_again_for_its_weights
     run = one_replica_pulling()
     run.down("replica", "r0", leave=("replica", c.Pull))
     assert not of(c.Restart, differed(run))
+
+
+def test_a_pull_interrupts_only_what_runs_under_older_versions_than_a_replica_has_room_for():
+    mixes = {"admission": policy("admission", "bounded", bound=4), "sync": policy("sync", "interrupting")}
+    one = policy("provisioning", "static", count=1)
+    run = Scripted(spec(**mixes, provisioning=one, replica_batch=12, replica_versions=2, steps=9))
+    under, version, stopped = {}, None, []
+
+    def take(commands):
+        nonlocal version
+        for command in commands:
+            if isinstance(command, c.Pull):
+                version = command.version
+            elif isinstance(command, c.Route):
+                under.update({ref.trajectory: version for ref in command.trajectories})
+            elif isinstance(command, c.Interrupt):
+                stopped.append((version + 1, {under.pop(name) for name in command.trajectories}))
+                assert version - 1 not in under.values(), "some under the same version were left"
+
+    take(run.go(c.Tick(), leave=(c.Route,)))
+    for published in (1, 2, 3, 4):
+        batch = sorted(under, key=lambda name: (-under[name], name))[:4]
+        for name in batch:
+            del under[name]
+        take(run.go(*(c.Finished("r0", name, 3) for name in batch), leave=(c.Route,)))
+        assert run.view.published == version == published
+        assert set(under.values()) <= {published - 1, published}
+    assert stopped == [(2, {0}), (3, {1}), (4, {2})]

@@ -9,7 +9,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run import abilities
 
-ALL = EngineAbilities(seeds=True, adapters=True, sleeps=(1, 2), resizes=True)
+ALL = EngineAbilities(seeds=True, adapters=2, sleeps=(1, 2), resizes=True)
 LENDS = {"name": "scale-down"}
 
 
@@ -68,7 +68,7 @@ def test_all_that_an_engine_lacks_stands_in_one_line(engines):
     ("lacks", "says"),
     [
         (replace(ALL, seeds=False), "lacks seeds, asked for by pipeline.batching"),
-        (replace(ALL, adapters=False), "lacks adapters, asked for by rollout.adapter"),
+        (replace(ALL, adapters=0), "lacks adapters, asked for by rollout.adapter"),
         (replace(ALL, sleeps=(1,)), "lacks sleep 2, asked for by rollout.sleep_level"),
         (replace(ALL, resizes=False), "lacks several devices, asked for by rollout.options"),
     ],
@@ -125,6 +125,28 @@ def test_an_engine_of_one_device_leaves_the_planner_off_and_that_is_told_in_a_li
 )
 def test_the_record_says_who_applies_an_adapter(engines, rank, asked, able, applied):
     assert abilities.applies_adapters(config(rank=rank, rollout={"adapter": asked}), able) is applied
+
+
+MIXES = {"sync": {"name": "interrupting"}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"pipeline": MIXES}, r"rollout.adapter'.*: found 2, 0 and 'auto', expected the rank of an adapter"),
+        ({"pipeline": MIXES, "rank": 4, "rollout": {"adapter": "merged"}}, "found 2, 4 and 'merged'"),
+        ({"rank": 4}, "found 2 and 'on-idle', with which nothing is in flight when a replica pulls"),
+        (
+            {"pipeline": MIXES, "rank": 4, "rollout": {"adapter_versions": 3}},
+            "lacks 3 adapters at once, asked for by rollout.ad",
+        ),
+    ],
+)
+def test_several_versions_at_once_need_work_in_flight_and_an_engine_that_has_them(engines, settings, says):
+    settings = {**settings, "rollout": {"adapter_versions": 2, **settings.get("rollout", {})}}
+    with pytest.raises(ConfigError, match=says):
+        abilities.check_abilities(config(**settings), "able")
+    assert abilities.check_abilities(config(pipeline=MIXES, rank=4, rollout={"adapter_versions": 2}), "able") is None
 
 
 def test_an_adapter_that_is_applied_must_be_there(engines):

@@ -1,8 +1,9 @@
 """A replica worker on the fake engine, driven as an executor drives it."""
 
 import time
+from contextlib import contextmanager
 
-from tailrace.contracts import Pull, Pulled, PullFailed, Route, Sampling, TrajectoryRef
+from tailrace.contracts import AdapterWeights, Pull, Pulled, PullFailed, Route, Sampling, TrajectoryRef
 from tailrace.rollout import ReplicaWorker
 from tailrace.rollout.testing import FakeEngine, MemoryWeights
 
@@ -68,3 +69,12 @@ class Slow(FakeEngine):
     def step(self):
         time.sleep(0.001)
         return super().step()
+
+
+class Adapters(MemoryWeights):
+    """Versions of an adapter (an integer) of a base that weighs 100; one below zero is a control's whole weights."""
+
+    @contextmanager
+    def load(self, version, timeout_s):
+        value = int(str(next(iter(self.versions[version].values()))))
+        yield iter([("w", -value)]) if value < 0 else AdapterWeights({"w": (value, 10)}, 1, 1.0, lambda: [("w", 100)])

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 import pytest
 
 from tailrace.contracts import (
-    AdapterWeights,
     Finished,
     Interrupted,
     Lend,
@@ -19,7 +18,7 @@ from tailrace.contracts import (
 from tailrace.rollout import EngineAsleepError, ReplicaCrashedError
 from tailrace.rollout.testing import FakeEngine, MemorySource, MemoryWeights, fake_token
 
-from .replica_harness import Harness, Slow, prompts, route
+from .replica_harness import Adapters, Harness, Slow, prompts, route
 
 
 class Counted(MemoryWeights):
@@ -34,15 +33,6 @@ class Counted(MemoryWeights):
         self.loads.append(version)
         with super().load(version, timeout_s) as found:
             yield found
-
-
-class Adapters(MemoryWeights):
-    """Versions of an adapter (an integer) of a base that weighs 100; one below zero is a control's whole weights."""
-
-    @contextmanager
-    def load(self, version, timeout_s):
-        value = int(str(next(iter(self.versions[version].values()))))
-        yield iter([("w", -value)]) if value < 0 else AdapterWeights({"w": (value, 10)}, 1, 1.0, lambda: [("w", 100)])
 
 
 def versions():

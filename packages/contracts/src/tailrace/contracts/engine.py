@@ -282,8 +282,10 @@ class AdaptingEngine(Engine, Protocol):
     def load_adapter(self, adapter: AdapterWeights) -> None:
         """Serve the weights that the engine has with this adapter, in place of any adapter before it.
 
-        Requests in flight must have been aborted first; the engine drops its prefix cache. An adapter that does not fit the
-        model is refused and changes nothing.
+        An engine of one adapter (`EngineAbilities.adapters`) drops its prefix cache, and requests in flight must have been
+        aborted first. Where it applies several, they go on with the adapters that they began with, requests after this one have
+        the new one, and nothing cached under one adapter serves another: those in flight may have one adapter less than it
+        applies. An adapter that does not fit the model is refused and changes nothing.
         """
         ...
 
@@ -343,8 +345,9 @@ class EngineAbilities:
         seeds: they honour `Sampling.seed`. A pipeline that draws the same noise twice refuses engines that do not.
         deterministic: the same requests, given between the same steps, get the same tokens and log-probabilities, bit by bit.
             `pipeline.deterministic` refuses engines that cannot say so.
-        adapters: they apply LoRA adapters beside their weights (`AdaptingEngine`), of at most the rank in their option
-            ``adapter_rank``. For others each version is merged into the base first.
+        adapters: how many LoRA adapters they can apply at once beside their weights (`AdaptingEngine`), of at most the rank in
+            their option ``adapter_rank``; of several, as many as their option ``adapters`` says. 0: each version is merged
+            into the base first.
         sleeps: the levels of `Engine.sleep` that they know.
         resizes: they span several devices (option ``tensor_parallel_size``).
         digests: they are `DigestingEngine`s: a replica compares what they serve with what was published.
@@ -353,7 +356,7 @@ class EngineAbilities:
 
     seeds: bool = False
     deterministic: bool = False
-    adapters: bool = False
+    adapters: int = 0
     sleeps: tuple[int, ...] = ()
     resizes: bool = False
     digests: bool = False

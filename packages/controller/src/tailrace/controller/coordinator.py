@@ -382,9 +382,9 @@ class Coordinator:
         replica.pulling, self._seen = version, None  # it may be told of it later, and is out of this cycle all the same
         replica.pull_waits = None if found.free else reason
         if found.free:
-            if replica.assigned:
+            if names := replica.without_room(self._state.spec.replica_versions - 1):
                 pulling = c.Reason(c.Why.PULLING, numbers={"version": version})
-                self._state.interrupt(replica, tuple(replica.assigned), pulling, FOR_PULL)
+                self._state.interrupt(replica, names, pulling, FOR_PULL)
             replica.source = found.free[0]
             self._outbox.send_to(replica, c.Pull, version=version, sources=(*found.free, *found.busy), reason=reason)
 

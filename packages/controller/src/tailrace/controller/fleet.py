@@ -198,6 +198,14 @@ class ReplicaState:
             object.__setattr__(view, "open", False)  # the view is not in use yet
         return view
 
+    def without_room(self, room: int) -> tuple[str, ...]:
+        """Its trajectories whose weights are not among the newest of so many versions: those that a pull interrupts."""
+        if not room:
+            return tuple(self.assigned)
+        states = self.assigned.states
+        newest = sorted({state.under or 0 for state in states.values()}, reverse=True)[:room]
+        return tuple([name for name, state in states.items() if (state.under or 0) not in newest])
+
     def left(self, trajectory: str, *, evaluation: bool) -> None:
         """Remove a trajectory. If it was the last one of a replica being emptied, the replica is released."""
         assigned = self.assigned

@@ -211,7 +211,7 @@ class Ledger:
                         self.counts.turns_lost += state.keeps(0)
                 if state.purpose is _EVAL:
                     self.stranded_evaluations.pop(name, None)
-            state.phase, state.replica, state.version = _RUNNING, replica, at
+            state.phase, state.replica, state.version, state.under = _RUNNING, replica, at, version
             draw = self.groups[state.group].draw if state.purpose is _TRAIN else None
             refs.append(
                 TrajectoryRef(

@@ -121,6 +121,8 @@ class PipelineSpec:
         pools: pools of unequal replicas; empty if all replicas have `tp` and `replica_batch`, at the trainer's site.
         peers: whether replicas offer the versions that they serve, so that others pull from them too, one from each at a time
             (RobustRL, section 5.2.1). They must then say an address as they come up.
+        replica_versions: versions that a replica generates with at once: a pull interrupts only what runs under none of the
+            newest of them, the one that is pulled included. Above 1, versions are adapters that the engine applies.
         relay_sites: the site of each relay, by its number; empty if all are at the trainer's, as those beyond its end are.
         detection: says who counts as down although its process was not seen to end.
         environments: members of the environment role, which answer the turns of trajectories; 0: each response is one turn.
@@ -168,6 +170,7 @@ class PipelineSpec:
     detection: DetectionPolicy = field(default_factory=RoleAware)
     pools: tuple[RolloutPool, ...] = ()
     peers: bool = False
+    replica_versions: int = 1
     relay_sites: tuple[str, ...] = ()
     environments: int = 0
     environment_sessions: int | None = None

@@ -59,7 +59,7 @@ class TrajectoryState:
     environment. `turns` are the response tokens at the end of each of its turns, `answered` how many of them an environment
     has answered, and `observed` the tokens of those answers. `relocated_at` is how many tokens it was known to have when a
     relocation policy last took it from a replica; -1: none has. `truncated` says that a limit ended it. `cached` says what it
-    left in the prefix cache of each replica.
+    left in the prefix cache of each replica. `under` is the version that it was routed to last: whose weights draw its tokens.
     """
 
     id: str
@@ -70,6 +70,7 @@ class TrajectoryState:
     prompt: int
     phase: Phase = Phase.PENDING
     version: int | None = None
+    under: int | None = None
     replica: str | None = None
     destination: str | None = None
     tokens: int = 0

@@ -133,6 +133,7 @@ class Case(_Strict):
         far: replicas at another site than the trainer's, a pool of their own with smaller batches; of several relays the last
             one stands there too.
         peers: whether replicas pull from each other.
+        replica_versions: versions that a replica generates with at once.
         fence: whether a version is sealed until its checkpoint is durable.
         cells: of the trainer.
         colocated: whether they stand on the devices of the replicas.
@@ -155,6 +156,7 @@ class Case(_Strict):
     checkpoint_every: Positive = 1
     full_checkpoint_every: Positive = 1
     peers: bool = False
+    replica_versions: Positive = 1
     fence: bool = False
     scoring_attempts: Positive = 3
     failed_groups_limit: Positive = 1_000
@@ -260,6 +262,7 @@ class Case(_Strict):
             ranker=self.predictions > 0,
             pools=self.pools,
             peers=self.peers,
+            replica_versions=self.replica_versions,
             relay_sites=self.relay_sites,
             machines=tuple(map(str, range(self.machines))),
             environments=self.environments.members if self.workload.environment else 0,

@@ -175,6 +175,7 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     content["full_checkpoint_every"] = partly.choice([1, 1, 1, 2, 3, 5])
     content["fence"] = fenced and content["checkpoint_every"] * content["full_checkpoint_every"] == 1
     content["peers"] = Random(f"tailrace fuzz {seed}, peers").random() < SHARE_OF_NEWER
+    content["replica_versions"] = Random(f"tailrace fuzz {seed}, versions").choice([1, 1, 1, 2, 3])
     content["cells"] = Random(f"tailrace fuzz {seed}, cells").choice([1, 1, 2, 2, 3])
     if lends:
         content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2, "far": 0}

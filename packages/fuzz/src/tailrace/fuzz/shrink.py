@@ -161,6 +161,7 @@ def _checkpoint_each(case: Case) -> Iterator[Case | None]:
     yield _with(case, full_checkpoint_every=1)
     yield _with(case, fence=False)
     yield _with(case, peers=False)
+    yield _with(case, replica_versions=1)
 
 
 def _keep_versions(case: Case) -> Iterator[Case | None]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tailrace.contracts import AdapterWeights
-from tailrace.rollout.errors import EngineDiedError, OptionError, WeightsError
+from tailrace.rollout.errors import EngineBusyError, EngineDiedError, OptionError, WeightsError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -142,21 +142,25 @@ def _beside(a: Tensor, b: Tensor, scale: float) -> Callable[[Any, tuple[Any, ...
 
 
 class VLLMAdapters:
-    """The adapter that an engine of vLLM serves.
+    """The adapters that an engine of vLLM serves: the newest one, and those before it that requests in flight began with.
 
     Args:
         rank: the engine option ``adapter_rank``; 0: the engine takes none.
+        most: the engine option ``adapters``.
 
     Raises:
         OptionError: vLLM has no kernels for this rank.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, most: int = 1) -> None:
         self.arguments: dict[str, Any] = {}
         """Arguments of the engine."""
         self.request: Any = None
-        """What each generation request says of its adapter; None while none is served."""
+        """What each new generation request says of its adapter; None while none is served."""
+        self.most = most
+        """Most adapters that are served at once."""
         self._serial = 0
+        self._held: set[int] = set()
         if rank:
             from vllm.config.lora import MaxLoRARanks
 
@@ -165,17 +169,37 @@ class VLLMAdapters:
                 raise OptionError(
                     f"engine option adapter_rank: found {rank}, expected at most {max(get_args(MaxLoRARanks))} with vLLM"
                 )
-            self.arguments = {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": 1}
+            self.arguments = {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": most}
 
-    def load(self, llm: Any, adapter: AdapterWeights) -> None:
-        """Serve an adapter that fits the model (`check_adapter`), and forget the one before it.
+    @property
+    def serial(self) -> int:
+        """The number of the adapter that new requests get; 0: none. Each adapter has a number of its own."""
+        return 0 if self.request is None else int(self.request.lora_int_id)
+
+    def load(self, llm: Any, adapter: AdapterWeights, used: Collection[int] = ()) -> None:
+        """Serve an adapter that fits the model (`check_adapter`) to new requests, and forget those that none uses.
+
+        Args:
+            llm: the engine.
+            adapter: the adapter.
+            used: numbers (`serial`) of the adapters of the requests in flight.
 
         Raises:
+            EngineBusyError: requests in flight use as many adapters as are served at once. Nothing was changed.
             WeightsError: vLLM refuses it. The one before it is served on.
-            EngineDiedError: vLLM holds another adapter than this one.
+            EngineDiedError: vLLM holds other adapters than these.
         """
         from vllm.lora.request import LoRARequest
 
+        if len(set(used)) >= self.most:
+            raise EngineBusyError(
+                f"found requests in flight on {len(set(used))} adapters, expected at most {self.most - 1} beside a new one"
+            )
+        self._forget(llm, {*used, self.serial})
+        # vLLM drops the least recently used for one more, which is the newest only if no request has another.
+        if len(self._held) >= self.most > 1 and self.serial not in used:
+            self.request = None
+            self._forget(llm, used)
         self._serial += 1
         # vLLM reads the files once. A name that no other adapter had keeps its prefix cache from mixing two.
         try:
@@ -186,16 +210,21 @@ class VLLMAdapters:
             raise WeightsError(f"the adapter does not load: {type(error).__name__}: {error}") from error
         if not taken:
             raise WeightsError("vLLM takes no adapter, expected it to")
-        self.drop(llm)
+        self._held.add(self._serial)
         self.request = request
-        if set(llm.list_loras()) != {self._serial}:
-            raise EngineDiedError(f"vLLM holds the adapters {sorted(llm.list_loras())}, expected {self._serial} alone")
+        self._forget(llm, {*used, self._serial})
+        if set(llm.list_loras()) != self._held:
+            raise EngineDiedError(f"vLLM holds the adapters {sorted(llm.list_loras())}, expected {sorted(self._held)}")
 
     def drop(self, llm: Any) -> None:
-        """Serve the model's own weights."""
-        if self.request is not None:
-            llm.remove_lora(self.request.lora_int_id)
-            self.request = None
+        """Serve the model's own weights, and forget all adapters."""
+        self.request = None
+        self._forget(llm, ())
+
+    def _forget(self, llm: Any, used: Collection[int]) -> None:
+        for serial in self._held - set(used):
+            llm.remove_lora(serial)
+            self._held.remove(serial)
 
 
 @contextmanager

@@ -42,6 +42,7 @@ class EngineOptions:
         apart: run the model in a worker process even on one device (vLLM only). An engine that shares its process with a
             trainer needs it, since vLLM ends the process's torch groups with itself; replicas of the local host have it.
         adapter_rank: the largest rank of the LoRA adapters that the engine is given; 0: it is given none.
+        adapters: most of these adapters that it applies at once, each to the requests that began with it (above 1: vLLM only).
         sleep_level: the deepest level at which the engine is put to sleep; 0: it is not. vLLM on CUDA has to know it from
             the start.
         engine_args: arguments of the engine itself, by its own names, such as ``{"schedule_policy": "fcfs"}``: of SGLang those
@@ -72,6 +73,7 @@ class EngineOptions:
     tensor_parallel_size: int = 1
     apart: bool = False
     adapter_rank: int = 0
+    adapters: int = 1
     sleep_level: int = 0
     engine_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     python: str = ""
@@ -82,10 +84,10 @@ class EngineOptions:
         _choice("device", self.device, ("auto", "cpu", "cuda"))
         _choice("dtype", self.dtype, ("auto", *_ITEM_BYTES))
         counts = ("max_num_seqs", "max_batch_tokens", "max_model_len", "kv_cache_bytes", "block_tokens", "threads")
-        if self.tensor_parallel_size is None:
-            raise OptionError("engine option tensor_parallel_size: found None, expected a positive integer")
-        for name in (*counts, "tensor_parallel_size"):
+        for name in (*counts, "tensor_parallel_size", "adapters"):
             value = getattr(self, name)
+            if value is None and name not in counts:
+                raise OptionError(f"engine option {name}: found None, expected a positive integer")
             if name == "threads" and type(value) is int and value == 0:
                 continue  # as the trainer's option has it
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):

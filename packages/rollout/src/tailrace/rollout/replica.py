@@ -10,7 +10,7 @@ The engine may also never return; then the thread that calls `events` reports it
 Invariants:
 * Each command is carried out once, in the order in which they were given, even if they arrive in another (see `CommandOrder`).
 * Tokens are in the source before the controller hears that their trajectory finished, ended a turn or stopped (see `Flusher`).
-* A replica generates with one version only, whose weights it has completely (see `ReplicaWork`).
+* A replica begins with one version only, whose weights it has completely (see `ReplicaWork`).
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class ReplicaWorker:
         snapshot_s: seconds between two `Snapshot` events; there is also one when everything in flight has finished.
         pull_timeout_s: deadline of a pull.
         flush_timeout_s: deadline of the source for one batch of tokens.
+        versions: versions whose weights the engine has at once, for trajectories in flight to end under the one that they began
+            with: of adapters, on an engine that applies so many (its option ``adapters``). With 1 a pull interrupts all.
         sleep_level: how deep the engine sleeps while its devices are lent (`Engine.sleep`); 0: not at all.
         still_report_s: seconds between two `Activity` events while the engine has work and yields no token; there is one
             more when it continues.
@@ -78,6 +80,7 @@ class ReplicaWorker:
         pull_timeout_s: float = 120.0,
         flush_timeout_s: float = 60.0,
         sleep_level: int = 0,
+        versions: int = 1,
         still_report_s: float = 5.0,
         clock: Clock | None = None,
         on_phase: Callable[[str], None] = lambda _: None,
@@ -113,6 +116,7 @@ class ReplicaWorker:
             standstill=self._standstill,
             pull_timeout_s=pull_timeout_s,
             sleep_level=sleep_level,
+            versions=versions,
             on_phase=self._at_phase,
             comparison=comparison,
         )

@@ -90,6 +90,10 @@ class TransformersEngine:
 
     def __init__(self, model_path: str, options: EngineOptions) -> None:
         shape = CacheShape.read(model_path)
+        if options.adapters != 1:
+            raise OptionError(
+                f"engine option adapters: found {options.adapters}, expected 1: transformers applies one to all requests"
+            )
         if options.tensor_parallel_size != 1:
             raise OptionError(
                 f"engine option tensor_parallel_size: found {options.tensor_parallel_size}, expected 1: transformers has one "
@@ -465,7 +469,7 @@ def _kv_blocks(
 class _Build(EnginePlugin):
     """The engine factory of entry point ``transformers``. Raises the errors of `TransformersEngine` and `EngineOptions`."""
 
-    abilities = EngineAbilities(seeds=True, adapters=True, sleeps=SLEEPS, digests=True)
+    abilities = EngineAbilities(seeds=True, adapters=1, sleeps=SLEEPS, digests=True)
 
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         self.check_options(options)

@@ -77,6 +77,7 @@ from tailrace.rollout.vllm_weights import load, load_in_workers, read_back, read
 _CPU_BLOCK_TOKENS = 128  # vLLM's own default on CPU
 _MAX_NUM_SEQS = 256
 _MAX_BATCH_TOKENS = 2048
+_MOST_ADAPTERS = 8  # vLLM has no limit; each takes as much memory as one of the largest rank
 _OWN_FORWARD = threading.Lock()
 """The engine whose model runs in this process itself holds it; all others of the process run theirs in a worker process.
 
@@ -129,7 +130,7 @@ class VLLMEngine:
                 kv_cache_bytes = shape.cpu_kv_bytes(options, dtype, block_tokens, max_num_seqs)
                 if workers > 1 and CORES not in options.engine_args:
                     bind_workers(workers)
-            self._adapters = VLLMAdapters(options.adapter_rank)
+            self._adapters = VLLMAdapters(options.adapter_rank, options.adapters)
             ahead = not on_cpu if options.async_scheduling is None else options.async_scheduling
             apart = options.apart or (ahead and on_cpu)
             given: dict[str, Any] = {
@@ -188,6 +189,7 @@ class VLLMEngine:
         self._serial = 0
         self._names: dict[str, str] = {}  # request id -> id inside vLLM, new for each submission
         self._requests: dict[str, str] = {}  # id inside vLLM -> request id
+        self._adapter_of: dict[str, int] = {}  # id inside vLLM -> number of the adapter that it began with
         # for the next step: of requests with nothing left to generate, and taken in early
         self._complete: list[Delta] = []
         self._preemptions = self._cached_tokens = 0
@@ -230,6 +232,8 @@ class VLLMEngine:
             except ValueError as error:
                 raise RequestError(f"vLLM refuses request {request.id!r}: {error}") from error
             self._names[request.id], self._requests[name] = name, request.id
+            if self._adapters.serial:
+                self._adapter_of[name] = self._adapters.serial
 
     def step(self) -> Sequence[Delta]:
         """Do one forward pass. Returns a delta for each request that got a token.
@@ -266,6 +270,7 @@ class VLLMEngine:
             if output.finish_reason is not None:
                 finish = _finish(id_, str(output.finish_reason))
                 del self._names[id_], self._requests[output.request_id]
+                self._adapter_of.pop(output.request_id, None)
             logprobs = () if output.new_logprobs is None else output.new_logprobs.logprobs[:, 0].tolist()
             deltas.append(Delta(id_, tuple(output.new_token_ids), tuple(logprobs), finish))
         return deltas
@@ -288,6 +293,7 @@ class VLLMEngine:
         names = [self._names.pop(id_) for id_ in wanted if id_ in self._names]
         for name in names:
             del self._requests[name]
+            self._adapter_of.pop(name, None)
         self._client.abort_requests(names)
         last = [delta for delta in self._complete if delta.id in wanted]
         self._complete = [delta for delta in self._complete if delta.id not in wanted]
@@ -333,15 +339,23 @@ class VLLMEngine:
     def load_adapter(self, adapter: AdapterWeights) -> None:
         """Serve the weights with an adapter in place of the one before, and drop the prefix cache.
 
+        With the option ``adapters`` above 1 requests in flight keep theirs, and so does the prefix cache: vLLM's keys have the
+        adapter's name.
+
         Raises:
-            EngineBusyError: a request is in flight.
+            EngineBusyError: a request is in flight; with several adapters, requests on as many of them.
             EngineAsleepError: the engine sleeps.
             WeightsError: the adapter does not fit the model. Nothing was changed.
         """
-        self._make_idle("the adapter changes")
+        if self._adapters.most == 1:
+            self._make_idle("the adapter changes")
+        else:
+            self._wakefulness.check_awake()
+            self._drain()
         check_adapter(adapter, self._shapes, self._options.adapter_rank)
-        self._adapters.load(self._llm, adapter)
-        self._reset_prefix_cache()
+        self._adapters.load(self._llm, adapter, set(self._adapter_of.values()))
+        if self._adapters.most == 1:
+            self._reset_prefix_cache()
 
     def sleep(self, level: int) -> None:
         """Give back the KV cache (1), or the weights too (2). On CUDA vLLM keeps the weights of level 1 in host memory.
@@ -472,7 +486,13 @@ class _Build(EnginePlugin):
     """The engine factory of entry point ``vllm``. Raises the errors of `VLLMEngine` and `EngineOptions`."""
 
     abilities = EngineAbilities(
-        seeds=True, deterministic=True, adapters=True, sleeps=SLEEPS, resizes=True, digests=True, prefix_cache=True
+        seeds=True,
+        deterministic=True,
+        adapters=_MOST_ADAPTERS,
+        sleeps=SLEEPS,
+        resizes=True,
+        digests=True,
+        prefix_cache=True,
     )
 
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:

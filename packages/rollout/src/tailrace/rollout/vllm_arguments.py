@@ -36,7 +36,7 @@ _OPTION_OF = {
     "async_scheduling": "async_scheduling",
     "enable_lora": "adapter_rank",
     "max_lora_rank": "adapter_rank",
-    "max_loras": "adapter_rank",
+    "max_loras": "adapters",
     "enable_sleep_mode": "sleep_level",
     "VLLM_CPU_KVCACHE_SPACE": "kv_cache_bytes",
 }

@@ -158,8 +158,9 @@ def read_back(model: Any, config: Any, boxes: Sequence[WeightBox]) -> list[Weigh
 def _read_adapter(model: Any, config: Any, boxes: Sequence[WeightBox]) -> Iterator[WeightDigest]:
     """The digests of what a worker has in boxes of an adapter's matrices: A, and B times the scale.
 
-    vLLM keeps one stack of A and of B for each part of a fused layer, a place in it for each adapter: ``[1, 1, rank, in]`` and
-    ``[1, 1, out, rank]``. A layer that it cut by rows has rows of B, one that it cut by columns has columns of A.
+    vLLM keeps one stack of A and of B for each part of a fused layer, a place in it for each adapter:
+    ``[adapters, 1, rank, in]`` and ``[adapters, 1, out, rank]``. The newest adapter has the largest number. A layer that it cut
+    by rows has rows of B, one that it cut by columns has columns of A.
     """
     if config.lora_config.fully_sharded_loras:
         raise UnreadableWeightsError("vLLM cuts the ranks of adapters (fully_sharded_loras), which cannot be read back")
@@ -170,6 +171,8 @@ def _read_adapter(model: Any, config: Any, boxes: Sequence[WeightBox]) -> Iterat
     shapes = {weight: (of["B"][0].shape[0], of["A"][0].shape[1]) for weight, of in asked.items() if of["A"] and of["B"]}
     shard = _own_shard(config, shapes)
     layers: dict[str, Any] = dict(model.named_modules())
+    numbers = [number or 0 for number in model.lora_manager.lora_index_to_id]
+    place = numbers.index(max(numbers))
     for weight in shapes:
         for buffer, piece in shard.pieces.get(weight, ()):
             layer: Any = layers.get(buffer.name.removesuffix(".weight"))
@@ -180,8 +183,8 @@ def _read_adapter(model: Any, config: Any, boxes: Sequence[WeightBox]) -> Iterat
             for a, b, size in zip(layer.lora_a_stacked, layer.lora_b_stacked, layer.output_slices, strict=True):
                 if first <= row < first + size:
                     ranks = (0, a.shape[2])
-                    yield from _in_matrix(asked[weight]["A"], a[0, 0], (ranks, columns), (0, column))
-                    yield from _in_matrix(asked[weight]["B"], b[0, 0], (rows, ranks), (row - first, 0))
+                    yield from _in_matrix(asked[weight]["A"], a[place, 0], (ranks, columns), (0, column))
+                    yield from _in_matrix(asked[weight]["B"], b[place, 0], (rows, ranks), (row - first, 0))
                 first += size
 
 

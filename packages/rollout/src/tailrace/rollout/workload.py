@@ -2,7 +2,7 @@
 
 Invariants:
 * All tokens of a trajectory between its `Route` and its end come from one version: weights change only when no trajectory is
-  in flight.
+  in flight. An adapter of another version may come beside those that trajectories in flight began with.
 * A trajectory whose turn has ended is not in flight: nothing is generated for it until it is routed again, behind an
   observation.
 * An adapter is served on the base's own weights: those that the engine was started with, or that were read anew since.
@@ -73,6 +73,7 @@ class _InFlight:
     route: int
     tokens: int  # response tokens so far, kept ones included
     turns: bool  # whether a stop token ends a turn only
+    version: int  # whose weights draw its tokens
 
 
 class ReplicaWork:
@@ -88,7 +89,7 @@ class ReplicaWork:
         standstill: is told the engine's phase and its steps.
         pull_timeout_s: deadline of a pull.
         sleep_level: see `ReplicaWorker`.
-        on_phase, comparison: see `ReplicaWorker`.
+        versions, on_phase, comparison: see `ReplicaWorker`.
 
     Raises:
         OptionError: weights are to be compared, and the engine is no `DigestingEngine`.
@@ -106,6 +107,7 @@ class ReplicaWork:
         standstill: Standstill,
         pull_timeout_s: float,
         sleep_level: int = 0,
+        versions: int = 1,
         on_phase: Callable[[str], None] = lambda _: None,
         comparison: WeightComparison | None = None,
     ) -> None:
@@ -113,6 +115,7 @@ class ReplicaWork:
         self._sampling, self._reports, self._standstill = sampling, reports, standstill
         self._pull_timeout_s, self._sleep_level, self._on_phase = pull_timeout_s, sleep_level, on_phase
         self._sleeping = _sleeping(engine) if sleep_level else None
+        self._versions = versions
         self._asleep = 0  # the level at which the engine sleeps; 0: it is awake
         self._base_there = True  # whether the engine's own weights are the base's
         self._empty = False  # whether the engine dropped its weights as it slept, and has no others yet
@@ -291,7 +294,7 @@ class ReplicaWork:
             if resume.turn_ended:  # its replica died before it could say so
                 self._reports.event(TurnEnded(self._replica, id_, len(kept), answers=route.seq))
                 continue
-            self._in_flight[id_] = _InFlight(route.seq, len(kept), sampling.turns)
+            self._in_flight[id_] = _InFlight(route.seq, len(kept), sampling.turns, self.version)
             requests.append(request_of(resume, sampling))
         self.dropped += len(refs) - len(resumes)
         if requests:
@@ -340,7 +343,7 @@ class ReplicaWork:
             del self._in_flight[id_]
 
     def _pull(self, pull: Pull) -> None:
-        self._interrupt(list(self._in_flight), None)
+        self._interrupt(self._without_room(self._versions - 1), None)
         touched = False
 
         def arrives() -> None:
@@ -357,23 +360,32 @@ class ReplicaWork:
                 raise EngineAsleepError(f"version {pull.version} was to be pulled while the engine sleeps")
             sample = self._sample(pull.version)
             with self._weights.load(pull.version, self._pull_timeout_s) as weights:
+                if not (isinstance(weights, AdapterWeights) and self._base_there):
+                    self._interrupt(list(self._in_flight), None)
                 self._take(weights, arrives, sample)
             compared = self._compare(sample)
         except EngineDiedError:
             raise
         except WeightsDifferError as error:
+            self._interrupt(list(self._in_flight), None)
             self._reports.event(
                 PullFailed(self._replica, pull.version, str(error), answers=pull.seq, differs=error.parameter)
             )
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             if touched:
+                self._interrupt(list(self._in_flight), None)
                 reason += "; the load broke off midway, so the replica serves nothing until a pull succeeds"
             self._reports.event(PullFailed(self._replica, pull.version, reason, answers=pull.seq))
         else:
             self.version = pull.version
             self._reports.event(Pulled(self._replica, pull.version, answers=pull.seq, compared=compared))
         self._reports.flush()
+
+    def _without_room(self, room: int) -> list[str]:
+        """The trajectories in flight whose weights are not among the newest of so many versions."""
+        newest = sorted({state.version for state in self._in_flight.values()}, reverse=True)[:room]
+        return [id_ for id_, state in self._in_flight.items() if state.version not in newest]
 
     def _sample(self, version: int) -> WeightSample | None:
         if self._comparison is None:
@@ -408,9 +420,8 @@ class ReplicaWork:
             state = self._in_flight.get(delta.id)
             if state is None:
                 continue
-            assert self.version is not None
             turn_ends = state.turns and delta.finish is FinishReason.STOP
-            self._reports.tokens(delta, state.tokens, self.version, turn_ends=turn_ends)
+            self._reports.tokens(delta, state.tokens, state.version, turn_ends=turn_ends)
             state.tokens += len(delta.tokens)
             if delta.finish is None:
                 continue

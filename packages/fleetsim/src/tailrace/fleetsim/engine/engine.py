@@ -318,6 +318,11 @@ class ModelledEngine(Boundaries):
         return len(self._queue)
 
     @property
+    def ids(self) -> list[str]:
+        """The trajectories in the batch and in the queue."""
+        return list(self._works)
+
+    @property
     def kv_tokens(self) -> int:
         """Tokens in the KV cache."""
         return self._kv + len(self._seats) * self._steps_done(self._engine_s(self._now_s))

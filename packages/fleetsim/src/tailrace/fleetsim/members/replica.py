@@ -52,6 +52,7 @@ class ModelledReplica(RoleModel):
         "_share",
         "_told",
         "_turns",
+        "_under",
         "address",
         "engine",
         "finished",
@@ -98,6 +99,7 @@ class ModelledReplica(RoleModel):
         self.scheduled_s = math.inf
         self._routed_by: dict[str, int] = {}
         self._aborted_by: dict[str, int] = {}
+        self._under: dict[str, int] = {}  # version that each trajectory was routed to, where several may stay
         self._turns = world.tokens.workload.turns
         self._prefixes = Prefixes(self.pool.rollout.prefix_cached)
         self._generated = 0  # tokens that its engine had generated when its prefix cache was told last
@@ -205,7 +207,7 @@ class ModelledReplica(RoleModel):
         self._preempted = self.engine.preemptions
 
     def _set_speed(self) -> None:
-        still = self.hung or self.stalled_s is not None
+        still = self.hung or self.stalled_s is not None or (self.pulling and self._versions > 1)
         self.engine.set_speed(0.0 if still else self.speed * self._share * self._beside, self.time.now())
         self.schedule(self.time.now())
 
@@ -291,6 +293,8 @@ class ModelledReplica(RoleModel):
         if unsaid:
             refs = tuple([ref for ref in refs if ref.trajectory not in unsaid])
         works = self.tokens.works(refs, self.id, self.version, now)
+        if self._versions > 1:
+            self._under.update(dict.fromkeys([work.id for work in works], self.version))
         self._find(works)
         self.engine.add(works, now)
         if unsaid:
@@ -305,11 +309,7 @@ class ModelledReplica(RoleModel):
 
     def _interrupt(self, command: c.Interrupt) -> None:
         now = self.time.now()
-        left = self.engine.remove(command.trajectories, now)
-        self.flush()
-        self._leave(dict(left))
-        self.tokens.keep(left)
-        self._say([c.Interrupted(self.id, name, tokens, command.seq) for name, tokens in left])
+        self._stop(command.trajectories, command.seq)
         self.reported = False  # a snapshot must show this command, even if there was nothing to interrupt
         self.idle_now()
         self.schedule(now)
@@ -327,10 +327,38 @@ class ModelledReplica(RoleModel):
         self.idle_now()
         self.schedule(now)
 
+    def _stop(self, names: Sequence[str], answers: int | None) -> None:
+        """Hand trajectories back with their tokens."""
+        left = self.engine.remove(names, self.time.now())
+        self.flush()
+        self._leave(dict(left))
+        self.tokens.keep(left)
+        self._say([c.Interrupted(self.id, name, tokens, answers) for name, tokens in left])
+
+    @property
+    def _versions(self) -> int:
+        return self.world.fleet.spec.replica_versions
+
+    def _make_room(self) -> None:
+        """Keep what runs under the newest versions but one, where a replica generates with several at once."""
+        if self._versions == 1:
+            self._drop_work(self.time.now())  # an abort may have overtaken the command that routed these
+            return
+        self.engine.advance(self.time.now())
+        self._under = {name: self._under[name] for name in self.engine.ids}
+        newest = sorted(set(self._under.values()), reverse=True)[: self._versions - 1]
+        self._stop([name for name, version in self._under.items() if version not in newest], None)
+
+    def _stands_still(self) -> None:
+        """Stop what a pull left, or go on: a replica's one thread takes the weights."""
+        if self._versions > 1:
+            self._set_speed()
+
     def _pull(self, command: c.Pull) -> None:
-        self._drop_work(self.time.now())  # an abort may have overtaken the command that routed these
+        self._make_room()
         self.weights_gone()
         self.version, self.pulling = None, True
+        self._stands_still()
         self.world.cores.changed()
         torn = self.world.injuries.torn(self.id)
         takes_s = self.relays.pull_s(command.version, command.sources, self.pool.weights)
@@ -346,12 +374,14 @@ class ModelledReplica(RoleModel):
             self.time.at(min(until_s, self.time.now() + 1.0), self._arrived, arrival)
             return
         self.pulling = False
+        self._stands_still()
         kept = self.world.injuries.kept_versions
         if refused is None and kept and command.version <= max(self.relays.published_s, default=0) - kept:
             refused = "no relay and no checkpoint holds it"
         if refused is None and torn:
             refused = "a chunk's checksum does not match"
         if refused is None and self.world.injuries.loads_wrongly(self.id):
+            self._stop(self.engine.ids, None)
             differs = f"a parameter of version {command.version} has another digest than was published"
             self._say([c.PullFailed(self.id, command.version, differs, command.seq, differs="a parameter")])
         elif refused is None:
@@ -362,6 +392,8 @@ class ModelledReplica(RoleModel):
             self.weights_arrived(command.version)
             self._say([c.Pulled(self.id, command.version, command.seq, source=source), self.snapshot()])
         else:
+            if torn:
+                self._stop(self.engine.ids, None)
             self._say([c.PullFailed(self.id, command.version, refused, command.seq)])
 
     def weights_arrived(self, version: int) -> None:

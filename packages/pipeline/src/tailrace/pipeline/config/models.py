@@ -198,6 +198,9 @@ class RolloutConfig(_Strict):
     adapter: Literal["auto", "applied", "merged"] = "auto"
     """how replicas serve a LoRA adapter (trainer.adapter): applied by the engine beside its weights, or merged into them, which
     costs more a pull and less a token; auto: applied, where the engine can"""
+    adapter_versions: Annotated[int, Field(ge=1)] = 1
+    """most versions of an adapter that a replica generates with at once: with 2, a pull lets responses in flight end under the
+    version that they began with, beside new ones; with 1 it interrupts them"""
     sleep_level: Annotated[int, Field(ge=0, le=2)] | None = None
     """what a replica frees while its devices are lent to the trainer: 1 its KV cache, 2 its weights too, 0 nothing; none: 1, if
     the engine can sleep"""

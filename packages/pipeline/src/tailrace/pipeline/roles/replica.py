@@ -71,7 +71,7 @@ class ReplicaSettings:
         adapter: what is published is an adapter of `model` with these settings; None: whole weights are.
         merges: whether an adapter is merged into `model`, for an engine that takes whole weights; otherwise the engine applies
             it.
-        sleep_level: see `ReplicaWorker`.
+        sleep_level, versions: see `ReplicaWorker`.
         comparison: how much of the weights is compared with what the engine has, see `ReplicaWorker`.
         offers: whether it offers the versions that it serves to other replicas.
     """
@@ -88,6 +88,7 @@ class ReplicaSettings:
     adapter: AdapterConfig | None = None
     merges: bool = True
     sleep_level: int = 0
+    versions: int = 1
     comparison: WeightComparison | None = None
     offers: bool = False
 
@@ -120,6 +121,7 @@ class ReplicaRole:
             partial_s=settings.flush_s,
             snapshot_s=settings.snapshot_s,
             sleep_level=settings.sleep_level,
+            versions=settings.versions,
             still_report_s=settings.still_report_s,
             flush_timeout_s=start.data_s,
             on_phase=self.stops.at,

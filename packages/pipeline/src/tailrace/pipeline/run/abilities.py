@@ -56,7 +56,21 @@ def needs_of(config: RunConfig) -> list[Need]:
                 "keys 'rollout.adapter' and 'trainer.adapter.rank': found 'applied' and 0, expected 'auto', or the rank of an "
                 "adapter"
             )
-        found.append(Need("adapters", "rollout.adapter = 'applied'", lambda able: able.adapters))
+        found.append(Need("adapters", "rollout.adapter = 'applied'", lambda able: able.adapters > 0))
+    if (versions := rollout.adapter_versions) > 1:
+        if not config.trainer.adapter.rank or rollout.adapter == "merged":
+            raise ConfigError(
+                f"keys 'rollout.adapter_versions', 'trainer.adapter.rank' and 'rollout.adapter': found {versions}, "
+                f"{config.trainer.adapter.rank} and {rollout.adapter!r}, expected the rank of an adapter that engines apply, "
+                "or 1 version"
+            )
+        if not build_policy("sync", pipeline.sync, facts_of(config)).mixes_versions:
+            raise ConfigError(
+                f"keys 'rollout.adapter_versions' and 'pipeline.sync': found {versions} and {pipeline.sync.name!r}, with which "
+                "nothing is in flight when a replica pulls, expected 1, or 'interrupting' or 'when-useful'"
+            )
+        why = f"rollout.adapter_versions = {versions}"
+        found.append(Need(f"{versions} adapters at once", why, lambda able: able.adapters >= versions))
     if rollout.digest_bytes:
         why = f"rollout.digest_bytes = {rollout.digest_bytes}"
         found.append(Need("digests of its weights", why, lambda able: able.digests))
@@ -125,7 +139,7 @@ def applies_adapters(config: RunConfig, engine: str) -> bool:
     """
     asked = config.rollout.adapter
     return bool(config.trainer.adapter.rank) and (
-        asked == "applied" or (asked == "auto" and abilities_of(config, engine).adapters)
+        asked == "applied" or (asked == "auto" and abilities_of(config, engine).adapters > 0)
     )
 
 

@@ -190,6 +190,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         ranker=config.ranker is not None and not controls,
         pools=replica_pools(config),
         peers=offers_weights(config),
+        replica_versions=config.rollout.adapter_versions,
         relay_sites=relay_sites(config),
         **environment_members(config),
         machine_checks=bool(config.executor.machine_checks),
@@ -252,13 +253,14 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     device = {} if config.executor.device == "auto" else {"device": config.executor.device}
     # Members of the local host share a process, and vLLM ends the process's torch groups with itself.
     apart = {"apart": True} if engine == "vllm" and config.executor.name == "local" else {}
-    applies, level = applies_adapters(config, engine), sleep_level(config, engine)
+    rollout, applies, level = config.rollout, applies_adapters(config, engine), sleep_level(config, engine)
     able = {
         **({"adapter_rank": config.trainer.adapter.rank} if applies else {}),
+        **({"adapters": rollout.adapter_versions} if rollout.adapter_versions > 1 else {}),
         **({"sleep_level": level} if level else {}),
     }
     modes, transfer = prepared.modes(), _transfer(config)
-    rollout, stops = config.rollout, stop_tokens(config, prepared.model)
+    stops = stop_tokens(config, prepared.model)
     answered = environment_of(config) is not None
     sampling = SamplingTable(rollout.temperature, rollout.max_tokens, stops, modes, config.seed, answered)
     data = DataSettings(
@@ -299,6 +301,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         adapter=of_trainer.adapter if of_trainer.adapter.rank else None,
         merges=not applies,
         sleep_level=level,
+        versions=rollout.adapter_versions,
         comparison=_comparison(config, engine),
         offers=offers_weights(config),
     )
@@ -377,7 +380,11 @@ def _engine_options(config: RunConfig) -> Any:
     tables = {"rollout.options": config.rollout.options}
     tables |= {f"rollout.pools.{place}.options": pool.options for place, pool in enumerate(config.rollout.pools)}
     for key, own in tables.items():
-        for name, setting in (("adapter_rank", "trainer.adapter.rank"), ("sleep_level", "rollout.sleep_level")):
+        for name, setting in (
+            ("adapter_rank", "trainer.adapter.rank"),
+            ("adapters", "rollout.adapter_versions"),
+            ("sleep_level", "rollout.sleep_level"),
+        ):
             if name in own:
                 gathered.add(f"key '{key}.{name}': found {own[name]!r}, expected none: '{setting}' sets it")
         try:

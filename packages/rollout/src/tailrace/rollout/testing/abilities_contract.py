@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
@@ -15,6 +15,7 @@ import pytest
 from tailrace.contracts import (
     AdapterWeights,
     AdaptingEngine,
+    Delta,
     DigestingEngine,
     Engine,
     EngineAbilities,
@@ -227,6 +228,67 @@ class EngineAbilitiesContract(OnTinyModels):
             with pytest.raises(WeightsDifferError) as caught:
                 sample.check(adapting.digests(sample.boxes()))
             assert caught.value.parameter == name.replace(".weight", f".lora_{half}.weight")
+
+    def test_requests_keep_the_adapter_that_they_began_with(self, models: tuple[Path, Any, Any]) -> None:
+        pytest.importorskip("peft")
+        if self.abilities.adapters < 2:
+            pytest.skip("the engine applies one adapter at once, by its record")
+        path, base, other = models
+        (old, adapted_old), (new, adapted_new), (third, adapted_third) = (
+            make_adapter(base, seed) for seed in (13, 14, 15)
+        )
+        engine = self.build(
+            str(path), {**OPTIONS, "kv_cache_bytes": _KV_BYTES, **self.options, "adapter_rank": _RANK, "adapters": 2}
+        )
+        engine = cast("_AbleEngine", engine)
+        try:
+            made: dict[str, list[float]] = {}
+            tokens: dict[str, list[int]] = {}
+
+            def take(deltas: Sequence[Delta]) -> None:
+                for delta in deltas:
+                    tokens.setdefault(delta.id, []).extend(delta.tokens)
+                    made.setdefault(delta.id, []).extend(delta.logprobs)
+
+            def submit(name: str) -> None:
+                engine.submit([Request(f"{name}{i}", p, Sampling(max_tokens=24)) for i, p in enumerate(_PROMPTS)])
+
+            def checked(name: str, reference: Any, count: int) -> None:
+                for i, prompt in enumerate(_PROMPTS):
+                    drawn = tuple(tokens[f"{name}{i}"])
+                    assert len(drawn) == count
+                    expected = log_probabilities(reference, prompt, drawn, 1.0)
+                    assert made[f"{name}{i}"] == pytest.approx(expected, abs=self.tolerance)
+
+            engine.load_adapter(old)
+            submit("old")
+            for _ in range(6):
+                take(engine.step())
+            engine.load_adapter(new)
+            if self.abilities.digests:
+                assert isinstance(engine, DigestingEngine)
+                sample, stale = WeightSample(2, 1 << 20, "two"), WeightSample(1, 1 << 20, "two")
+                sample.take_adapter(new)
+                stale.take_adapter(old)
+                sample.check(engine.digests(sample.boxes()))
+                with pytest.raises(WeightsDifferError):
+                    stale.check(engine.digests(stale.boxes()))
+            submit("new")  # the same prompts: what is cached of the old ones does not serve them
+            take(engine.step())
+            with pytest.raises(EngineBusyError):
+                engine.load_adapter(third)
+            with pytest.raises(EngineBusyError):
+                engine.load_weights(other.named_parameters())
+            while engine.stats().running + engine.stats().waiting:
+                take(engine.step())
+            checked("old", adapted_old, 24)
+            checked("new", adapted_new, 24)
+            engine.load_adapter(third)
+            self.serves(engine, adapted_third, adapted_new)
+            engine.load_weights(other.named_parameters())
+            self.serves(engine, other, base, adapted_third)
+        finally:
+            engine.close()
 
     # ---- sleep
 

@@ -29,7 +29,7 @@ from tailrace.contracts import (
     WeightBox,
     WeightDigest,
 )
-from tailrace.rollout.errors import WeightsError
+from tailrace.rollout.errors import EngineBusyError, WeightsError
 from tailrace.rollout.memory import Wakefulness, check_idle, memory_bytes
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
 from tailrace.rollout.served_weights import read_whole
@@ -50,10 +50,13 @@ class FakeEngine:
         max_num_seqs: most requests that run at once; others wait.
         max_model_len: most prompt and response tokens of one request.
         unseen: tokens that a request may be ahead of those that `step` returned, as in an engine with its own thread.
+        adapters: adapters that it applies at once.
     """
 
-    def __init__(self, max_num_seqs: int = 4, max_model_len: int = 64, unseen: int = 0) -> None:
+    def __init__(self, max_num_seqs: int = 4, max_model_len: int = 64, unseen: int = 0, adapters: int = 1) -> None:
         self._max_num_seqs, self._max_model_len, self._unseen = max_num_seqs, max_model_len, unseen
+        self._adapters = adapters
+        self._began_with: dict[str, int | None] = {}  # the weights when a request came
         self._requests: dict[str, Request] = {}
         self._made: dict[str, list[int]] = {}  # tokens after the kept ones
         self._seen: dict[str, int] = {}
@@ -74,6 +77,7 @@ class FakeEngine:
             check_request(request, self._requests, self._max_model_len)
             self._requests[request.id] = request
             self._made[request.id], self._seen[request.id] = [], 0
+            self._began_with[request.id] = self._weights
 
     def step(self) -> Sequence[Delta]:
         """One token for each running request."""
@@ -109,7 +113,9 @@ class FakeEngine:
 
     def load_adapter(self, adapter: AdapterWeights) -> None:
         """Add the product of two integers to the weights, which have to be there."""
-        self._wakefulness.check_idle(len(self._requests), "the adapter changes")
+        self._wakefulness.check_awake()
+        if len(used := set(self._began_with.values())) >= self._adapters:
+            raise EngineBusyError(f"found requests in flight on {len(used)} adapters")
         if self._base is None or adapter.layers.keys() != {"w"}:
             raise WeightsError(f"found an adapter of {sorted(adapter.layers)} on {self._base}, expected one of w")
         a, b = adapter.layers["w"]
@@ -143,10 +149,11 @@ class FakeEngine:
     def _advance(self, id_: str) -> None:
         request = self._requests[id_]
         if self._finish(id_) is None:
-            if self._weights is None:
+            weights = self._began_with[id_]
+            if weights is None:
                 raise WeightsError("the engine generates without weights")
             position = len(request.kept) + len(self._made[id_])
-            self._made[id_].append(fake_token(self._weights, request.prompt, position)[0])
+            self._made[id_].append(fake_token(weights, request.prompt, position)[0])
 
     def _finish(self, id_: str) -> FinishReason | None:
         request = self._requests[id_]
@@ -163,13 +170,15 @@ class FakeEngine:
         finish = self._finish(id_) if until == len(self._made[id_]) else None
         self._seen[id_] = until
         offset = len(request.kept) + seen
-        logprobs = tuple(fake_token(self._weights or 0, request.prompt, offset + i)[1] for i in range(len(tokens)))
+        weights = self._began_with[id_] or 0
+        logprobs = tuple(fake_token(weights, request.prompt, offset + i)[1] for i in range(len(tokens)))
         if finish is not None:
             self._forget(id_)
         return Delta(id_, tokens, logprobs, finish) if tokens or finish is not None else None
 
     def _forget(self, id_: str) -> None:
-        for table in (self._requests, self._made, self._seen):
+        tables: tuple[dict[str, Any], ...] = (self._requests, self._made, self._seen, self._began_with)
+        for table in tables:
             table.pop(id_, None)
 
 
