@@ -75,7 +75,8 @@ def test_abilities_are_those_of_the_plugin():
     assert EnginePlugin.abilities == EngineAbilities()
     assert engine_abilities("transformers") == EngineAbilities(seeds=True, adapters=1, sleeps=(1, 2), digests=True)
     assert import_engine("transformers") is None
-    assert able_engines(lambda able: able.seeds and able.adapters > 0) == ["transformers", "vllm"]
+    assert able_engines(lambda able: able.seeds and able.adapters > 0) == ["sglang", "transformers", "vllm"]
+    assert able_engines(lambda able: able.adapters > 1) == ["vllm"]
     assert able_engines(lambda able: able.digests and able.sleeps == (1, 2)) == ["sglang", "transformers", "vllm"]
     assert able_engines(lambda able: able.deterministic) == ["vllm"]
     assert engine_abilities("sglang", {"server": "http://10.0.0.7:30000"}) == EngineAbilities(digests=True)

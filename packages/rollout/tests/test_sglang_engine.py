@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,7 +18,7 @@ pytest.importorskip("tailrace.paramserver")
 import torch
 from safetensors.torch import save_file
 
-from tailrace.contracts import FinishReason, Request, Sampling, UnreadableWeightsError, WeightSlice
+from tailrace.contracts import AdapterWeights, FinishReason, Request, Sampling, UnreadableWeightsError, WeightSlice
 from tailrace.paramserver.testing import SGLangStandIn
 from tailrace.paramserver.testing.sglang_server import CONTEXT, VOCABULARY, next_token, weights_of
 from tailrace.rollout import (
@@ -260,6 +262,84 @@ def test_a_seed_goes_to_the_server_and_one_without_the_plugin_refuses_it_and_dig
     plain.close()
 
 
+def adapter_of(rank, rows=4):
+    pair = torch.ones(rank, 4), torch.ones(rows, rank)
+    return AdapterWeights({OUT: pair}, rank, 2.0, lambda: weights(1).items())
+
+
+def test_each_request_names_the_adapter_that_was_loaded_last(server, engine, monkeypatch):
+    monkeypatch.setattr(engine, "_adapter_rank", 2)
+    seen = []
+    for adapter in (adapter_of(1), adapter_of(2)):
+        engine.load_adapter(adapter)
+        generate(engine, requests(2, 3), TIMEOUT_S)
+        state = server.state()
+        (name,) = state["adapters"]
+        assert state["asked"][-2:] == [name] * 2
+        seen.append(name)
+    assert seen[0] != seen[1], "SGLang would keep the adapter of a name that it knows"
+    with pytest.raises(WeightsError, match="found an adapter of rank 3, expected at most 2"):
+        engine.load_adapter(adapter_of(3))
+    with pytest.raises(WeightsError, match=f"found an adapter of {OUT!r} with the shapes"):
+        engine.load_adapter(adapter_of(2, rows=5))
+    server.fail(__load_lora_adapter={"status": 400, "message": "no room"})
+    with pytest.raises(WeightsError, match=r"SGLang answered 400: .*no room"):
+        engine.load_adapter(adapter_of(1))
+    server.fail()
+    generate(engine, requests(1, 3), TIMEOUT_S)
+    assert (server.state()["adapters"], server.state()["asked"]) == ([seen[1]], [seen[1]])
+    engine.submit(requests(1, 40))
+    with pytest.raises(EngineBusyError):
+        engine.load_adapter(adapter_of(1))
+    engine.abort(["0"])
+    engine.load_weights(weights(2))
+    generate(engine, requests(1, 3), TIMEOUT_S)
+    assert (server.state()["adapters"], server.state()["asked"][-1]) == ([], None)
+
+
+def test_the_plugin_tells_the_matrices_of_the_newest_adapter_as_they_are_applied():
+    class Pool:
+        uid_to_buffer_id: ClassVar = {"old": 0}
+        A_buffer: ClassVar = {"qkv_proj": [torch.arange(2 * 12 * 5.0).view(2, 12, 5)], "o_proj": [torch.randn(2, 4, 6)]}
+        B_buffer: ClassVar = {"qkv_proj": [torch.arange(2 * 10 * 4.0).view(2, 10, 4)], "o_proj": [torch.randn(2, 5, 4)]}
+
+        def get_buffer_id(self, uid):
+            return self.uid_to_buffer_id[uid]
+
+    class Manager:
+        memory_pool = Pool()
+        loras: ClassVar = {
+            name: SimpleNamespace(config=SimpleNamespace(r=rank), scaling=0.5)
+            for name, rank in (("old", 4), ("new", 3))
+        }
+
+        def fetch_new_loras(self, names):
+            (name,) = names
+            Pool.uid_to_buffer_id[name] = 1
+
+    model = torch.nn.Module()
+    fused, out = torch.nn.Module(), torch.nn.Module()
+    fused.base_layer, fused.output_offset_cpu = torch.nn.Linear(5, 10, bias=False), torch.tensor([0, 6, 8, 10])
+    layer = torch.nn.Module()
+    layer.qkv_proj, layer.o_proj = fused, out
+    model.layers = torch.nn.ModuleList([layer])
+    manager: Any = Manager()
+    manager.base_model = model
+    assert sglang_plugin.matrix(model, "layers.0.o_proj.lora_A.weight") is None
+    assert sglang_plugin.name_plainly("done", manager) == "done"
+    assert dict(model.named_parameters()).keys() == {"layers.0.qkv_proj.weight"}
+    (a,), (b,) = Pool.A_buffer["qkv_proj"], Pool.B_buffer["qkv_proj"]
+    for place, (name, rows) in enumerate({"q_proj": (0, 6), "k_proj": (6, 8), "v_proj": (8, 10)}.items()):
+        assert torch.equal(
+            sglang_plugin.matrix(model, f"layers.0.{name}.lora_A.weight"), a[1, 3 * place : 3 * place + 3]
+        )
+        expected = b[1, slice(*rows), :3] * 0.5
+        assert torch.equal(sglang_plugin.matrix(model, f"layers.0.{name}.lora_B.weight"), expected)
+    assert torch.equal(
+        sglang_plugin.matrix(model, "layers.0.o_proj.lora_B.weight"), Pool.B_buffer["o_proj"][0][1, :, :3] * 0.5
+    )
+
+
 def test_a_server_sleeps_when_it_is_idle_and_wakes(server, engine, model):
     with pytest.raises(OptionError, match="expected 1 to 0, the engine option sleep_level of a server of its own"):
         engine.sleep(1)  # one that was joined
@@ -437,7 +517,7 @@ def test_bad_settings_are_one_line(server, model, monkeypatch, tmp_path):
         ("api_key", "x", "expected it left out: the server listens on this machine alone"),
         ("incremental_streaming_output", False, "expected it left out: an engine counts the tokens of each event"),
         ("weight_version", "7", "expected it left out: an engine names each version"),
-        ("enable_lora", True, "expected it left out: its adapters run on CUDA alone"),
+        ("enable_lora", True, "expected engine option 'adapter_rank'"),
         ("random_seed", 3, "expected engine option 'seed'"),
         ("tp_size", 2, "expected engine option 'tensor_parallel_size'"),
     ],

@@ -13,7 +13,7 @@ One thread reads all streams; no connection blocks. What is known of the server 
 * With stop tokens, those of the model's configuration end a response too: it goes on behind them here.
 * Each event names the version of its weights. Another one than was loaded is an error.
 
-Digests, seeds of single requests and, on a CPU, sleep come from Tailrace's plugin in the server (`sglang_plugin`).
+Digests, seeds of single requests and, on a CPU, sleep and adapters come from Tailrace's plugin in the server (`sglang_plugin`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tailrace.contracts import (
+    AdapterWeights,
     Delta,
     Engine,
     EngineAbilities,
@@ -41,6 +42,7 @@ from tailrace.contracts import (
     Weights,
     named_tensors,
 )
+from tailrace.rollout.adapters import check_adapter, matrix_of, written
 from tailrace.rollout.errors import EngineDiedError, EngineMissingError, WeightsError
 from tailrace.rollout.memory import SLEEPS, Wakefulness, check_level, memory_bytes
 from tailrace.rollout.model_files import configuration, parameter_shapes, tied_names, vocabulary
@@ -58,6 +60,7 @@ _LOADS_S = 0.1
 _ABORT_AGAIN_S = 0.1
 _UPDATE_S = 600.0
 _IN_VAIN = 3
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _FLUSH_S = 30
 _TAGS = {1: ("kv_cache",), 2: ("kv_cache", "weights")}
 
@@ -129,6 +132,7 @@ class SGLangEngine:
             raise EngineDiedError(f"the server of SGLang does not answer: {error}") from error
         self._max_model_len = self._server.max_model_len
         self._family, self._serial, self._updates = secrets.token_hex(6), 0, 0
+        self._adapter_rank, self._adapter = options.adapter_rank, ""  # the name of the adapter that requests get
         self._torn = False  # whether the server has parts of two versions
         self._wakefulness = Wakefulness()
         self._deepest = self._server.deepest_sleep
@@ -216,6 +220,7 @@ class SGLangEngine:
         self._wakefulness.check_idle(len(self._generations), "the weights change")
         from tailrace.paramserver.errors import BridgeError, EngineTimeout, EngineUnreachable
 
+        self._drop_adapter()
         self._updates += 1
         label = f"{self._family}.{self._updates}"
         try:
@@ -225,6 +230,43 @@ class SGLangEngine:
         except BridgeError as error:
             raise WeightsError(f"the weights do not load: {error}") from error
         self._torn, self._label, self._wakefulness.empty = False, label, False
+
+    def load_adapter(self, adapter: AdapterWeights) -> None:
+        """Serve the weights with an adapter in place of the one before, and drop the prefix cache.
+
+        Raises:
+            EngineBusyError: a request is in flight.
+            EngineAsleepError: the server sleeps.
+            WeightsError: the adapter does not fit the model, or the server does not take it. The one before it is served on.
+            EngineDiedError: the server does not answer.
+        """
+        self._wakefulness.check_idle(len(self._generations), "the adapter changes")
+        check_adapter(adapter, self._shapes, self._adapter_rank)
+        self._updates += 1
+        name = f"{self._family}.{self._updates}"  # one that no other adapter had
+        with written(replace(adapter, layers=self._with_neighbours(adapter.layers))) as folder:
+            status, said = self._asked("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+        if status != 200:
+            raise WeightsError(f"the adapter does not load: SGLang answered {status}: {said[:200]!r}")
+        self._drop_adapter()
+        self._adapter = name
+        self._tell(f"/flush_cache?timeout={_FLUSH_S}", {})
+
+    def _with_neighbours(self, layers: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+        """An adapter's matrices with zeros for layers that have none beside one that SGLang fuses them with."""
+        found = dict(layers)
+        for name, (a, b) in layers.items():
+            block, _, part = name.removesuffix(".weight").rpartition(".")
+            for other in next((fused for fused in _FUSED if part in fused), ()):
+                beside = f"{block}.{other}.weight"
+                found.setdefault(beside, (a.new_zeros(a.shape), b.new_zeros(self._shapes[beside][0], a.shape[0])))
+        return found
+
+    def _drop_adapter(self) -> None:
+        """Serve the model's own weights."""
+        name, self._adapter = self._adapter, ""
+        if name:
+            self._tell("/unload_lora_adapter", {"lora_name": name})
 
     def digests(self, boxes: Sequence[WeightBox]) -> Sequence[WeightDigest]:
         """What the server's ranks have in boxes of the parameters, each of its own part. SGLang has vLLM's names and places.
@@ -240,7 +282,14 @@ class SGLangEngine:
 
         asked: list[tuple[int, str, Any]] = []
         places: list[tuple[str, Any]] = []
-        for rank, shard in enumerate(self._shards(boxes)):
+        matrices = [box for box in boxes if matrix_of(box.name)]
+        if matrices and _whole(self._server.info.get("tp_size")) > 1:
+            raise UnreadableWeightsError("how SGLang cuts an adapter over several ranks is not known here")
+        for name, _, box in matrices:
+            asked.append((0, name, box))
+            places.append((name, box))
+        boxes = [box for box in boxes if not matrix_of(box.name)]
+        for rank, shard in enumerate(self._shards(boxes) if boxes else ()):
             for name, common, buffer, index in local_boxes(shard, boxes):
                 if not all(isinstance(part, slice) for part in index):
                     raise UnreadableWeightsError(
@@ -278,6 +327,8 @@ class SGLangEngine:
         self._tell(
             f"/flush_cache?timeout={_FLUSH_S}", {}
         )  # it ends on its own error if it is told to release while it works
+        if level == 2:
+            self._drop_adapter()
         self._tell("/release_memory_occupation", {"tags": _TAGS[level]})
         self._wakefulness.level = level
         self._wakefulness.empty |= level == 2
@@ -347,6 +398,7 @@ class SGLangEngine:
             "sampling_params": sampling,
             "stream": True,
             "return_logprob": True,
+            **({"lora_path": self._adapter} if self._adapter else {}),
         }
         generation.events, generation.known, generation.retractions = EventStream(), 0, 0
         generation.post = self._post("/generate", body)
@@ -531,15 +583,18 @@ class SGLangEngine:
         return [layout.shards[f"rank{rank}"] for rank in range(ranks)]
 
     def _tell(self, path: str, body: Mapping[str, Any]) -> None:
-        """Have the server do something that it answers nothing to."""
+        """Have the server do something whose answer says no more than that it did."""
+        status, said = self._asked(path, body)
+        if status != 200:
+            raise self._died(f"it answered {status} to {path}: {said[:200]!r}")
+
+    def _asked(self, path: str, body: Mapping[str, Any]) -> tuple[int, bytes]:
         from tailrace.paramserver.errors import BridgeError
 
         try:
-            status, said = self._server.calls.exchange("POST", path, body, self._answer_s + _FLUSH_S)
+            return self._server.calls.exchange("POST", path, body, self._answer_s + _FLUSH_S)
         except BridgeError as error:
             raise self._died(str(error)) from error
-        if status != 200:
-            raise self._died(f"it answered {status} to {path}: {said[:200]!r}")
 
     def _kv(self) -> float:
         """Share of the KV cache that requests use, by the server."""
@@ -572,7 +627,7 @@ def _whole(value: object) -> int:
 class _Build(EnginePlugin):
     """The engine factory of entry point ``sglang``. Raises the errors of `SGLangEngine` and `EngineOptions`."""
 
-    abilities = EngineAbilities(seeds=True, sleeps=SLEEPS, digests=True, prefix_cache=True)
+    abilities = EngineAbilities(seeds=True, adapters=1, sleeps=SLEEPS, digests=True, prefix_cache=True)
 
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         self.check_options(options)

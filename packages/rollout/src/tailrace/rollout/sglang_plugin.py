@@ -5,6 +5,8 @@
     memory     POST /weights_checker {"action": "tailrace.memory"} ──► ranks[].checksums: {"bytes": "..."} of the rank's device
     seeds      `sampling_seed` of a request counts, without the server's deterministic mode and its slower kernels
     sleep      on a CPU, where SGLang has no memory saver, memory that is released is freed
+    adapters   on a CPU, whose memory no device reads, nothing is page-locked; weights find layers that may get an adapter; the
+               matrices of the newest one are told as elements, by PEFT's names
 
 SGLang calls `install` in each of its processes (entry-point group ``sglang.srt.plugins``). An engine lays this file before a
 server that it starts, whose environment has no Tailrace: nothing of Tailrace is imported here.
@@ -21,6 +23,10 @@ from typing import Any
 ELEMENTS, MEMORY = "tailrace.elements ", "tailrace.memory"
 REFUSED = "!"
 """Begins an answer that is a reason, not a digest."""
+_FUSED = {"q_proj": ("qkv_proj", 0), "k_proj": ("qkv_proj", 1), "v_proj": ("qkv_proj", 2)} | {
+    "gate_proj": ("gate_up_proj", 0),
+    "up_proj": ("gate_up_proj", 1),
+}
 _COMPARABLE = ("float32", "float64", "bfloat16", "float16")
 _freed: dict[str, list[Callable[[], None]]] = {}
 
@@ -40,8 +46,10 @@ def install() -> None:
         (f"{sampler}.top_k_top_p_min_p_sampling_from_probs_torch", draw_by_token, kinds.AROUND),
         (f"{manager}.release_memory_occupation", release, kinds.AFTER),
         (f"{manager}.resume_memory_occupation", resume, kinds.AROUND),
+        ("sglang.srt.lora.lora_manager.LoRAManager.init_state", name_plainly, kinds.AFTER),
     ):
         registry.HookRegistry.register(target, hook, kind)
+    lock_no_pages()
 
 
 def answer(handle: Callable[..., Any], checker: Any, action: str, *arguments: Any, **named: Any) -> Any:
@@ -74,7 +82,7 @@ def digests(model: Any, rank: int, asked: Sequence[Sequence[Any]]) -> dict[str, 
     for number, (of, name, box) in enumerate(asked):
         if of != rank:
             continue
-        tensor = parameters.get(name)
+        tensor = matrix(model, name) if ".lora_" in name else parameters.get(name)
         dtype = "" if tensor is None else str(tensor.dtype).removeprefix("torch.")
         if tensor is None or tensor.dim() != len(box) or dtype not in _COMPARABLE:
             has = "nothing" if tensor is None else f"{dtype} {tuple(tensor.shape)}"
@@ -83,6 +91,69 @@ def digests(model: Any, rank: int, asked: Sequence[Sequence[Any]]) -> dict[str, 
             here = tensor[tuple(slice(start, stop) for start, stop in box)]
             found[str(number)] = f"{dtype} {digest(here)}"
     return found
+
+
+def matrix(model: Any, name: str) -> Any:
+    """A matrix of the newest adapter as it is applied, from the buffers of SGLang's kernels: A, or B times the scale.
+
+    Args:
+        model: the rank's part of the model.
+        name: such as ``model.layers.0.self_attn.q_proj.lora_A.weight``.
+
+    Returns:
+        None if there is none.
+    """
+    manager = vars(model).get("tailrace_adapters")
+    if manager is None or not manager.loras:
+        return None
+    pool, newest = manager.memory_pool, next(reversed(manager.loras))
+    if newest not in pool.uid_to_buffer_id:  # SGLang copies an adapter into its buffers for the first request
+        manager.fetch_new_loras({newest})
+    layer, _, half = name.removesuffix(".weight").rpartition(".lora_")
+    parts = layer.split(".")
+    fused, place = _FUSED.get(parts[-1], (parts[-1], 0))
+    number = next(int(part) for part in parts if part.isdigit())
+    stacks = (pool.A_buffer if half == "A" else pool.B_buffer).get(fused)
+    if stacks is None:
+        return None
+    stack, rank = stacks[number][pool.get_buffer_id(newest)], manager.loras[newest].config.r
+    if half == "A":
+        return stack[place * rank : (place + 1) * rank]
+    module = model.get_submodule(".".join([*parts[:-1], fused]))
+    ends = module.output_offset_cpu.tolist() if fused != parts[-1] else [0, len(stack)]
+    return stack[ends[place] : ends[place + 1], :rank] * manager.loras[newest].scaling
+
+
+def name_plainly(result: Any, manager: Any, *_: Any, **__: Any) -> Any:
+    """Have a model whose layers may get adapters name its parameters as before, which is how it loads weights."""
+    model = manager.base_model
+    named = model.named_parameters
+
+    def plainly(*arguments: Any, **options: Any) -> Any:
+        for name, parameter in named(*arguments, **options):
+            yield name.replace(".base_layer.", "."), parameter
+
+    model.named_parameters = plainly
+    vars(model)["tailrace_adapters"] = manager
+    return result
+
+
+def lock_no_pages() -> None:
+    """Make no page-locked memory where there is no CUDA: torch cannot, and SGLang's adapters ask for it on every device."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+
+    def pageable(make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*arguments: Any, pin_memory: bool = False, **options: Any) -> Any:  # noqa: ARG001 - what is left out
+            return make(*arguments, **options)
+
+        return made
+
+    for name in ("tensor", "zeros", "empty"):
+        setattr(torch, name, pageable(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor
 
 
 def digest(elements: Any) -> str:

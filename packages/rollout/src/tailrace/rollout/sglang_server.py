@@ -62,11 +62,13 @@ CALLED = (
     "/flush_cache",
     "/generate",
     "/init_weights_update_group",
+    "/load_lora_adapter",
     "/model_info",
     "/pause_generation",
     "/release_memory_occupation",
     "/resume_memory_occupation",
     "/server_info",
+    "/unload_lora_adapter",
     "/update_weights_from_distributed",
     "/v1/loads",
     "/weights_checker",
@@ -86,6 +88,7 @@ _OPTION_OF = {
     "disable_cuda_graph": "eager",
     "tp_size": "tensor_parallel_size",
     "enable_memory_saver": "sleep_level",
+    **dict.fromkeys(("enable_lora", "max_lora_rank", "max_loras_per_batch", "max_loaded_loras"), "adapter_rank"),
 }
 _KEPT = {
     "model_path": "model.path names the model",
@@ -93,13 +96,13 @@ _KEPT = {
     "incremental_streaming_output": "an engine counts the tokens of each event",
     "sampling_backend": "the others refuse seeds where some requests of a batch are greedy",
     "weight_version": "an engine names each version that it loads",
-    "enable_lora": "its adapters run on CUDA alone, where they were not tried; a replica merges each version into the base",
     "pp_size": "SGLang takes weights by broadcast with tensor parallelism alone",
     "dp_size": "a run has rollout.replicas for it",
     **dict.fromkeys(
         ("host", "port", "api_key", "admin_api_key"), "the server listens on this machine alone, with a key of its own"
     ),
 }
+_ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _START_S = 600.0
 _PORTS = 3
 _LOOK_S = 0.25
@@ -498,6 +501,14 @@ def _settings(model_path: str, options: EngineOptions, shape: CacheShape, device
         found["enable_memory_saver"] = options.sleep_level > 0
     if cache_bytes is not None:
         found["max_total_tokens"] = cache_bytes // shape.kv_bytes_per_token(dtype)
+    if options.adapter_rank:
+        found |= {"enable_lora": True, "max_lora_rank": options.adapter_rank, "lora_target_modules": _ADAPTED}
+        found |= {
+            "max_loras_per_batch": 2,
+            "max_loaded_loras": 2,
+        }  # the base without one, or the one before it, counts too
+        if device == "cpu":
+            found["lora_backend"] = "torch_native"
     return found
 
 

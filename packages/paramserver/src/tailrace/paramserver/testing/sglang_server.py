@@ -42,6 +42,8 @@ _JSON_KINDS: dict[type, tuple[str, ...]] = {
     list: ("list", "List", "Set"),
     dict: ("dict", "Dict"),
 }
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_MOST_ADAPTERS = 2
 _PLAIN = {"/model_info", "/server_info", "/v1/loads", "/health", "/flush_cache"}
 
 
@@ -176,6 +178,8 @@ class StandInState:
         self.flushed = 0
         self.released: set[str] = set()
         self.seeds: list[int | None] = []
+        self.adapters: list[str] = []
+        self.asked: list[str | None] = []  # the adapters of requests
         self.changed = threading.Condition()
         self.running: dict[str, list[int]] = {}
         self.waiting: list[str] = []
@@ -274,6 +278,8 @@ class Handler(BaseHTTPRequestHandler):
             content |= {
                 "released": sorted(state.released),
                 "seeds": state.seeds,
+                "adapters": state.adapters,
+                "asked": state.asked,
             }
             content |= {"flushed": state.flushed, "models": [one[:2] for one in models], "weights": models[0][2]}
             self.reply(200, content)
@@ -313,6 +319,7 @@ class Handler(BaseHTTPRequestHandler):
             state.fail = body
             state.log.clear()
             state.seeds.clear()
+            state.asked.clear()
             self.reply(200, {})
             return
         if not self.allowed() or self.planned(path):
@@ -398,6 +405,23 @@ class Handler(BaseHTTPRequestHandler):
         ]
         self.reply(200, {"success": True, "message": "Success", "ranks": ranks})
 
+    def load_lora_adapter(self, body: dict[str, Any]) -> None:
+        """Read an adapter's files, once."""
+        adapters, name = self.state.adapters, body["lora_name"]
+        if name in adapters or len(adapters) == _MOST_ADAPTERS:
+            self.answer(False, f"{name} is loaded already" if name in adapters else "too many adapters are loaded")
+        elif not all((Path(body["lora_path"]) / file).is_file() for file in _ADAPTER_FILES):
+            self.answer(False, "no adapter is there")
+        else:
+            adapters.append(name)
+            self.answer(True, "")
+
+    def unload_lora_adapter(self, body: dict[str, Any]) -> None:
+        """Forget an adapter."""
+        if loaded := body["lora_name"] in self.state.adapters:
+            self.state.adapters.remove(body["lora_name"])
+        self.answer(loaded, "" if loaded else "no such adapter")
+
     def release_memory_occupation(self, body: dict[str, Any]) -> None:
         """Give memory back. A server that works ends."""
         if self.state.running or self.state.waiting:
@@ -442,6 +466,9 @@ class Handler(BaseHTTPRequestHandler):
         if plan.get("status"):
             self.reply(plan["status"], {"error": {"message": "planned"}})
             return
+        if body.get("lora_path") not in (None, *state.adapters):
+            self.reply(400, {"error": {"message": "no such adapter"}})
+            return
         if (found := problem(FIELDS["sampling_params"], sampling)) is not None:
             self.reply(422, {"detail": found})
             return
@@ -449,6 +476,7 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(9)  # as an index error in SGLang's embedding does
         if state.released:
             os._exit(9)
+        state.asked.append(body.get("lora_path"))
         state.seeds.append(sampling.get("sampling_seed"))
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
