@@ -85,3 +85,8 @@ def test_a_replica_that_is_down_holds_the_others_back_only_until_it_is_known_to_
     while run.left:
         run.catch_up()
     assert run.view.version == 3, "the run did not end"
+
+
+def test_an_engine_keeps_seeds_where_launches_have_them():
+    assert policy("batching", "plain", seeded=True).draws_again() is True
+    assert policy("batching", "plain").draws_again() is False

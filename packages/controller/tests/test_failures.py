@@ -353,3 +353,24 @@ def test_detection_hears_what_a_replica_says_it_does_only_while_it_stands_still(
     assert seen[-1] == {"r0": ("generating", 4), "r1": ("pulling", 0)}
     run.go(c.Activity("replica", "r0", "prefilling", still_s=9.0), leave=(c.Route,))
     assert seen[-1] == {"r0": ("prefilling", 4), "r1": ("pulling", 0)}
+
+
+def test_a_suspicion_without_a_limit_names_none():
+    class Suspects(c.DetectionPolicy):
+        look_s = 1.0
+
+        def suspects(self, signs):
+            reason = c.Reason(c.Why.STILL, numbers={"still_s": 9.0})
+            return [c.Suspected(sign.role, sign.id, reason) for sign in signs if sign.still_s]
+
+        def within_s(self, role):
+            return float("inf")
+
+    one = policy("provisioning", "static", count=1)
+    run = Scripted(spec(recovery=isolate(max_restarts=0), detection=Suspects(), provisioning=one))
+    run.go(c.Tick(), leave=(c.Route,))
+    run.go(c.Activity("replica", "r0", "generating", still_s=9.0), leave=(c.Route,))
+    assert run.view.failure == (
+        "replica r0 is down and is not restarted: stood still for 9 s with work in flight (failure 1 of it without work in "
+        "between)"
+    )

@@ -4,6 +4,7 @@ import pytest
 from scripted import Scripted, of, policy, spec
 
 from tailrace import contracts as c
+from tailrace.controller.spec import RolloutPool
 
 HYBRID = policy("provisioning", "hybrid", count=2)
 
@@ -13,8 +14,8 @@ def started(recovery="role-based", options=None, **changes):
     run = Scripted(
         spec(
             admission=policy("admission", "on-policy"), batching=batching, sync=policy("sync", "barrier"), steps=3,
-            batch_groups=2, replica_batch=8, buffer_groups=None, provisioning=HYBRID, colocated=True,
-            recovery=policy("recovery", recovery, **(options or {})), **changes,
+            batch_groups=2, replica_batch=8, buffer_groups=None, colocated=True,
+            recovery=policy("recovery", recovery, **(options or {})), **{"provisioning": HYBRID, **changes},
         )
     )  # fmt: skip
     run.go(c.Tick(), leave=(c.Route, c.Score, c.Step))
@@ -132,3 +133,16 @@ def test_a_hybrid_that_is_given_up_is_not_waited_for():
     assert [lend.replica for lend in of(c.Lend, run.given)] == ["r0"]
     shows(run, "r0")
     assert len(of(c.Step, run.given)) == 1
+
+
+def test_a_hybrid_yields_once_its_share_of_the_batch_is_complete_while_others_generate():
+    pools = (RolloutPool("with", 1, replica_batch=2, hybrid=True), RolloutPool("without", 1, replica_batch=2))
+    run = started(provisioning=policy("provisioning", "hybrid", count=2, yields_at=0.5), pools=pools)
+    replicas = run.controller.fleet.replicas
+    hybrid, other = sorted(replicas, key=lambda name: not replicas[name].cells)
+    assert replicas[hybrid].cells
+    assert not replicas[other].cells
+    assert not of(c.Lend, run.given)
+    run.go(*(c.Finished(other, name, 10) for name in on(run, other)), leave=(c.Route, c.Step))
+    (lend,) = of(c.Lend, run.given)
+    assert (lend.replica, dict(lend.reason.numbers)) == (hybrid, {"done": 1.0, "groups": 2.0})

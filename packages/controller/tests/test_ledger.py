@@ -373,3 +373,30 @@ def test_a_trajectory_that_nobody_knows_must_have_been_one(name):
         ledger.expect_admitted(known)
     with pytest.raises(ControllerError, match="expected one of the 1 groups that were admitted"):
         ledger.expect_admitted(name)
+
+
+def test_what_of_a_group_was_not_routed_with_its_first_waits():
+    books = Books()
+    ledger, (first, second) = books.ledger, books.started(route=False).group.states
+    assert list(ledger.levels[3]) == [first.id, second.id]
+    books = Books()
+    ledger = books.ledger
+    ledger.start(books.group, 3)
+    first, second = books.group.states
+    ledger.routed([first], REPLICA, 3)
+    ledger.pool_rest(books.group)
+    assert {version: list(queue) for version, queue in ledger.levels.items()} == {3: [second.id]}
+
+
+def test_what_begins_anew_waits_once_and_only_what_needs_a_lost_version_is_lost():
+    books = Books().started()
+    ledger, (first, second) = books.ledger, books.group.states
+    ledger.returned(first.id, 5)
+    ledger.restarted(first)
+    ledger.routed([first], REPLICA, 4)
+    for state in (first, second):
+        ledger.returned(state.id, 5)
+    assert {version: list(queue) for version, queue in ledger.levels.items()} == {3: [second.id], 4: [first.id]}
+    assert ledger.version_lost(3) == [second]
+    ledger.restarted(first)
+    assert {version: list(queue) for version, queue in ledger.levels.items()} == {3: [second.id, first.id]}

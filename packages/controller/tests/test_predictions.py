@@ -58,8 +58,10 @@ def reasons(run):
 
 
 def asked(commands):
-    """The prompts of all questions among commands."""
-    return [prompt for command in of(c.Predict, commands) for prompt in command.prompts]
+    """The prompts of all questions among commands, none of which is empty."""
+    questions = of(c.Predict, commands)
+    assert all(question.prompts for question in questions)
+    return [prompt for question in questions for prompt in question.prompts]
 
 
 def held(run):

@@ -212,3 +212,13 @@ def test_more_replicas_than_a_policy_said_end_the_run_with_a_line(run, policy):
     greedy.go(c.Down("relay", "0", "killed", c.Cause.DIED), leave=(c.Route,))
     assert "expected no more than the 2 replicas that it may have" in greedy.view.failure
     assert "r2" not in {one.id for one in of(c.Start, greedy.given)}
+
+
+def test_a_policy_that_asked_for_no_milestones_is_not_asked_when_nothing_changed(run, policy):
+    asked = []
+    policy.plan = lambda view: asked.append(view.now_s) or []
+    for _ in range(3):
+        run.later(1.0, leave=(c.Route,))
+    assert asked == []
+    run.go(c.Down("relay", "0", "killed", c.Cause.DIED), leave=(c.Route,))
+    assert asked

@@ -116,6 +116,13 @@ def test_counts_below_nothing_are_refused(wrong):
     assert policy("batching", "tail-batching", **dict.fromkeys(wrong, 0))
 
 
+def test_noise_is_drawn_anew_or_is_the_same():
+    with pytest.raises(PolicyError, match="found redraw='often', expected 'fresh' or 'same-noise'"):
+        policy("batching", "tail-batching", redraw="often")
+    assert not TailBatching(redraw="fresh").draws_again()
+    assert TailBatching(redraw="same-noise").draws_again()
+
+
 def test_the_last_round_of_an_epoch_is_smaller():
     run = Scripted(tail(steps=3, prompts=4, epoch_prompts=9, epoch_end="flush"))
     run.go(c.Tick())
@@ -204,6 +211,18 @@ class Watching(c.ProvisioningPolicy):
     def plan(self, view):
         self.seen.append(view)
         return () if view.of("replica") else [c.StartReplica()]
+
+
+def test_admission_hears_of_batches_that_are_there_again_before_it_takes_in_what_has_started():
+    run = begun()
+    finish(run, 0, 2, leave=(c.Route, c.Step))
+    gate: Any = run.controller.gate
+    heard: list[Any] = []
+    rounds, reset = gate.rounds, gate.reset
+    gate.rounds = lambda sizes, closed: heard.append(list(sizes)) or rounds(sizes, closed)
+    gate.reset = lambda version, started: heard.append(len(started)) or reset(version, started)
+    run.down("trainer", leave=(c.Route, c.Step))
+    assert heard[:2] == [[2, 3], 2]  # the undone batch, the next round; groups that have started
 
 
 def test_provisioning_is_asked_at_milestones_and_sees_the_rounds():

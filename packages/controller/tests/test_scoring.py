@@ -136,3 +136,16 @@ def test_a_held_out_problem_that_was_given_up_is_not_sent_to_the_next_scorer():
     first = run.view.evaluations[0]
     assert (len(first.rewards), first.failed) == (2, 1)
     assert run.view.finished
+
+
+def test_a_prompt_that_was_not_scored_comes_again_after_32_launches():
+    source = policy("batching", "plain", samples=2).open()
+    progress = c.Progress(0, 0, 0, 0, 0, 0, 0, 2, 99)
+    seen = []
+    for group in range(40):
+        launch = source.next(progress)
+        source.launched(group, launch)
+        seen.append(launch.prompt)
+        if group == 2:
+            source.ended(0, c.GroupEnd.UNSCORED)
+    assert seen.index(0, 1) == 3 + 32

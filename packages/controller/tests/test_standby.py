@@ -2,6 +2,7 @@
 
 import pytest
 from scripted import ON_THREE_MACHINES, Scripted, of, policy, spec
+from wrong_policies import Wrong
 
 from tailrace import contracts as c
 from tailrace.controller.spec import RolloutPool
@@ -11,10 +12,10 @@ STANDBY = c.Reason(c.Why.STANDBY, "trainer 0")
 
 
 def running(*, standby=True, replicas=2, **fields):
-    recovery = policy("recovery", "role-based", standby=standby)
+    fields = {"recovery": policy("recovery", "role-based", standby=standby), **fields}
     provisioning = policy("provisioning", "static", count=replicas)
     machines = ("0", "1", "2")
-    run = Scripted(spec(machines=machines, recovery=recovery, provisioning=provisioning, **fields), relays=3)
+    run = Scripted(spec(machines=machines, provisioning=provisioning, **fields), relays=3)
     run.machines = dict(ON_THREE_MACHINES)
     run.go(c.Tick(), leave=(c.Step,))
     return run
@@ -61,6 +62,15 @@ def nobody_stands_in(run):
 
 def test_without_the_option_nobody_stands_in():
     nobody_stands_in(running(standby=False))
+
+
+def test_who_died_on_a_machine_that_stays_is_told_of_no_standby():
+    seen = []
+    recovery = Wrong(policy("recovery", "role-based"), "on_down", lambda right, failure: seen.append(failure) or right)
+    run = running(recovery=recovery)
+    run.down("trainer", leave=EVERYONE)
+    run.down("replica", "r0", leave=EVERYONE)
+    assert [failure.standbys for failure in seen] == [0, 0]
 
 
 def test_the_last_replica_does_not_stand_in():

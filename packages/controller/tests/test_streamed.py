@@ -6,7 +6,7 @@ import pytest
 from scripted import Scripted, of, policy, spec
 
 from tailrace import contracts as c
-from tailrace.controller.errors import ControllerError, PolicyError
+from tailrace.controller.errors import ControllerError, PluginAnswerError, PolicyError
 from tailrace.controller.policies.training import Streamed
 from tailrace.controller.trajectories import GroupPhase
 
@@ -241,3 +241,13 @@ def test_the_policy():
     assert policy("training", "full-batch").early_gradients() is None
     with pytest.raises(PolicyError, match="groups=0"):
         Streamed(0)
+
+
+@pytest.mark.parametrize("answer", [7, c.EarlyGradients(0), c.EarlyGradients(2, tokens=0), (1, None)])
+def test_early_gradients_of_no_group_are_refused(answer):
+    class Wrong(Streamed):
+        def early_gradients(self):
+            return answer
+
+    with pytest.raises(PluginAnswerError, match=r"early_gradients answered .*expected at least 1 group"):
+        Scripted(spec(training=Wrong()))

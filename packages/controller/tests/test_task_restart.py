@@ -94,6 +94,13 @@ def test_after_too_many_restarts_of_the_task_the_run_fails_and_names_every_cause
         "trainer 0 is down and is not restarted: third (failure 1 of it without work in between); the task had "
         "been restarted for trainer 0: first; trainer 0: second"
     )
+    run.forget()
+    run.go(c.Resumed(tuple(run.controller.trainer.fallbacks)), leave=(c.Step, c.Route))
+    for reason in ("fourth", "fifth", "sixth"):
+        run.forget(c.Step, c.Route)
+        run.held = tuple(run.controller.ledger.trajectories)
+        run.down("trainer", reason=reason, leave=(c.Step, c.Route))
+    assert run.view.failure.endswith("the task had been restarted for trainer 0: fourth; trainer 0: fifth")
 
 
 def test_what_else_arrives_at_that_moment_still_counts():

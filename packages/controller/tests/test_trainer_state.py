@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from tailrace.contracts import Offloaded
 from tailrace.controller.errors import ControllerError
 from tailrace.controller.trainer_state import TrainerState
 
@@ -180,3 +181,32 @@ def test_what_is_kept_is_limited_by_count_and_by_bytes(seeds):
                 durable = [one for one in durable if one[0] <= back]
                 assert state.version == back
                 break
+
+
+def test_a_durable_checkpoint_of_a_batch_that_was_undone_is_no_fallback():
+    state = trainer()
+    for version in (1, 2):
+        state.steps_on(version)
+        state.stepped(version)
+        state.hands_over(fence=False)
+    state.fall_back(1)
+    assert state.version == 3  # 2 was seen
+    assert state.became_durable(2) == 0
+    assert state.fallbacks == [0]
+
+
+@pytest.mark.parametrize("work", ["steps", "accumulates", "adds"])
+def test_a_cell_that_is_given_work_has_left_its_devices_no_more(work):
+    state = trainer()
+    for cell, seq in ((0, 5), (1, 6)):
+        state.leaves(cell, seq)
+    state.has_left(Offloaded(1, 6))
+    gives = {
+        "steps": lambda _: state.steps_on(1),
+        "accumulates": lambda _: state.accumulates(1, [7]),
+        "adds": lambda cell: state.adds(1, [7], cell),
+    }
+    for cell in (0, 1) if work == "adds" else (0,):
+        gives[work](cell)
+    state.has_left(Offloaded(0, 5))  # it was told before
+    assert (state.leaving, state.away) == ({}, set())

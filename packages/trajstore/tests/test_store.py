@@ -494,6 +494,14 @@ def test_bad_data_leaves_nothing_behind(store):
             action()
 
 
+def test_an_export_that_fails_leaves_no_file(tmp_path):
+    path = tmp_path / "taken"
+    path.mkdir()
+    with TrajectoryStore() as store, pytest.raises(IsADirectoryError):
+        store.export(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_export(tmp_path):
     path = tmp_path / "consumed.jsonl"
     with TrajectoryStore() as store:

@@ -161,12 +161,16 @@ def test_a_store_of_the_format_before_outlines_goes_on(tmp_path):
     path = tmp_path / "store"
     with TrajectoryStore(path, mixed_versions=True) as store:
         write(store, "a", random.Random(1), prompt=(1, 2))
+        store.consume(["a"], 1)
         before = store.outlines(["a"]), store.packed([("a", True)])
+        store.export(tmp_path / "before")
     raw = sqlite3.connect(path)
     raw.executescript("ALTER TABLE trajectory DROP COLUMN outline; PRAGMA user_version = 4;")
     raw.close()
     with TrajectoryStore(path) as store:
         assert (store.outlines(["a"]), store.packed([("a", True)])) == before
+        store.export(tmp_path / "after")
+    assert (tmp_path / "after").read_bytes() == (tmp_path / "before").read_bytes()
 
 
 def test_appends_that_wait_are_stored_together_each_with_its_answer(tmp_path):

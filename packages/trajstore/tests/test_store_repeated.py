@@ -115,6 +115,18 @@ def test_only_the_very_batch_counts_as_repeated():
         assert store.audit()["consumed_twice"] == []
 
 
+def test_an_end_is_repeated_only_where_it_was():
+    whole, shorter = (
+        PartialDelta("a", 0, 0, (5, 6)[:count], (-1.0, -2.0)[:count], FinishReason.STOP) for count in (2, 1)
+    )
+    with TrajectoryStore() as store:
+        store.begin("r0", 0, [Assignment("a", 0, (1,))])
+        store.append("r0", [whole])
+        store.set_reward("a", 1.0)
+        assert store.append("r0", [whole]) == []
+        assert store.append("r0", [shorter]) == ["a"]
+
+
 def test_those_who_write_go_on_where_they_were(tmp_path):
     path = tmp_path / "store.db"
     with TrajectoryStore(path) as store:

@@ -6,7 +6,8 @@ import pytest
 from scripted_host import LIMITS
 
 from tailrace import contracts as c
-from tailrace.runtime.executor.deployment import Deadlines, Deployment, PoolReplicas
+from tailrace.runtime.errors import MachineUnfitError
+from tailrace.runtime.executor.deployment import Deadlines, Deployment, MachineChecks, PoolReplicas, start_checked
 from tailrace.runtime.executor.seam import RoleSpec
 
 
@@ -54,3 +55,11 @@ def test_the_ranks_of_each_start_of_a_trainer_and_of_each_cluster_meet_elsewhere
     assert all(place.parent == tmp_path for place in there)
     assert meeting("a", 1) is None
     assert meeting("a", 1, rendezvous=tmp_path, trainer_ranks=1) is None
+
+
+def test_a_role_is_built_only_where_the_machine_passes_its_checks(tmp_path):
+    checks = MachineChecks(("disk",), tmp_path, timeout_s=60.0)
+    assert start_checked(dict, checks, start="r0") == {"start": "r0"}
+    gone = dataclasses.replace(checks, directory=tmp_path / "gone")
+    with pytest.raises(MachineUnfitError, match=r"its machine did not pass the check 'disk': .*No such file"):
+        start_checked(dict, gone, start="r0")

@@ -257,6 +257,19 @@ def test_a_checkpoint_is_waited_for_while_bytes_of_it_are_written(run):
     assert down.reason.endswith("s for more of the checkpoint of version 1 to be written")
 
 
+def test_what_the_trainer_before_was_told_to_leave_is_not_waited_for_with_a_checkpoint(run):
+    (before,) = run.up(("trainer", "0"))
+    run.give(c.Offload(3, 0))
+    before.breaks(MemberDeadError("killed"))
+    run.settle()
+    (trainer,) = run.up(("trainer", "0"))
+    run.give(c.Checkpoint(4, 1))
+    trainer.takes()
+    trainer.says(c.Saving(1, 4, 7))
+    run.settle()
+    assert run.controller.news() == [c.Saving(1, 4, 7)]
+
+
 def test_a_checkpoint_that_waits_for_the_one_before_is_not_late(run):
     """The trainer writes one after the other: the deadline of 85 s counts from the last news of any of them."""
     (trainer,) = run.up(("trainer", "0"))
@@ -805,3 +818,8 @@ def test_one_that_starts_again_is_not_as_silent_as_the_one_before(run):
     run.controller.news()
     run.pass_time(15.0)
     assert run.controller.news() == []
+
+
+def test_the_end_of_a_run_is_told_to_nobody(run):
+    run.give(c.Finish(8), c.Start(9, "relay", "0"))
+    assert run.member("relay").calls[0][0] == "ready"

@@ -175,7 +175,7 @@ class Ledger:
     def pool_rest(self, group: GroupState) -> None:
         """Put the trajectories of a group that has just started and were not routed with it into the pool, one by one."""
         for state in group.states:
-            if state.phase is _PENDING and state.id not in self.waiting:
+            if state.phase is _PENDING:
                 self._pend(state)
 
     def exact(self, state: TrajectoryState) -> bool:
