@@ -141,36 +141,65 @@ def branches(prompt):
     ]
 
 
+async def branched(pool, tokenizer, seed, strikes_at=None, **about):
+    """An episode of `harness_agents.branch`, checked. The workers may be killed as a turn is answered, by its number."""
+    turns = itertools.count()
+
+    def struck(pool):
+        if next(turns) == strikes_at:
+            for pid in pool.pids:
+                os.kill(pid, signal.SIGKILL)
+
+    given = row(f"less {seed}", branches=True, **about)
+    contexts, said, last = await play(pool, tokenizer, given, random.Random(seed), struck)
+    draw = random.Random(seed)
+    drawn = [turn(tokenizer, draw) for _ in range(8)]
+    expected = [reference(tokenizer, talked, drawn, trained) for talked, trained in branches(f"less {seed}")]
+    assert contexts == expected, f"seed {seed}"
+    assert last.reward == float(said[6] == said[7])
+
+
 def test_forks_sub_agents_and_rewritten_histories_are_contexts_of_their_own(model, tmp_path):
     """Each turn is trained once, behind what the model read then, whoever is killed in the midst of a branch."""
-    tokenizer = model[1]
 
     async def scenario():
         async with opened(model, replayable=True) as pool:
-
-            async def one(seed, about, strikes_at=None):
-                turns = itertools.count()
-
-                def struck(pool):
-                    if next(turns) == strikes_at:
-                        for pid in pool.pids:
-                            os.kill(pid, signal.SIGKILL)
-
-                given = row(f"less {seed}", branches=True, **about)
-                contexts, said, last = await play(pool, tokenizer, given, random.Random(seed), struck)
-                draw = random.Random(seed)
-                drawn = [turn(tokenizer, draw) for _ in range(8)]
-                expected = [reference(tokenizer, talked, drawn, own) for talked, own in branches(f"less {seed}")]
-                assert contexts == expected, f"seed {seed}"
-                assert last.reward == float(said[6] == said[7])
-
-            await asyncio.gather(*(one(seed, {}) for seed in range(4)))
+            await asyncio.gather(*(branched(pool, model[1], seed) for seed in range(4)))
             for at in (2, 3, 5):
-                await one(at, {"dies_at": at, "once": str(tmp_path / str(at))})
+                await branched(pool, model[1], at, dies_at=at, once=str(tmp_path / str(at)))
             for at in (2, 4, 6):
-                await one(10 + at, {}, strikes_at=at)
+                await branched(pool, model[1], 10 + at, strikes_at=at)
             assert pool.counts.replayed >= 6
             assert pool.counts.lost == pool.counts.raised == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1500)
+def test_two_hundred_episodes_with_twenty_kills(model, tmp_path):
+    """Ten harnesses, and ten times all workers with the endpoints of all episodes under way. Nothing is lost."""
+    draw = random.Random(5)
+    kinds = draw.sample(range(200), 20)
+
+    async def scenario():
+        async with opened(model, replayable=True, think_s=CALL_S - 1) as pool:
+            waiting = iter(range(200))
+
+            async def player():
+                for seed in waiting:
+                    at = draw.randrange(1, 8)
+                    if seed in kinds[:10]:
+                        await branched(pool, model[1], seed, dies_at=at, once=str(tmp_path / str(seed)))
+                    else:
+                        await branched(pool, model[1], seed, strikes_at=at if seed in kinds else None)
+
+            await asyncio.gather(*(player() for _ in range(8)))
+            counts = pool.counts
+            assert (counts.lost, counts.raised, counts.timeouts, counts.nonsense) == (0, 0, 0, 0)
+            assert (counts.steps, counts.opened) == (200 * 8, 200)
+            assert counts.replayed >= 20
+            assert counts.workers_lost >= 10
 
     asyncio.run(scenario())
 

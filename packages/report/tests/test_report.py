@@ -79,7 +79,9 @@ def finished(tmp_path_factory):
         "generated": 3,
         "reward": 0.5,
     }
-    (directory.trajectories / "trained.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(talk) + "\n")
+    branched = talk | {"trajectory": "0.2", "tokens": [3, 4, 5, 6, 7, 8], "contexts": [1]}
+    lines = [json.dumps(each) + "\n" for each in (row, branched, talk)]
+    (directory.trajectories / "trained.jsonl").write_text("".join(lines))
     html = write_report(directory).read_text()
     return directory, html, _Page(html)
 
@@ -126,6 +128,8 @@ def test_what_became_of_every_prompt_is_said(finished):
 def test_what_an_environment_answered_is_told_from_what_the_model_wrote(finished):
     _, html, page = finished
     assert 'token ids: 3<span class="told">token ids: 4 5</span>token ids: 6 7' in html
+    context = "[a context of its own, behind which the model reads nothing else]"
+    assert f'token ids: 3<span class="told">{context}\\ntoken ids: 4 5</span>token ids: 6 7 8' in html
     assert "trajectory 0.1, 2 turns, the environment's answers in grey, 3 tokens, reward 0.5" in page.words
 
 

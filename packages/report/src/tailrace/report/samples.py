@@ -14,6 +14,7 @@ from tailrace.trajstore.peek import peek
 
 ENDS = 400
 MOST_CHARACTERS = 4_000
+_CONTEXT = "[a context of its own, behind which the model reads nothing else]\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +92,11 @@ def _picks(rows: Iterable[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
 
 def _sample(why: str, row: dict[str, Any], decode: _Decoder) -> ShownTrajectory:
     spans, start, tokens = [], 0, row["tokens"]
+    fresh = set(row.get("contexts", ()))
     for first, end in [*row.get("observations", ()), (len(tokens), len(tokens))]:
-        spans += [(tokens[start:first], False), (tokens[first:end], True)]
+        spans += [("", tokens[start:first], False), (_CONTEXT if first in fresh else "", tokens[first:end], True)]
         start = end
-    parts = [(decode(span), told) for span, told in spans if span]
+    parts = [(above + decode(span), told) for above, span, told in spans if span]
     return ShownTrajectory(
         why,
         str(row["trajectory"]),

@@ -266,7 +266,7 @@ class EnvironmentRole:
             return (
                 "" if same else f"{said}, and the model has read {first.observation!r:.80}: expected the same each time"
             )
-        read = isinstance(observation, str) and observation in prompt.prompt
+        read = not observation or (isinstance(observation, str) and observation in prompt.prompt)
         return "" if read else f"{said}, which the model has not read: expected the row's prompt to say it"
 
     async def _again(self, talk: Conversation, prompt: Prompt, begun: str, row: Mapping[str, Any]) -> int:

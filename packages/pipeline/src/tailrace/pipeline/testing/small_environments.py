@@ -37,3 +37,20 @@ class CountsAgain(TurnCounter):
     """The same, and a session can be played again."""
 
     replayable = True
+
+
+class Branches(CountsAgain):
+    """Answers in token ids. Every other answer begins a context."""
+
+    tokenized = True
+
+    def reset(self, row: Mapping[str, Any]) -> Any:
+        """Begin; the prompt says everything."""
+        del row
+        return []
+
+    def step(self, action: Any) -> dict[str, Any]:
+        """A token for the number of the turn, one for its length, and whether the model goes on from them alone."""
+        told = super().step(action)
+        number = len(self._turns)
+        return {**told, "observation": [2 + number, 6 + len(action) % 3], "fresh": number % 2 == 1}

@@ -350,9 +350,12 @@ def _check_tokens(controller: Controller, executor: Executor, root: Path) -> Non
                 weights[held] = known(held)
             drawn = zip(versions, row["tokens"], row["logprobs"], strict=True)
             observed = {position for begin, end in row["observations"] for position in range(begin, end)}
+            prompt, begun = row["prompt"], 0
             for position, (held, token, logprob) in enumerate(drawn):
+                if position in row["contexts"]:  # an engine gets the first token of a context as its prompt
+                    prompt, begun = [token], position + 1
                 made_by = None if position in observed else weights[held]
-                assert made_by is None or (token, logprob) == fake_token(made_by, row["prompt"], position)
+                assert made_by is None or (token, logprob) == fake_token(made_by, prompt, position - begun)
 
 
 def trained(log: Iterable[Instant], counts: Callable[[int], bool]) -> dict[int, list[str]]:

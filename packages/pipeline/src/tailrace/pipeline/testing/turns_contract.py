@@ -77,8 +77,10 @@ class TurnsContract(RealRuns):
         assert sum(row["generated"] for row in rows) == counts.trained_tokens
 
     def test_turns_under_partial_rollout(self, tmp_path: Path, model: Path) -> None:
-        """They are interrupted, go on under newer weights and migrate; a replica dies."""
-        run = self.turns(tmp_path, model, spec=make_staleflow_spec(), faults=["replica@step2"])
+        """They are interrupted, go on under newer weights and migrate, in contexts of their own; a replica dies."""
+        spec = make_staleflow_spec()
+        run = self.turns(tmp_path, model, spec=spec, environment="Branches", faults=["replica@step2"])
+        assert any(row["contexts"] for row in read_trained(tmp_path / TRAINED))
         assert (run.counts.turns_lost, run.counts.sessions_lost) == (0, 0)
 
     @pytest.mark.parametrize("fault", ["environment@step1", rarely("data@step1"), rarely("scorer@step1")])
@@ -92,9 +94,10 @@ class TurnsContract(RealRuns):
     def test_whoever_is_killed_while_calls_are_under_way_loses_no_turn(
         self, tmp_path: Path, model: Path, role: str, member: str
     ) -> None:
-        """Three times."""
+        """Three times, in the midst of episodes of several contexts."""
         kills = _KillsInCalls(role, member, 3)
-        run = self.turns(tmp_path, model, observer=kills)
+        run = self.turns(tmp_path, model, environment="Branches", observer=kills)
+        assert any(row["contexts"] for row in read_trained(tmp_path / TRAINED))
         assert not kills.left
         assert [down for down, _ in self.downs(tmp_path)] == [role] * 3
         counts = run.counts
