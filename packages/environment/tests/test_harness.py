@@ -19,7 +19,7 @@ from chat_model import CHATML, write_model
 from harness_agents import Model, call, talk
 
 from tailrace.environment import EnvironmentPool, RaisedError, SessionLostError, SetupError, examine_environment
-from tailrace.environment.completions import BODY_BYTES, ChatAnswer, endpoint
+from tailrace.environment.completions import BODY_BYTES, ChatAnswer, _Handler, endpoint
 from tailrace.environment.harness import Harness
 from tailrace.environment.testing import check_environment
 
@@ -443,6 +443,23 @@ def episode():
 
 
 USER = {"role": "user", "content": "x"}
+
+
+def test_who_has_read_an_answer_and_asks_for_the_same_is_asking_again(episode, monkeypatch):
+    """Also while the thread that has sent the first answer is yet to go on."""
+    send, again = _Handler._send_bytes, threading.Event()
+
+    def late(self, *given):
+        send(self, *given)
+        again.wait(10)
+
+    monkeypatch.setattr(_Handler, "_send_bytes", late)
+    try:
+        for asked in (1, 2):
+            assert call(episode.base_url, episode.key, "chat/completions", {"messages": [USER]})[0] == 200
+            assert len(ASKED) == asked
+    finally:
+        again.set()
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._answered()
 
     def _answered(self) -> None:
-        call: ChatRequest | None = None
         try:
             episode, path = self._admitted()
             if (self.command, path) == ("GET", "models"):
@@ -259,8 +258,12 @@ class _Handler(BaseHTTPRequestHandler):
             elif (self.command, path) == ("POST", "chat/completions"):
                 body = self._body()
                 call, answer = episode.ask(read_request(body))
-                self._complete(body, answer, episode)
-                call.delivered = True
+                call.delivered = True  # before a byte of it is sent: who has read it may ask for the same again
+                try:
+                    self._complete(body, answer, episode)
+                except OSError:
+                    call.delivered = False
+                    raise
             else:
                 raise RefusedError(
                     404, f"found {self.command} {path[:80]!r}, expected POST chat/completions or reward, or GET models"
@@ -270,8 +273,6 @@ class _Handler(BaseHTTPRequestHandler):
             kind = "invalid_request_error" if error.status < 500 else "server_error"
             said = {"message": str(error), "type": kind, "param": None, "code": error.code}
             self._send(error.status, {"error": said})
-            if call is not None:
-                call.delivered = True
 
     def _admitted(self) -> tuple[Episode, str]:
         """The episode of a request that shows its key, and the path below its ``/v1/``."""
