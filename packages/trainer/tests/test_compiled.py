@@ -91,14 +91,15 @@ CASES: dict[str, tuple[dict[str, Any], int, bool]] = {
     "critic": ({"loss": "ppo"}, 1, False),
     "adapter": ({"adapter": AdapterConfig(rank=3)}, 1, False),
 }
+DEEP = [pytest.mark.deep, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
         ("packed", TRACED),
-        *(pytest.param(name, TRACED, marks=pytest.mark.deep) for name in CASES if name != "packed"),
-        pytest.param("packed", "inductor", marks=[pytest.mark.deep, pytest.mark.timeout(900)]),
+        *(pytest.param(name, TRACED, marks=DEEP) for name in CASES if name != "packed"),
+        pytest.param("packed", "inductor", marks=DEEP),
     ],
 )
 def test_steps_are_those_without_it_and_a_resumed_one_is_bit_for_bit(model, name, backend, tmp_path, monkeypatch):

@@ -188,6 +188,8 @@ class Policy(nn.Module):
         """
         self.logits_budget = config.logits_budget
         self.packs = self.packs and config.packing
+        if not self.packs:
+            stop_using_in(self.lm)
         asked, offered = config.activation_checkpointing, bool(self.lm.supports_gradient_checkpointing)
         if asked == "on" and not offered:
             raise TrainerConfigError(
