@@ -145,6 +145,28 @@ def _cut(tensor, box):
     return tensor[tuple(slice(first, last) for first, last in box)]
 
 
+@pytest.mark.parametrize("rows", [None, (0, 1), (1, 3)])
+def test_what_a_second_worker_has_of_a_box_shows_beside_one_that_has_it_whole(rows):
+    tensors = {"w": torch.arange(3 * 300.0).view(3, 300)}
+    sample = WeightSample(3, 64, "twice")
+    sample.take(WeightSlice("w", (3, 300), (), tensors["w"]))
+    boxes = sample.boxes()
+    whole = serves(tensors, boxes, torch.float32)
+    for box in boxes:
+        (first, last), columns = box.box
+        mine = (first, last) if rows is None else (max(first, rows[0]), min(last, rows[1]))
+        if mine[0] >= mine[1]:
+            continue
+        part = (mine, columns)
+        for other in (tensors, {"w": tensors["w"] + 1}):
+            (again,) = serves(other, [WeightBox("w", (3, 300), part)], torch.float32)
+            if other is tensors:
+                sample.check([*whole, again._replace(worker=1)])
+            else:
+                with pytest.raises(WeightsDifferError, match="in worker 1"):
+                    sample.check([*whole, again._replace(worker=1)])
+
+
 def test_elements_that_were_never_published_are_told_apart():
     sample = WeightSample(2, 1 << 20, "")
     tensor = torch.zeros(4, 4)

@@ -95,13 +95,27 @@ class _Kept:
     """Elements as they were published, on the CPU, and what an engine multiplies them by in its own dtype."""
 
     box: Box
-    elements: Any
     scale: float = 1.0
+    elements: Any = None
     filled: int = 0
 
-    def digest(self, where: tuple[slice, ...], dtype: Any) -> str:
+    def take(self, tensor: Any, here: Box) -> None:
+        """Take what it has of a tensor, which is a box of the parameter."""
+        common = common_box(self.box, here)
+        if common is None:
+            return
+        found = tensor[_inside(common, here)]
+        if common == self.box:
+            self.elements, self.filled = found.to("cpu", copy=True), _volume(common)
+            return
+        if self.elements is None:
+            self.elements = tensor.new_empty(_extent(self.box), device="cpu")
+        self.elements[_inside(common, self.box)] = found.to("cpu")
+        self.filled += _volume(common)
+
+    def digest(self, part: Box, dtype: Any) -> str:
         """The digest of some of them in an engine that has this dtype."""
-        elements = self.elements[where].to(dtype)
+        elements = (self.elements if part == self.box else self.elements[_inside(part, self.box)]).to(dtype)
         return digest_of(elements if self.scale == 1.0 else elements * self.scale)
 
 
@@ -139,14 +153,11 @@ class WeightSample:
         if name not in self._kept:
             elements = self._nbytes // tensor.element_size()
             boxes = sampled_boxes(shape, elements, f"{self._seed} {name}")
-            self._kept[name] = [_Kept(box, tensor.new_empty(_extent(box), device="cpu"), scale) for box in boxes]
+            self._kept[name] = [_Kept(box, scale) for box in boxes]
             self._shapes[name] = tuple(shape)
-        here = _box(index, shape)
+        here, tensor = _box(index, shape), tensor.detach()
         for kept in self._kept[name]:
-            common = common_box(kept.box, here)
-            if common is not None:
-                kept.elements[_inside(common, kept.box)] = tensor.detach()[_inside(common, here)].to("cpu")
-                kept.filled += _volume(common)
+            kept.take(tensor, here)
 
     def boxes(self) -> list[WeightBox]:
         """What the engine is asked for."""
@@ -170,24 +181,29 @@ class WeightSample:
         for digest in digests:
             answers.setdefault(digest.name, []).append(digest)
         for name, held in self._kept.items():
-            # A stack of experts has hundreds of boxes: those of other matrices are not looked at.
+            # A stack of experts has hundreds of boxes: only parts of a box are held against others, those of its matrix.
+            whole: dict[Box, list[WeightDigest]] = {kept.box: [] for kept in held}
             near: dict[Box, list[WeightDigest]] = {}
             for digest in answers.get(name, ()):
-                near.setdefault(_matrix(digest.box, held), []).append(digest)
+                found = whole.get(digest.box)
+                (near.setdefault(_matrix(digest.box, held), []) if found is None else found).append(digest)
             for kept in held:
-                if kept.filled < kept.elements.numel():
+                if kept.filled < _volume(kept.box):
                     raise self._error(name, kept.box, "found no published elements there")
-                told = torch.zeros(kept.elements.shape, dtype=torch.bool)
-                for part in near.get(_matrix(kept.box, held), ()):
-                    if not _contains(kept.box, part.box):
-                        continue
-                    where = _inside(part.box, kept.box)
-                    told[where] = True
-                    expected = kept.digest(where, getattr(torch, part.dtype))
+                parts, told = whole[kept.box], None
+                if not parts or near:
+                    told = torch.full(kept.elements.shape, bool(parts))
+                    parts = parts + [
+                        part for part in near.get(_matrix(kept.box, held), ()) if _contains(kept.box, part.box)
+                    ]
+                for part in parts:
+                    if told is not None:
+                        told[_inside(part.box, kept.box)] = True
+                    expected = kept.digest(part.box, getattr(torch, part.dtype))
                     if part.digest != expected:
-                        found = f"found the digest {part.digest} in worker {part.worker}"
-                        raise self._error(name, part.box, f"{found}, expected {expected} as published")
-                if not told.all():
+                        answer = f"found the digest {part.digest} in worker {part.worker}"
+                        raise self._error(name, part.box, f"{answer}, expected {expected} as published")
+                if told is not None and not told.all():
                     raise self._error(name, kept.box, "no worker has all of them")
 
     def _error(self, name: str, box: Box, what: str) -> WeightsDifferError:
@@ -203,8 +219,13 @@ def _box(index: Sequence[slice], shape: Sequence[int]) -> Box:
 
 def common_box(first: Box, second: Box) -> Box | None:
     """What two boxes have in common; None if nothing."""
-    box = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))
-    return box if all(start < stop for start, stop in box) else None
+    box = []
+    for (a, b), (c, d) in zip(first, second, strict=True):
+        start, stop = max(a, c), min(b, d)
+        if start >= stop:
+            return None
+        box.append((start, stop))
+    return tuple(box)
 
 
 def _contains(outer: Box, box: Box) -> bool:

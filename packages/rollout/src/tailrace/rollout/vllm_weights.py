@@ -149,8 +149,12 @@ def read_back(model: Any, config: Any, boxes: Sequence[WeightBox]) -> list[Weigh
         return found
     shard = _own_shard(config, {box.name: box.shape for box in boxes})
     parameters = _plain_parameters(model)
+    last = ""
+    plain: Any = None
     for name, common, buffer, index in local_boxes(shard, boxes):
-        here = _parameter(parameters, buffer.name, buffer.shape)[index]
+        if buffer.name != last:  # the boxes of a parameter follow each other
+            last, plain = buffer.name, _parameter(parameters, buffer.name, buffer.shape).data
+        here = plain[index]
         found.append(WeightDigest(name, common, str(here.dtype).removeprefix("torch."), digest_of(here)))
     return found
 
