@@ -42,6 +42,43 @@ def test_a_module_that_replaces_itself_is_whole_for_the_role(tmp_path: Path, mon
     assert actor.call("upper", ()) == "THERE"
 
 
+EARLY = """
+import threading
+from tailrace.contracts import Place
+from tailrace.runtime.executor.doors import Ready
+from tailrace.runtime.executor.seam import RoleSpec
+from tailrace.runtime.hosts.ray import RayHost
+
+
+class Role:
+    def ready(self):
+        return Ready()
+
+    def double(self, number):
+        return 2 * number
+
+
+host = RayHost(cpus=2)
+try:
+    host.prepare("data", "0", RoleSpec(threading.Event), Place())
+    caller = host.caller("data")
+    _, actor = host._actors.newest("data", "0")
+    early = [caller.send(actor, "double", (number,)) for number in range(40)]  # Ray hands calls of one process on in order
+    host.spawn("data", "0", 1, RoleSpec(Role), Place()).call("ready").result(60)
+    print(host._ray.get(early, timeout=60), flush=True)
+finally:
+    host.close()
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_member_comes_up_though_more_call_it_before_than_it_has_threads() -> None:
+    pytest.importorskip("ray")
+    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == str([2 * number for number in range(40)])
+
+
 def test_it_is_built_once_though_two_controllers_say_so() -> None:
     built = []
     actor = RoleActor(0)

@@ -294,7 +294,7 @@ class RayHost(OwnProcess):
         options = self._options(role, id_, _FIRST, spec, place)
         actor = self._start(options, spec)
         self._prepared[role, id_] = actor, options, spec.nice, spec.cores
-        return actor.prepare.remote(spec.factory, dict(spec.arguments), after)
+        return actor.prepare.options(concurrency_group=_CONTROL).remote(spec.factory, dict(spec.arguments), after)
 
     def spawn(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> RayMember:
         """Start an actor on a machine that the run may use."""
@@ -306,7 +306,7 @@ class RayHost(OwnProcess):
             actor = None
         if actor is None:
             actor = self._start(options, spec)
-        actor.build.remote(spec.factory, dict(spec.arguments))
+        _build(actor, spec)
         member = self._member(f"{role}-{id_}-{incarnation}", actor, place.machine, spec)
         self._needs[role, id_] = member, (spec.cpus, spec.gpus)
         return member
@@ -321,7 +321,7 @@ class RayHost(OwnProcess):
             return None
         self._newest[role, id_] = incarnation
         if spec is not None:
-            actor.build.remote(spec.factory, dict(spec.arguments))
+            _build(actor, spec)
         member = self._member(f"{role}-{id_}-{incarnation}", actor, spec=spec)
         self._needs[role, id_] = member, None if spec is None else (spec.cpus, spec.gpus)
         return member
@@ -459,6 +459,11 @@ class RayHost(OwnProcess):
     @property
     def _unclaimed_s(self) -> float:
         return math.inf if self._cluster is None else self._cluster.unclaimed_s
+
+
+def _build(actor: Any, spec: RoleSpec) -> None:
+    """Have an actor build its role, in a thread of the controller's: others find the actor before, and wait for its role."""
+    actor.build.options(concurrency_group=_CONTROL).remote(spec.factory, dict(spec.arguments))
 
 
 def _takes(spec: RoleSpec) -> bool:
