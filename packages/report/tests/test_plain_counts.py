@@ -36,7 +36,7 @@ def _fuzzed(seed):
     return fuzz.simulation
 
 
-@pytest.mark.parametrize("seed", [4, 6, 14, 33], ids="fuzz case {}".format)
+@pytest.mark.parametrize("seed", [6, 14, 22, 33], ids="fuzz case {}".format)
 def test_interruptions_count_what_they_stopped(seed):
     """In each of these some trajectories finish after their replica was told to stop them, and before it does."""
     simulation = _fuzzed(seed)
@@ -47,7 +47,8 @@ def test_interruptions_count_what_they_stopped(seed):
     of = {seq: one.reason.why for seq, one in told.items()}
     repacks = sum(of[seq] is c.Why.MOVED for seq in stopped)
     pulls = sum(of[seq] is c.Why.PULLING for seq in stopped)
-    migrated = sum(count for seq, count in stopped.items() if of[seq] is c.Why.LOW_THROUGHPUT)
+    migrates = (c.Why.LOW_THROUGHPUT, c.Why.WAITING_TOO_LONG)
+    migrated = sum(count for seq, count in stopped.items() if of[seq] in migrates)
     run, found = simulation.controller.view, folds.interruptions
     assert (len(found.of(MarkKind.REPACK)), run.moves) == (repacks, repacks)
     assert (len(found.of(MarkKind.PULL)), run.interrupting_pulls) == (pulls, pulls)

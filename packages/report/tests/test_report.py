@@ -129,7 +129,7 @@ def test_what_an_environment_answered_is_told_from_what_the_model_wrote(finished
     _, html, page = finished
     assert 'token ids: 3<span class="told">token ids: 4 5</span>token ids: 6 7' in html
     context = "[a context of its own, behind which the model reads nothing else]"
-    assert f'token ids: 3<span class="told">{context}\\ntoken ids: 4 5</span>token ids: 6 7 8' in html
+    assert f'token ids: 3<span class="told">{context}\ntoken ids: 4 5</span>token ids: 6 7 8' in html
     assert "trajectory 0.1, 2 turns, the environment's answers in grey, 3 tokens, reward 0.5" in page.words
 
 

@@ -122,7 +122,8 @@ def test_a_replica_that_is_gone_generates_nothing(tmp_path):
 def test_what_is_not_the_runs_own_is_not_taken_over(tmp_path):
     status = Followed(tmp_path / "status.json")
     status.follows = False
-    status.observe(1.0, [c.Stepped(1, {"reward_mean": 0.7})], [], None)
+    run = Simulation(fleet_of(configured())).controller.view
+    status.observe(1.0, [c.Stepped(1, {"reward_mean": 0.7})], [], run)
     status.phase("control: evaluation")
     assert (status.status.reward, status.status.step) == (None, 0)
 
