@@ -71,7 +71,7 @@ class BubblewrapLauncher:
         os.close(into)
         try:
             command = [self._bwrap, *self._arguments(program, limits, writing, lines)]
-            group = start_group(command, streams, limits, lambda: None, kept=(writing, lines))
+            group = start_group(command, streams, limits, kept=(writing, lines))
         except BaseException:
             os.close(reading)
             raise

@@ -94,11 +94,16 @@ def over_while_running(
     memory = limits.memory_mib * _MIB
     if used.cpu_s > limits.cpu_s:
         return "cpu"
-    if used.processes > limits.processes or used.threads > limits.processes * _THREADS_PER_PROCESS:
+    if too_many(used.processes, used.threads, limits):
         return "processes"
     if used.memory_bytes > memory and shared_bytes() > memory:
         return "memory"
     return "scratch" if scratch_bytes() > limits.scratch_mib * _MIB else ""
+
+
+def too_many(processes: int, threads: int, limits: Limits) -> bool:
+    """Whether so many are more than a program may have."""
+    return processes > limits.processes or threads > limits.processes * _THREADS_PER_PROCESS
 
 
 def over_at_end(ended: Ended, truncated: bool, scratch_bytes: int, limits: Limits) -> str | None:

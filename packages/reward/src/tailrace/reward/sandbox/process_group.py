@@ -1,21 +1,30 @@
-"""A program's processes: what they use, and their end.
+"""A program's processes: each one's start, what they use, and their end.
 
 Each program leads a process group of its own, and its system call filter keeps every process that it starts in that group
 (``setsid`` and ``setpgid`` do nothing). One signal to the group therefore reaches all of them at once; the kernel lets no fork
-slip through it. Orphans are handed to the nearest subreaper, which is the process that started the program.
+slip through it. Orphans are handed to the nearest subreaper, which is the process that started the program. The kernel holds
+each start of a process or a thread until it is let: a program cannot grow while nobody looks, however late the next look comes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import os
+import select
 import signal
+import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
+_CLONE_THREAD = 0x10000
+_QUESTION, _ANSWER = struct.Struct("=QIIiIQ6Q"), struct.Struct("=QqiI")  # struct seccomp_notif and seccomp_notif_resp
+_RECEIVE, _SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1
+_CLONES = {"x86_64": 56, "aarch64": 220}
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -60,10 +69,15 @@ class ProcessGroup:
 
     Args:
         leader: the process id of the group's leader, a child of this process.
+        listener: the descriptor on which the kernel asks whether a process or thread may start; the group closes it.
     """
 
-    def __init__(self, leader: int) -> None:
-        self.leader = leader
+    def __init__(self, leader: int, listener: int | None) -> None:
+        self.leader, self.listener = leader, listener
+        self.started_processes = 0
+        """Starts that were let since the last look at the group."""
+        self.started_threads = 0
+        """The same of threads, each process's first one included."""
         self._groups = {leader}
         self.status: int | None = None
         """The leader's wait status, once it has ended."""
@@ -81,8 +95,30 @@ class ProcessGroup:
             self._groups.add(group)
             self._others.clear()  # its processes may have been seen before
 
+    def let_start(self) -> None:
+        """Let the start of one process or thread go on, if one waits."""
+        if self.listener is None:
+            return
+        poll = select.poll()
+        poll.register(self.listener, select.POLLIN)
+        if not any(events & select.POLLIN for _, events in poll.poll(0)):
+            return  # to ask the kernel would wait for a start
+        question = bytearray(_QUESTION.size)
+        try:
+            fcntl.ioctl(self.listener, _RECEIVE, question)
+            asked = _QUESTION.unpack(question)
+            fcntl.ioctl(self.listener, _SEND, _ANSWER.pack(asked[0], 0, 0, _CONTINUE))
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.EINTR):
+                return  # it was killed, or a signal came first and it asks again
+            raise
+        thread = asked[3] == _CLONES.get(os.uname().machine) and asked[6] & _CLONE_THREAD
+        self.started_processes += not thread
+        self.started_threads += 1
+
     def usage(self, helpers: frozenset[int] = frozenset()) -> Usage:
         """Look at every process of the group once. `helpers` are processes of ours in it, and count for nothing."""
+        self.started_processes = self.started_threads = 0
         self._scan()
         seen = [stat for pid, stat in self._members.items() if pid not in helpers]
         for pid, stat in self._members.items():
@@ -129,7 +165,10 @@ class ProcessGroup:
             self.peak_bytes = max(self.peak_bytes, used.ru_maxrss << 10)
 
     def kill(self, timeout_s: float) -> bool:
-        """Kill and reap all of them; False if one is left after `timeout_s`."""
+        """Kill and reap all of them, those included that wait to start; False if one is left after `timeout_s`."""
+        if self.listener is not None:
+            os.close(self.listener)  # the kernel refuses starts that wait, and all that come
+            self.listener = None
         deadline = time.monotonic() + timeout_s
         pause_s = 0.0005
         while self.reap():

@@ -22,15 +22,9 @@ from tailrace.reward.sandbox.scratch import scratch_size
 from tailrace.reward.sandbox.seccomp import program_filter
 from tailrace.reward.sandbox.supervised import SupervisedSandbox
 
-_PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 22, 24, 38
-_SECCOMP_MODE_FILTER = 2
+_PR_CAPBSET_DROP = 24
 _CAP_VERSION_3 = 0x20080522
-_SOCK_FILTER_BYTES = 8
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class _Filter(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("lines", ctypes.c_char_p))
 
 
 def drop_capabilities() -> None:
@@ -45,17 +39,6 @@ def drop_capabilities() -> None:
     header = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0)
     nothing = (ctypes.c_uint32 * 6)()
     _check(_libc.capset(header, nothing), "capset")
-
-
-def install_filter(lines: bytes) -> None:
-    """Filter the system calls of this thread and of all processes and threads that it starts.
-
-    Raises:
-        OSError: the kernel refused.
-    """
-    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
-    program = _Filter(len(lines) // _SOCK_FILTER_BYTES, lines)
-    _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0), "prctl(PR_SET_SECCOMP)")
 
 
 def _check(status: int, what: str) -> None:
@@ -108,9 +91,9 @@ class SandlockLauncher:
             os.chdir(scratch)
             drop_capabilities()
             self._sandlock.confine(self._sandlock.Sandbox(fs_readable=readable, fs_writable=writable))
-            install_filter(self._filter)
 
-        return start_group(interpreter.command(program, self._modules), streams, limits, confine)
+        command = interpreter.command(program, self._modules)
+        return start_group(command, streams, limits, confine, system_calls=self._filter)
 
     def helpers(self, group: ProcessGroup) -> frozenset[int]:  # noqa: ARG002 (there are none)
         return frozenset()

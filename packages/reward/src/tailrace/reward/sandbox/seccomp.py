@@ -9,7 +9,9 @@ socket file.
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import os
 import platform
 import struct
 
@@ -66,12 +68,69 @@ _SETPRIORITY = (141, 140)
 _SOCKETPAIR = (53, 199)
 _SOCK_STREAM, _SOCK_SEQPACKET, _SOCK_TYPE = 1, 5, 0xF
 _CLONE, _CLONE3 = (56, 220), (435, 435)
+_FORKS = ((57, None), (58, None))  # fork, vfork
 _NEW_NAMESPACES = 0x7E020080  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWTIME
 
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _LOAD, _AND, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_ALLOW, _KILL, _ERRNO, _ASK = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
 _NUMBER_AT, _ARCH_AT, _ARGS_AT = 0, 4, 16
+_LINE_BYTES = 8
+
+_PR_SET_NO_NEW_PRIVS = 38
+_SECCOMP = (317, 277)
+_SET_MODE_FILTER, _NEW_LISTENER = 1, 1 << 3
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("lines", ctypes.c_char_p))
+
+
+def install_filter(lines: bytes, *, listen: bool = False) -> int:
+    """Filter the system calls of this thread and of all processes and threads that it starts.
+
+    Args:
+        lines: the filter, an array of ``struct sock_filter``.
+        listen: make a descriptor on which whoever reads it answers the calls that the filter asks about.
+
+    Returns:
+        That descriptor, which is closed when this process runs another program; 0 without `listen`.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
+    program, column = _Filter(len(lines) // _LINE_BYTES, lines), _column()
+    flags = ctypes.c_ulong(_NEW_LISTENER if listen else 0)
+    number = ctypes.c_long(_SECCOMP[column])
+    found: int = _libc.syscall(number, ctypes.c_ulong(_SET_MODE_FILTER), flags, ctypes.byref(program))
+    _check(min(found, 0), "seccomp(SECCOMP_SET_MODE_FILTER)")
+    return found
+
+
+def _check(status: int, what: str) -> None:
+    if status != 0:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
+def _column() -> int:
+    if platform.machine() not in _MACHINES:
+        raise NoSandboxError(f"found the machine {platform.machine()!r}, expected x86_64 or aarch64")
+    return _MACHINES[platform.machine()][0]
+
+
+def asking_filter() -> bytes:
+    """A filter that asks its listener about each start of a process or a thread, as an array of ``struct sock_filter``.
+
+    Raises:
+        NoSandboxError: this machine is neither x86_64 nor aarch64.
+    """
+    column, code = _column(), [(_LOAD, 0, 0, _NUMBER_AT)]
+    for call in (*_FORKS, _CLONE, _CLONE3):
+        if (number := call[column]) is not None:
+            code += _if_call(number, [(_RETURN, 0, 0, _ASK)])
+    return _packed(code)
 
 
 def program_filter() -> bytes:
@@ -80,9 +139,8 @@ def program_filter() -> bytes:
     Raises:
         NoSandboxError: this machine is neither x86_64 nor aarch64.
     """
-    if platform.machine() not in _MACHINES:
-        raise NoSandboxError(f"found the machine {platform.machine()!r}, expected x86_64 or aarch64")
-    column, arch = _MACHINES[platform.machine()]
+    column = _column()
+    arch = _MACHINES[platform.machine()][1]
     deny = _ERRNO | errno.EPERM
     code = [(_LOAD, 0, 0, _ARCH_AT), (_JEQ, 1, 0, arch), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER_AT)]
     if column == 0:

@@ -20,7 +20,7 @@ from typing import Any
 
 from tailrace.processes import private_streams
 from tailrace.reward.sandbox.launch import Launcher, SandboxFailureError
-from tailrace.reward.sandbox.limits import Limits, over_at_end, over_while_running
+from tailrace.reward.sandbox.limits import Limits, over_at_end, over_while_running, too_many
 from tailrace.reward.sandbox.process_group import ProcessGroup, Usage, become_subreaper
 from tailrace.reward.sandbox.scratch import empty, remove
 
@@ -160,18 +160,23 @@ class Supervisor:
         """Wait for the end of the program's first process; the limit that was met before, or "", and CPU seconds so far."""
         ends, looked, cpu_s = begun + limits.wall_s, begun, 0.0
         worked, worked_s = begun, 0.0
+        processes = threads = 1  # at the last look
         leader = os.pidfd_open(group.leader)
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._control, selectors.EVENT_READ)
                 selector.register(leader, selectors.EVENT_READ)
+                if group.listener is not None:
+                    selector.register(group.listener, selectors.EVENT_READ)
                 os.set_blocking(stdin, False)
                 selector.register(stdin, selectors.EVENT_WRITE)
                 for stream in streams:
                     os.set_blocking(stream.fd, False)
                     selector.register(stream.fd, selectors.EVENT_READ, stream)
                 while True:
+                    asked = False
                     for key, _ in selector.select(max(0.0, min(looked + _POLL_S, ends) - time.monotonic())):
+                        asked = asked or key.fd == group.listener
                         if key.fd == self._control:
                             self._listen()
                         if key.fd == stdin:
@@ -188,16 +193,19 @@ class Supervisor:
                     now = time.monotonic()
                     if now >= ends:
                         return "wall", cpu_s
-                    if now >= looked + _POLL_S:
+                    full = too_many(processes + group.started_processes, threads + group.started_threads, limits)
+                    if now >= looked + _POLL_S or (asked and full):
                         looked = now
                         limit, used = self._look(group, limits, scratch)
-                        cpu_s = used.cpu_s
+                        cpu_s, processes, threads = used.cpu_s, used.processes, used.threads
                         if limit:
                             return limit, cpu_s
                         if used.runs or cpu_s >= worked_s + _WORK_S:
                             worked, worked_s = now, cpu_s
                         elif limits.idle_s is not None and now - worked > limits.idle_s:
                             return "idle", cpu_s
+                    if asked:
+                        group.let_start()
         finally:
             os.close(leader)
             os.close(stdin)
