@@ -93,8 +93,8 @@ class Failures:
         action = self._policy.on_down(failure)
         if action is _ACTIONS.RESTART_TRAINER and failure.hybrid:
             self._trainer_too(member, failure)
-            if self.task is not None or self._state.failure:
-                return  # all restart, it with them, or the run ends
+            if self.task is not None:
+                return  # all restart, it with them
             action = _ACTIONS.RESTART
         self._act(member, action, failure, reason, event.room)
 
@@ -310,6 +310,8 @@ class Failures:
             self._begin(member, reason, machine)
 
     def _begin(self, member: MemberState, reason: c.Reason, machine: str) -> None:
+        if self._state.failure:
+            return  # the run ends, and the process that it has may still compute on these devices
         version = {TRAINER: self._trainer.checkpoint, DATA: self.resumes_at}.get(member.role)
         place = dataclasses.replace(
             self._members.place(member, machine),
