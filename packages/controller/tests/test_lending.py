@@ -218,13 +218,12 @@ def test_a_lent_replica_that_went_down_does_not_wait_for_a_trainer_that_is_gone(
     assert [(restart.role, restart.id) for restart in of(c.Restart, run.given)] == [("trainer", "0"), ("replica", "r1")]
 
 
-def test_a_lent_replica_that_went_down_does_not_begin_anew_where_a_trainer_ends_the_run():
+def test_a_replica_does_not_begin_anew_in_the_instant_in_which_a_trainer_on_its_devices_ends_the_run():
     told = Told()
     run = colocated(told, recovery=policy("recovery", "isolate", max_restarts=3, trainer_restarts=0))
     lend_r1(run, told)
-    leave = (c.Route, c.Accumulate, c.Fail)
-    run.go(c.Down("replica", "r1", "killed"), leave=leave)
-    run.go(c.Down("trainer", "0", "stood still", c.Cause.STILL), leave=leave)  # its process may live
+    still = [c.Down(role, name, "stood still", c.Cause.STILL) for role, name in (("trainer", "0"), ("replica", "r1"))]
+    run.go(*still, leave=(c.Route, c.Accumulate, c.Fail))  # the trainer's process may live
     assert "trainer 0 is down and is not restarted" in of(c.Fail, run.given)[0].reason
     assert not of(c.Restart, run.given)
 
