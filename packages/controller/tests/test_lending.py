@@ -219,11 +219,24 @@ def test_a_lent_replica_that_went_down_does_not_wait_for_a_trainer_that_is_gone(
 
 
 def test_a_replica_does_not_begin_anew_in_the_instant_in_which_a_trainer_on_its_devices_ends_the_run():
-    told = Told()
-    run = colocated(told, recovery=policy("recovery", "isolate", max_restarts=3, trainer_restarts=0))
+    class Suspects(c.DetectionPolicy):
+        look_s = 1.0
+        still = ()
+
+        def suspects(self, signs):
+            return [
+                c.Suspected(role, name, c.Reason(c.Why.STILL, numbers={"still_s": 9.0})) for role, name in self.still
+            ]
+
+        def within_s(self, role):
+            return float("inf")
+
+    told, detection = Told(), Suspects()
+    recovery = policy("recovery", "isolate", max_restarts=3, trainer_restarts=0)
+    run = colocated(told, recovery=recovery, detection=detection)
     lend_r1(run, told)
-    still = [c.Down(role, name, "stood still", c.Cause.STILL) for role, name in (("trainer", "0"), ("replica", "r1"))]
-    run.go(*still, leave=(c.Route, c.Accumulate, c.Fail))  # the trainer's process may live
+    detection.still = (("trainer", "0"), ("replica", "r1"))
+    run.later(2, leave=(c.Route, c.Accumulate, c.Fail))  # the trainer's process may live
     assert "trainer 0 is down and is not restarted" in of(c.Fail, run.given)[0].reason
     assert not of(c.Restart, run.given)
 
