@@ -1,5 +1,6 @@
 """The SGLang adapter against a server that implements SGLang's interface strictly; rollout's tests run it with SGLang's own."""
 
+import gc
 import hashlib
 import socket
 import time
@@ -11,7 +12,8 @@ pytest.importorskip("torch")
 import torch
 
 from tailrace.paramserver import PortInUse, Publisher, RelayReader, VersionNotYet
-from tailrace.paramserver.bridges.sglang import SGLangServer
+from tailrace.paramserver.bridges.sglang import SGLangServer, SourceGroup, listen
+from tailrace.paramserver.bridges.sglang import started as on_a_thread
 from tailrace.paramserver.errors import (
     BridgeStateInvalid,
     EngineRefused,
@@ -229,6 +231,26 @@ def test_a_server_that_fails_in_the_middle_stays_paused_until_an_update_succeeds
     assert "/continue_generation" not in server.state()["log"]
     sglang.update(reader, 2, timeout_s=60)
     check(server, weights_of(2), "2")
+
+
+def test_who_frees_a_group_does_not_wait_for_a_transfer_that_was_given_up(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with SGLangStandIn() as server:  # it joins, and never receives
+        listener = listen("127.0.0.1", 0)
+        body = {"master_address": "127.0.0.1", "master_port": listener.getsockname()[1], "rank_offset": 1}
+        body |= {"world_size": 2, "group_name": "unread", "backend": "gloo"}
+        asked = on_a_thread(lambda: server.ask("/init_weights_update_group", body), "init")
+        held = [SourceGroup(listener, 2, "unread", "gloo", 60)]
+        assert asked.result(60)["success"]
+
+        def leave():
+            with pytest.raises(EngineUnreachable, match="gave up"):
+                held[0].broadcast([torch.ones(4)], 120, lambda: True)
+            held[0].close()
+            held.clear()
+            gc.collect()
+
+        on_a_thread(leave, "leaving").result(30)
 
 
 def test_a_wrong_key_a_wrong_body_and_a_wrong_url_are_refused(server, adapter, place):

@@ -136,11 +136,16 @@ class SourceGroup:
             raise EngineUnreachable(f"the group {self.name} broke: {error}") from error
 
     def close(self) -> None:
-        """Leave the group, also with a transfer under way."""
+        """Leave the group, also with a transfer under way. It is of no use afterwards."""
         import torch.distributed as dist
 
-        self._group.abort()
-        dist.destroy_process_group(self._group)
+        held = [self._group]
+        self._group = None
+        held[0].abort()
+        dist.destroy_process_group(held[0])
+        # Gloo has no abort: who lets go of the group waits for its transfers, as long as they may take if the other end keeps
+        # its connection. That was whoever's garbage collection came across it.
+        HOST.spawn(held.clear, "sglang group's end")
 
 
 def listen(host: str, port: int) -> socket.socket:

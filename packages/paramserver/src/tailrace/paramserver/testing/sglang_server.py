@@ -136,7 +136,9 @@ def rank_main(pipe: Connection, tp_rank: int, inherited: Sequence[Connection]) -
                 pipe.send((True, "Succeeded to update parameter online."))
             elif message[0] == "destroy":
                 if message[1] in groups:
-                    torch.distributed.destroy_process_group(groups.pop(message[1]))
+                    group = groups.pop(message[1])
+                    torch.distributed.destroy_process_group(group)
+                    group = None  # as in SGLang, which has no other reference: its connections end
                     pipe.send((True, "Succeeded to destroy custom process group."))
                 else:
                     pipe.send((False, "The group to be destroyed does not exist."))
