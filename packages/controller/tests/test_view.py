@@ -27,6 +27,17 @@ def test_each_process_with_devices_has_its_seat_while_it_is_up():
     assert run.view.seats() == [("trainer 0", first), ("trainer 0.1", second)]
 
 
+def test_notes_are_those_of_members_that_are_up_and_noted_are_all():
+    run = begun()
+    run.go(c.Up("trainer", "0", notes=("slower",)), c.Up("replica", "r0", notes=("cold", "small")), leave=(c.Route,))
+    first, others = "trainer 0: slower", ["replica r0: cold", "replica r0: small"]
+    assert run.view.notes() == run.view.noted == [first, *others]
+    run.go(c.Up("trainer", "0"), leave=(c.Route,))
+    assert (run.view.notes(), run.view.noted) == (others, [first, *others])
+    run.down("replica", "r0", leave=("replica", c.Route))
+    assert (run.view.notes(), run.view.noted) == ([], [first, *others])
+
+
 def test_a_replica_generates_while_it_holds_something_and_is_idle_then():
     run = begun(buffer_groups=2)
     assert [row.doing for row in run.view.replicas()] == ["generating", "generating"]

@@ -20,7 +20,7 @@ class Scene:
     def __init__(self):
         self.spans, self.opened, self.outages, self.batches, self.signals = [], [], [], [], {}
         self.run = SimpleNamespace(
-            now=0.0, finished=False, failure=None, contradictions=0,
+            now=0.0, finished=False, failure=None, contradictions=0, notes=list,
             counts=SimpleNamespace(completed=0, filtered_because={}),
         )  # fmt: skip
         scene = self
@@ -58,6 +58,12 @@ def pulled(took_s, start_s=0.0):
 
 def test_a_quiet_run_has_none():
     assert Scene().alarms.now() == []
+
+
+def test_what_a_member_serves_otherwise_than_told_is_advice():
+    scene = Scene()
+    scene.run.notes = lambda: ["trainer 0: its layers are not compiled"]
+    assert scene.said(Level.ADVICE) == {"noted": "Trainer 0: its layers are not compiled."}
 
 
 @pytest.mark.parametrize(

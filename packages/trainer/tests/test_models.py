@@ -45,6 +45,7 @@ def test_gradient_equals_the_slow_reference(name, tmp_path, caplog):
         assert (policy.direct_head, policy.shares_prompts, policy.packs) == (direct, shared, shared)
         said = [line for line in caplog.messages if "packing = true" in line]
         assert len(said) == (0 if shared else 1)
+        assert worker.notes == said
         assert all(str(tmp_path) in line and "padded" in line for line in said)
         metrics = worker.step([batch])
     assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)

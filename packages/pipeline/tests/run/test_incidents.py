@@ -34,6 +34,7 @@ def test_a_death_has_its_cause_and_the_restart_of_how_many_and_a_recovery_how_lo
     ]
     assert incidents.lines(19.8, [c.Up("replica", "r0")], []) == ["replica r0 is back after 9.8 s"]
     assert incidents.lines(30.0, [c.Up("replica", "r0"), c.Up("relay", "0")], []) == []
+    assert incidents.lines(31.0, [c.Up("trainer", "0", notes=("slow",))], []) == ["trainer 0: slow"]
 
 
 def test_a_replica_that_waits_for_its_devices_is_said_to_wait_and_not_to_be_given_up():

@@ -81,6 +81,16 @@ def test_a_fresh_one_takes_the_place_of_what_is_left(run):
     assert run.controller.news() == []  # of one that is gone already, nothing is heard
 
 
+def test_what_ranks_serve_otherwise_than_told_is_said_once(run):
+    run.host.comes_up = False
+    run.give(c.Start(1, "trainer", "0"))
+    said = Ready(notes=("half of it", "half of it", "a line\nof two"))
+    run.member("trainer").under_way("ready")[0][1].set_result(said)
+    run.settle()
+    (up,) = run.controller.news()
+    assert up.notes == ("half of it", "a line\\nof two")
+
+
 def test_the_word_of_one_that_is_gone_does_not_count(run):
     (old,) = run.up(("replica", "r0"))
     poll = old.under_way("events")[0][1]

@@ -444,6 +444,7 @@ class Up:
         seats: where each of its processes stands, the trainer's by rank; empty if none of them has devices of its own.
         took: seconds of each stage of its start, of which it knows the length: ``destroy`` (its predecessor), ``place`` (a
             machine and a process on it), ``import`` (the role's code), ``initialise`` (the role), ``load`` (what it serves).
+        notes: what it serves otherwise than its settings say, and why, a line each.
     """
 
     role: str
@@ -456,6 +457,10 @@ class Up:
     answers: int | None = None
     took: dict[str, float] = field(default_factory=dict)
     seats: tuple[ProcessSeat, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "notes", tuple(map(shown, self.notes)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class MemberState:
     at the trainer's site, `pool` for members that are no replicas of a pool; `index` counts the relays of a site. `seats` are
     where its processes stand or, while it starts, stood last, if the host says it. `stands` is the machine where it was last
     told to start, if the run's machines have names or it is to start where it was, and `stood` where it was last known to be.
-    A `hybrid` is a replica on devices of the trainer.
+    A `hybrid` is a replica on devices of the trainer. `notes` say what it serves otherwise than its settings say.
     """
 
     role: str
@@ -85,6 +85,7 @@ class MemberState:
     stood: str = ""
     hybrid: bool = False
     seats: tuple[ProcessSeat, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def worked(self) -> None:
         """Note that it did its work, so that its next failure is the first in a row."""
@@ -122,7 +123,7 @@ class Members:
 
     `failed` lists the time, role and machine of all failures that still count for a machine or a role. `restarts` counts
     restarts by role, those of members that are gone for good too. `alarming` are members that are silent or say that they
-    stand still.
+    stand still. `noted` are the notes of all members that came up, each once, with who said it.
 
     Args:
         named: the names of the run's machines, in order; empty if the host chooses where members stand.
@@ -135,6 +136,7 @@ class Members:
     failed: list[tuple[float, str, str]] = field(default_factory=list)
     restarts: dict[str, int] = field(default_factory=dict)
     alarming: dict[tuple[str, str], None] = field(default_factory=dict)
+    noted: dict[str, None] = field(default_factory=dict)
 
     def add(self, role: str, id_: str, *, site: str = "", pool: str = "") -> MemberState:
         """Add a member that is starting."""
@@ -181,6 +183,8 @@ class Members:
         if state.health not in LEAVING:
             state.health = _UP
         state.machine, state.address, state.seats = event.machine, event.address, event.seats
+        state.notes = event.notes
+        self.noted |= dict.fromkeys(f"{event.role} {event.id}: {note}" for note in event.notes)
         state.stood = event.machine or state.stood
         if state.stands and event.machine:
             state.stands = event.machine

@@ -621,6 +621,20 @@ class RunView:
             for rank, seat in enumerate(state.seats)
         ]
 
+    def notes(self) -> list[str]:
+        """What members that are up serve otherwise than their settings say, and why: a line each, with who says it."""
+        return [
+            f"{state.role} {state.id}: {note}"
+            for state in self._state.members.states.values()
+            if state.health is c.Health.UP or state.health in LEAVING
+            for note in state.notes
+        ]
+
+    @property
+    def noted(self) -> list[str]:
+        """All `notes` of the run so far, each once: those of members that were replaced too."""
+        return list(self._state.members.noted)
+
     def members_down(self) -> list[dict[str, str]]:
         """Members that are not up: role, id and health."""
         states = self._state.members.states.values()

@@ -137,7 +137,7 @@ def _tiles(results: Results) -> list[tuple[str, str, str, bool]]:
 
 def _notes(record: Record) -> list[str]:
     """What a reader must know before the figures."""
-    notes = list((record.summary or {}).get("warnings", []))
+    notes = list(record.folds.run.noted if record.summary is None else record.summary.get("warnings", []))
     notes += [f"{line}." for line in treated_rows(record.summary or {})]
     notes += [f"{line}." for line in failures((record.summary or {}).get("prompts", {}))]
     if record.summary is None:

@@ -43,6 +43,14 @@ class TrainingBackend(Protocol):
         """Where this rank computes."""
         ...
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What this rank computes otherwise than its settings say, and why, a line each: the run's status and summary tell it.
+
+        What all ranks do alike is said by the first.
+        """
+        ...
+
     def watch_micro_batches(self, ended: Callable[[], None]) -> bool:
         """Have a function called at the end of each micro-batch from now on, on the thread that computes it.
 

@@ -207,6 +207,8 @@ class TrainerWorker:
     def _open(self, model_path: Path, model: BuildsModel) -> None:
         config = self.config
         torch.manual_seed(config.seed + self.rank)
+        self.notes: list[str] = []
+        """See `TrainingBackend.notes`."""
         self._model = model(model_path, config, self.device, self.rank, self.world_size)
         shared_prompt_tokens = config.shared_prompt_tokens if self._model.shares_prompts else 0
         self._vocabulary = self._model.vocabulary
@@ -216,11 +218,10 @@ class TrainerWorker:
             if not self._critic_model.shares_prompts:
                 shared_prompt_tokens = 0
             self._model.packs = self._critic_model.packs = self._model.packs and self._critic_model.packs
-        if config.packing and not self._model.packs and self.rank == 0:
-            logger.warning(
-                "found packing = true with the model %s, which does not keep to each response's own tokens of a packed row: "
-                "its micro-batches are padded",
-                model_path,
+        if config.packing and not self._model.packs:
+            self._note(
+                f"found packing = true with the model {model_path}, which does not keep to each response's own tokens of a "
+                "packed row: its micro-batches are padded"
             )
         self._compiled = config.compile and self._compile(model_path)
         self._mini_batches = 1
@@ -249,9 +250,14 @@ class TrainerWorker:
         """Have the layers compiled, where that can be and changes nothing. Returns whether all models' are. Collective."""
         names = ("policy", "critic")
         why = compile_where_equal(dict(zip(names, self._models, strict=False)), model_path)
-        if why and self.rank == 0:
-            logger.warning("found compile = true with %s: %s; its layers are not compiled", model_path, why)
+        if why:
+            self._note(f"found compile = true with {model_path}: {why}; its layers are not compiled")
         return not why
+
+    def _note(self, text: str) -> None:
+        if self.rank == 0:
+            logger.warning("%s", text)
+            self.notes.append(text)
 
     def watch_micro_batches(self, ended: Callable[[], None]) -> bool:
         """Have a function called at the end of each micro-batch from now on, on the thread that computes it. Returns True."""

@@ -43,8 +43,8 @@ def panel(status: RunStatus, *, wall_s: float) -> RenderableType:
         parts += [Text(), _replicas(status.replicas)]
         if status.environments:
             parts += [Text(), _environments(status)]
-    starving = [Text(status.warning, style="yellow")] if status.warning else []
-    warned = [*contradictions(status), *given_up(status), *_down(status), *starving, *long_waits(status)]
+    said = [Text(text, style="yellow") for text in (*filter(None, [status.warning]), *status.notes)]
+    warned = [*contradictions(status), *given_up(status), *_down(status), *said, *long_waits(status)]
     if warned:
         parts += [Text(), *warned]
     return Group(*parts)

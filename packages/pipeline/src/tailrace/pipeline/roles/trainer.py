@@ -182,7 +182,7 @@ class TrainerRole:
         if self._publishing is not None and self._held is None:
             self._saving.undo(version or 0)
             self._data.roll_back(version or 0)
-        return Ready(version)
+        return Ready(version, notes=tuple(self._backend.notes))
 
     def submit(self, commands: Sequence[Command]) -> None:
         """Queue commands; what only lets a version be seen is carried out at once."""

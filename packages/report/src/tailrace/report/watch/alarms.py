@@ -113,6 +113,7 @@ class Alarms:
         run = self._run
         over = over or run.finished or run.failure is not None
         found = [*self._broken(over=over), *self._differing(), *self._storm(), *self._signal()]
+        found += [Alarm(Level.ADVICE, "noted", f"{text[0].upper()}{text[1:]}.") for text in run.notes()]
         if not over:
             found += [*self._longer(), *self._starved()]
         return sorted(found, key=lambda alarm: alarm.level is Level.ADVICE)

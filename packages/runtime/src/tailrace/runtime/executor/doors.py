@@ -51,6 +51,7 @@ class Ready:
         held: for the data role, the finished trajectories in its store.
         partial: for the data role, the unfinished ones, each with its version and its number of response tokens.
         took: seconds of the stages of its start, which its mailbox fills in.
+        notes: what it serves otherwise than its settings say, and why, a line each.
     """
 
     version: int | None = None
@@ -58,6 +59,7 @@ class Ready:
     held: tuple[str, ...] = ()
     partial: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     took: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class Role(Protocol):

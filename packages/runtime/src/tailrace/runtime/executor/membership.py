@@ -208,6 +208,7 @@ class Membership:
                     answers=seq,
                     took=self._took(first, all_said),
                     seats=seats if any(seat.devices for seat in seats) else (),
+                    notes=tuple(dict.fromkeys(note for said in all_said for note in said.notes)),
                 )
             )
 

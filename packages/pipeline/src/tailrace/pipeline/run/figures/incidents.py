@@ -72,8 +72,10 @@ class Incidents:
                     lines.append(
                         f"{role} {id_} {_ENDED[cause]}: {reason}; {_what_then((role, id_), commands, occupied)}"
                     )
-                case c.Up(role=role, id=id_) if (role, id_) in self._out:
-                    lines.append(f"{role} {id_} is back after {now - self._out.pop((role, id_)):.1f} s")
+                case c.Up(role=role, id=id_, notes=notes):
+                    if (role, id_) in self._out:
+                        lines.append(f"{role} {id_} is back after {now - self._out.pop((role, id_)):.1f} s")
+                    lines += [f"{role} {id_}: {note}" for note in notes]
                 case c.ScoringFailed():
                     lines += self._not_scored(event)
                 case c.Attached(epoch=epoch, away_s=away_s):

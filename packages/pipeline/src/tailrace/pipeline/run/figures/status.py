@@ -56,7 +56,7 @@ class RunStatus:
     `turns` counts turns that ended, `waiting_turns` those that wait for a session. `environments` are the members that answer
     them, each with `workers` worker processes, `answer_p50_s` and `answer_p99_s` how long their last 512 answers took.
     `relays` says what each relay holds in memory, by its id. `seats` says where each process with devices of its own stands, by
-    its name.
+    its name. `notes` are what members serve otherwise than their settings say, and why, a line each.
     """
 
     simulated: bool = False
@@ -114,6 +114,7 @@ class RunStatus:
     members: list[dict[str, Any]] = field(default_factory=list)
     waits: list[dict[str, Any]] = field(default_factory=list)
     warning: str = ""
+    notes: list[str] = field(default_factory=list)
     incidents: list[dict[str, Any]] = field(default_factory=list)
     incidents_total: int = 0
 
@@ -129,7 +130,7 @@ class RunStatus:
         self.restarts = {role: count for role in ROLES if (count := run.restarts(role))}
         self.replica_restarts, self.given_up = run.replica_restarts, run.given_up
         self.failed_groups, self.delayed_groups, self.turns = run.counts.failed, run.counts.delayed, run.counts.turns
-        self.cost_model = run.cost_model
+        self.cost_model, self.notes = run.cost_model, run.notes()
 
     def rest(self) -> None:
         """Nothing generates, trains or is waited for any more."""

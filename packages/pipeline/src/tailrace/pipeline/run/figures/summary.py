@@ -101,7 +101,7 @@ def summarise(
             "lost": run.lost_groups,
         },
         **(NO_RANKER if config.ranker is None else ranker_figures(run, prompt_characters)),
-        "warnings": starved(counts.completed, counts.filtered_because.get(Why.NO_SIGNAL, 0)),
+        "warnings": [*run.noted, *starved(counts.completed, counts.filtered_because.get(Why.NO_SIGNAL, 0))],
         "filtered_groups": counts.filtered,
         "failed_groups": counts.failed,
         "lost_trajectories": counts.prompts * samples - settled,
