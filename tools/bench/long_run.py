@@ -294,18 +294,20 @@ def measure(
     samples: list[Sample] = []
     status_s: list[dict[str, float]] = []
     every = max(1, steps // 20)
+    looks = [step for step in range(every, steps + 1, every) if step < steps]
+    status_at = (looks[len(looks) // 2], looks[-1])
     arguments = ["run", str(folder / "run.toml"), "--run-dir", str(run), "--plain", "--executor", executor]
     arguments += ["--set", f"pipeline.steps={steps}"]
     began = time.perf_counter()
     with command(environment, *arguments) as process:
         start_s = until_step(run, 1, process, began)
-        for step in range(every, steps + 1, every):
-            wall_s = until_step(run, step, process, began) if step < steps else time.perf_counter() - began
+        for step in looks:
+            wall_s = until_step(run, step, process, began)
             if (sample := seen(run, wall_s)) is not None and sample.memory:
                 samples.append(sample)
                 shown = " ".join(f"{role} {size / 2**20:.0f}" for role, size in sorted(sample.memory.items()))
                 print(f"{sample.trajectories:>8,} trajectories, {wall_s:>6.0f} s, MiB: {shown}", flush=True)
-            if step in (steps // 2, steps - 1):
+            if step in status_at:
                 status_s.append(timed(environment, "status", str(run)))
         said, _ = process.communicate(timeout=3600)
         if process.returncode:
@@ -380,9 +382,9 @@ def main() -> None:
         how = {"tokens": options.tokens, "rate": options.rate, "executor": options.executor}
         report = measure(options.trajectories, Path(name), run, **how)
     report |= {"load": os.getloadavg()[0], "cores": os.cpu_count()}
-    show(report)
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
+    show(report)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ def written(file: Path, directory: Path) -> Any:
     loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(directory)
     # One that was read from GGUF does not let itself be saved.
+    loaded.config.__dict__.pop("quantization_config", None)  # it is none any more
     model = type(loaded)(loaded.config)
     model.load_state_dict(loaded.state_dict())
     model.to(torch.bfloat16).save_pretrained(directory)

@@ -12,6 +12,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from tailrace.ranker import Example, LengthRanker, RankerModelError, RankerOptionError, Sft, compare, read_note, trials
+from tailrace.ranker.learned import pretrained
 from tailrace.ranker.learned.fitting import Plan, fit_network, parts
 from tailrace.ranker.learned.options import OBJECTIVES
 from tailrace.ranker.learned.pretrained import Tuning, copied
@@ -95,6 +96,26 @@ def test_what_it_computes_is_what_peft_computes(small_model):
         expected = theirs(input_ids=torch.tensor([row])).logits[0, -1, predictor._digits].log_softmax(0)
         found = predictor._logprobs([row], torch.zeros(1, predictor._places, dtype=torch.long))[0, 0]
     assert torch.allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("can", "least", "options", "expected"),
+    [
+        ({"avx512_bf16": True}, 0, {}, torch.bfloat16),
+        ({"amx_bf16": True}, 0, {}, torch.bfloat16),
+        ({"avx512_bf16": True}, 10**12, {}, torch.float32),
+        ({"avx512_bf16": True}, 0, {"lora_rank": 0}, torch.float32),
+        ({"avx512_bf16": True}, 0, {"dtype": "float32"}, torch.float32),
+        ({"avx512_f": True}, 0, {}, torch.float32),
+    ],
+)
+def test_a_cpu_that_multiplies_in_bfloat16_computes_large_models_in_it(
+    small_model, monkeypatch, can, least, options, expected
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
+    monkeypatch.setattr(pretrained, "LARGE_BYTES", least)
+    assert Tuning(Sft(**OPTIONS | options), small_model, 0).dtype == expected
 
 
 @pytest.mark.parametrize("objective", ["write", "pairwise"])

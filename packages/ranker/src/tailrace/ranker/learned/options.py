@@ -14,6 +14,8 @@ OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 LARGE_PARAMETERS = 50_000_000
 """Weights of a given model above which ``activation_checkpointing = "auto"`` computes its layers again."""
+LARGE_BYTES = 100_000_000
+"""Bytes of a given model's files above which ``dtype = "auto"`` is bfloat16 on a CPU that multiplies in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,8 @@ class SftOptions:
         steps: most steps of a training; 0: as many as the epochs have. An update takes a quarter of them.
         lora_rank: of the adapters of a given model (LoRA, arXiv:2106.09685) in all its linear layers; 0: all its weights learn.
         lora_alpha: what adapters add is scaled by alpha / rank.
-        dtype: in which a given model computes; auto: bfloat16 on a GPU, else float32. What learns is float32.
+        dtype: in which a given model computes; auto: bfloat16 on a GPU, and on a CPU that multiplies in it (AVX512-BF16, AMX)
+            if adapters learn and the model's files have more than 100 MB; else float32. What learns is float32.
         activation_checkpointing: whether layers of a given model keep only their inputs for the backward pass and compute the
             rest again, which takes a third more time; auto: in models of more than 50 million parameters.
         init_lr: highest learning rate of a given model; None: 3e-4 of adapters, 3e-5 of all weights.

@@ -25,7 +25,7 @@ from torch import nn
 from tailrace.contracts import extra, need_extra
 from tailrace.ranker.errors import RankerModelError, RankerOptionError
 from tailrace.ranker.learned.fitting import LossOf, Plan, first_step_s
-from tailrace.ranker.learned.options import LARGE_PARAMETERS, SftOptions
+from tailrace.ranker.learned.options import LARGE_BYTES, LARGE_PARAMETERS, SftOptions
 from tailrace.ranker.methods import Setting
 
 _NO_TARGETS = ("embed", "wte", "wpe", "lm_head")
@@ -49,9 +49,16 @@ class Tuning:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype in which it computes."""
-        if self.options.dtype == "auto":
-            return torch.bfloat16 if device_of_pretrained().type == "cuda" else torch.float32
-        return torch.bfloat16 if self.options.dtype == "bfloat16" else torch.float32
+        if self.options.dtype != "auto":
+            return torch.bfloat16 if self.options.dtype == "bfloat16" else torch.float32
+        fast = device_of_pretrained().type == "cuda" or (self._large and _multiplies_bfloat16())
+        return torch.bfloat16 if fast else torch.float32
+
+    @property
+    def _large(self) -> bool:
+        if self.directory is None or not self.options.lora_rank:  # all weights are float32
+            return False
+        return sum(file.stat().st_size for file in self.directory.glob("*.safetensors")) > LARGE_BYTES
 
     def backbone(self) -> Any:
         """The model without its output layer.
@@ -220,6 +227,12 @@ def backbone_of(directory: Path) -> Any:
 def device_of_pretrained() -> torch.device:
     """Where a given model computes: the GPU if there is one. Small models from scratch stay on the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for it: it multiplies several times as fast then as in float32."""
+    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.11 and newer say it
+    return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
 
 
 def build_backbone(config: dict[str, Any]) -> Any:
