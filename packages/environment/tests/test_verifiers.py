@@ -68,16 +68,16 @@ def test_the_pages_example(theirs):
     assert re.fullmatch(r"True 0\.5 4 \d+", last)  # two numbers of one token, each with its end
 
 
-def options(theirs, renderer):
+def options(theirs, renderer, **more):
     player = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
     given = {"taskset": "guess", "folder": str(theirs), "tokenizer": str(theirs / "model"), "env": {"player": player}}
-    return {**given, "renderer": renderer, "start_s": 200.0}
+    return {**given, "renderer": renderer, "start_s": 200.0, **more}
 
 
-def opened(theirs, renderer):
+def opened(theirs, renderer, **more):
     python = str(theirs / "theirs" / "bin" / "python")
     settings: dict[str, Any] = {"python": python, "start_s": 240, "call_s": 240, "sessions": 4}
-    return EnvironmentPool("verifiers", options(theirs, renderer), **settings)
+    return EnvironmentPool("verifiers", options(theirs, renderer, **more), **settings)
 
 
 async def rollout(pool, row, draw, turn):
@@ -118,8 +118,8 @@ def test_what_the_model_read_and_said_is_the_traces_token_by_token(theirs):
                 for number in waiting:
                     draw = random.Random(f"{seed}/{number}")
                     ids, mask, count, last = await rollout(pool, rows[number % 10], draw, turn)
-                    assert list(last.metadata["token_ids"]) == ids, f"seed {seed}, rollout {number}"
-                    assert list(last.metadata["mask"]) == mask, f"seed {seed}, rollout {number}"
+                    branch = {"token_ids": ids, "mask": mask}
+                    assert last.metadata["branches"] == [branch], f"seed {seed}, rollout {number}"
                     assert last.reward == pytest.approx(1 / count)
                     turns.append(count)
 
@@ -144,12 +144,83 @@ def test_a_renderer_that_encodes_what_was_sampled_again_fails_by_name(theirs):
     assert tokenizer.encode("12").ids != apart
 
     async def test():
-        async with opened(theirs, {"name": "default"}) as pool:
+        async with opened(theirs, {"name": "default"}, contexts=1) as pool:
             session, _ = await pool.open({"metadata": {"task": 7}})
-            with pytest.raises(RaisedError, match="the next prompt does not begin with the tokens so far"):
+            with pytest.raises(RaisedError, match=r"began context 2, expected at most 1.*from its text"):
                 await pool.step(session, [*apart, tokenizer.token_to_id("<|im_end|>")])
 
     asyncio.run(test())
+
+
+# Two players one after another, and two at once, each of which is told how many turns it had.
+AGENTS = """
+import asyncio
+import verifiers.v1 as vf
+from guess import GuessConfig, GuessTaskset
+
+
+class AgentsEnv(vf.Env[GuessConfig]):
+    async def run(self, task, agents):
+        async def plays(turns):
+            async with agents.player.interaction(task) as talk:
+                await talk.turn()
+                for number in range(1, turns):
+                    await talk.turn(f"turn {number}")
+                talk.trace.record_reward("turns", float(turns), 1.0)
+
+        await plays(2)
+        await plays(1)
+        await asyncio.gather(plays(3), plays(2))
+
+
+class AgentsTaskset(GuessTaskset):
+    pass
+
+
+__all__ = ["AgentsTaskset", "AgentsEnv"]
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1200)
+def test_agents_of_a_rollout_have_contexts_of_their_own_which_are_the_traces_branches(theirs):
+    from tokenizers import Tokenizer
+
+    end = Tokenizer.from_file(str(theirs / "model" / "tokenizer.json")).token_to_id("<|im_end|>")
+    (theirs / "agents").mkdir()
+    (theirs / "agents" / "__init__.py").write_text(AGENTS)
+
+    async def test():
+        async with opened(theirs, {"name": "qwen3", "thinking_retention": "all"}, taskset="agents") as pool:
+            session, prompt = await pool.open({"metadata": {"task": 7}})
+            contexts, ids, mask, turns = [], list(prompt), [0] * len(prompt), 0
+            while True:
+                turns += 1
+                said = [turns, end]  # no two turns are alike
+                ids, mask = ids + said, [*mask, 1, 1]
+                answer = await pool.step(session, said)
+                if answer.done or answer.fresh:
+                    contexts.append((ids, mask))
+                    ids, mask = [], []
+                if answer.done:
+                    break
+                ids, mask = ids + answer.observation, mask + [0] * len(answer.observation)
+            assert turns == 8
+            assert answer.reward == 8.0
+            branches = [(branch["token_ids"], branch["mask"]) for branch in answer.metadata["branches"]]
+            assert len(branches) == 4
+            assert all(branch in [found for found, _ in contexts] for branch, _ in branches)
+            assert sorted(_spoken(*branches[0])) == sorted([1, end, 2, end])
+            spoken = [token for context in contexts for token in _spoken(*context)[::2]]
+            assert sorted(spoken) == list(
+                range(1, 9)
+            )  # each turn is the model's own in one context, and read in others
+
+    asyncio.run(test())
+
+
+def _spoken(ids, mask):
+    return [token for token, own in zip(ids, mask, strict=True) if own]
 
 
 def test_an_endpoint_reads_no_body_of_a_session_that_it_does_not_know():

@@ -7,7 +7,8 @@ There the environment calls the model; here the model's side calls the environme
 loop of its worker, and the endpoint on loopback holds each request for tokens until the session's next turn answers it.
 
 It renders prompts itself, with the model's chat template. So a session speaks in token ids and nobody tokenizes anything again:
-what the model read and said is, token by token, what verifiers' own trace has.
+what the model read and said is, token by token, what verifiers' own trace has. A prompt that does not go on from the turn
+before (another agent's, a compacted history) begins a context; requests at the same time are answered one after another.
 
 This file runs in the interpreter that has verifiers (with its renderers and a tokenizer library), and needs nothing else.
 """
@@ -33,7 +34,6 @@ class Talk:
 
     def __init__(self) -> None:
         self.heard: queue.Queue[tuple[str, Any]] = queue.Queue()
-        self.answer: Future[list[int]] | None = None
         self.traces: list[Any] = []
         self.rollout: Future[None] | None = None
 
@@ -140,9 +140,9 @@ class House:
         if talk is None:
             return web.json_response({"error": "no such rollout"}, status=404, headers={"Connection": "close"})
         body = await request.json()
-        talk.answer = Future()
-        talk.heard.put(("asked", body["token_ids"]))
-        ids = await asyncio.wrap_future(talk.answer)
+        answer: Future[list[int]] = Future()
+        talk.heard.put(("asked", (body["token_ids"], answer)))
+        ids = await asyncio.wrap_future(answer)
         logprobs = [
             {"token": f"token_id:{token}", "logprob": 0.0} for token in ids
         ]  # ours are in the trajectory's store
@@ -155,8 +155,9 @@ class Verifiers:
 
     A row's ``metadata`` says which task it plays: ``{"task": 3}``, by its place in the taskset. What the model reads are token
     ids that verifiers has rendered with the chat template, so that nothing has to be put around them: at first the whole
-    prompt, then what the next prompt has after the model's turn. The answer that ends the rollout has its reward and, in its
-    metadata, ``token_ids`` and ``mask`` of the trace: 1 for tokens of the model.
+    prompt, then what the next prompt has after the model's turn, or all of a prompt that begins a context. The answer that ends
+    the rollout has its reward and, in its metadata, the ``branches`` of its traces, each with ``token_ids`` and ``mask``: 1 for
+    tokens of the model.
 
     Args:
         taskset: the taskset's id: an installed package.
@@ -167,12 +168,13 @@ class Verifiers:
         renderer: the renderer's settings, such as ``{ name = "qwen3", thinking_retention = "all" }``; empty: by the model. It
             has to go on behind the model's own tokens: ``default`` encodes them again from their text.
         replayable: whether the same task and turns are answered alike.
+        contexts: most contexts of a rollout: the first, and one for each prompt that does not go on from the turn before.
         start_s: deadline for the environment to be ready.
         turn_s: deadline of each answer.
 
     Raises:
         ImportError: verifiers is not installed.
-        ValueError: there is no such directory of a tokenizer.
+        ValueError: there is no such directory of a tokenizer, or `contexts` is below 1.
         Exception: the taskset or its settings cannot be had.
     """
 
@@ -188,10 +190,13 @@ class Verifiers:
         replayable: bool = False,
         start_s: float = 60.0,
         turn_s: float = 600.0,
+        contexts: int = 32,
     ) -> None:
         if not os.path.isdir(tokenizer):  # noqa: PTH112 - this file needs little, as it runs elsewhere
             raise ValueError(f"found tokenizer = {tokenizer!r}, expected the model's directory")
-        self.replayable, self._turn_s = replayable, turn_s
+        if contexts < 1:
+            raise ValueError(f"found contexts = {contexts!r}, expected at least 1: the first prompt begins one")
+        self.replayable, self._turn_s, self._most_contexts = replayable, turn_s, contexts
         given = dict(env or {})
         config = {**given, "taskset": {**given.get("taskset", {}), "id": taskset}}
         key = json.dumps([config, tokenizer, folder, renderer], sort_keys=True)
@@ -202,7 +207,9 @@ class Verifiers:
                 _houses[key] = House(config, tokenizer, renderer or {}, start_s)
         self._house = _houses[key]
         self._talk: Talk | None = None
+        self._answer: Future[list[int]] | None = None
         self._known: list[int] = []
+        self._begun = 0
 
     def rows(self, start: int, stop: int) -> list[dict[str, Any]]:
         """A row for each task of the taskset."""
@@ -224,7 +231,8 @@ class Verifiers:
         kind, found = self._talk.heard.get(timeout=self._turn_s)
         if kind != "asked":
             raise RuntimeError(f"the rollout ended before it asked for a turn: {found}")
-        self._known = found
+        self._known, self._answer = found
+        self._begun = 1
         return self._known
 
     def step(self, action: Sequence[int]) -> dict[str, Any]:
@@ -234,27 +242,34 @@ class Verifiers:
             action: token ids, with the one that ended the turn.
 
         Raises:
-            RuntimeError: the rollout failed, or the next prompt does not begin with what was said so far.
+            RuntimeError: the rollout failed, or it began too many contexts.
         """
         assert self._talk is not None
-        assert self._talk.answer is not None
-        self._known = [*self._known, *action]
-        self._talk.answer.set_result(list(action))
+        assert self._answer is not None
+        behind = [*self._known, *action]
+        self._answer.set_result(list(action))
         kind, found = self._talk.heard.get(timeout=self._turn_s)
         if kind == "failed":
             raise RuntimeError(f"the rollout failed: {found}")
         if kind == "over":
-            (branch, *_) = [branch for trace in found.traces for branch in trace.branches]
             reward = sum(trace.reward for trace in found.traces)
-            said = {"token_ids": list(branch.token_ids), "mask": [int(kept) for kept in branch.sampled_mask]}
-            return {"observation": [], "done": True, "reward": float(reward), "metadata": said}
-        if found[: len(self._known)] != self._known:
+            branches = [
+                {"token_ids": list(branch.token_ids), "mask": [int(kept) for kept in branch.sampled_mask]}
+                for trace in found.traces
+                for branch in trace.branches
+            ]
+            return {"observation": [], "done": True, "reward": float(reward), "metadata": {"branches": branches}}
+        self._known, self._answer = found
+        if self._known[: len(behind)] == behind:
+            return {"observation": self._known[len(behind) :], "done": False}
+        self._begun += 1
+        if self._begun > self._most_contexts:
             raise RuntimeError(
-                "the next prompt does not begin with the tokens so far: the harness has rewritten its history, or the renderer "
-                "encodes it again from its text"
+                f"the rollout began context {self._begun}, expected at most {self._most_contexts} (option 'contexts'): each "
+                "prompt that does not begin with the tokens so far begins one, as where an agent rewrites its history, or the "
+                "renderer encodes it again from its text"
             )
-        new, self._known = found[len(self._known) :], found
-        return {"observation": new, "done": False}
+        return {"observation": self._known, "done": False, "fresh": True}
 
     def close(self) -> None:
         """Cancel the rollout if it goes on."""
