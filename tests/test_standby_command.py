@@ -11,7 +11,7 @@ from tailrace import contracts as c
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.run_checks import check_finished_run
-from tailrace.pipeline.testing.joined_cluster import PORT, joined_cluster, lose
+from tailrace.pipeline.testing.ray_clusters import PORT, joined_cluster, lose
 from tailrace.pipeline.testing.small_run import make_files
 from tailrace.processes.namespaces import why_not
 from tailrace.runtime.executor.deployment import TRAINER

@@ -14,7 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tailrace.pipeline.testing.joined_cluster import PORT, joined_cluster
+from tailrace.pipeline.testing.ray_clusters import PORT, joined_cluster
 from tailrace.processes.namespaces import why_not
 
 MACHINES = 3

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.cli.main import main
-from tailrace.cli.simulations import progress
+from tailrace.cli.simulations import simulate
 from tailrace.fleetsim.results.watch import SimulationProgress
 
 CONFIG = """
@@ -218,7 +218,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(capsys, monkeypatch, ar
 
 def test_progress_in_lines_now_and_then():
     now, written = [0.0], []
-    lines = progress.ProgressLines("mine", written.append, clock=lambda: now[0])
+    lines = simulate.ProgressLines("mine", written.append, clock=lambda: now[0])
     for second in range(12):
         now[0] = float(second)
         lines(SimulationProgress(step=second, steps=20, now_s=100.0 * second, wall_s=2.0, trajectories=1000 * second))

@@ -14,7 +14,7 @@ from tailrace.fleetsim.reproduce.paper import Lab, LabProgress
 from tailrace.fleetsim.testing import check_paper
 from tailrace.laminar.paper import PAPER
 from tailrace.laminar.paper.points import BASELINES, PACKAGE, PARAMETERS, SCALES, SYSTEMS, TRAINERS, point
-from tailrace.laminar.paper.staleness import _under
+from tailrace.laminar.paper.sections import _share_under
 from tailrace.pipeline.config.models import RunConfig
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "fleet"
@@ -134,8 +134,8 @@ def test_targets_without_simulations() -> None:
 
 
 def test_the_number_that_most_are_under() -> None:
-    assert _under({0: 50, 1: 46, 2: 4}) == 2
-    assert _under({0: 50, 1: 44, 2: 6}) == 3
+    assert _share_under({0: 50, 1: 46, 2: 4}) == 2
+    assert _share_under({0: 50, 1: 44, 2: 6}) == 3
 
 
 def _without_size(config: RunConfig) -> dict[str, object]:

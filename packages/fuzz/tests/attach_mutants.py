@@ -10,9 +10,9 @@ from tailrace.fuzz.checks.progress import PROGRESS
 from tailrace.fuzz.checks.training import ONCE
 from tailrace.fuzz.deaths import REPLACED
 from tailrace.fuzz.trial import CRASHED
-from tailrace.runtime.executor.epochs import Correspondence
 from tailrace.runtime.executor.membership import Membership
 from tailrace.runtime.executor.roster import Listed
+from tailrace.runtime.hosts.mailbox import Correspondence
 
 
 def _no_acknowledgement(patch):

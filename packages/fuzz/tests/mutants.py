@@ -28,7 +28,7 @@ from tailrace.fuzz.checks.progress import PROGRESS
 from tailrace.fuzz.checks.serving import FENCE
 from tailrace.fuzz.checks.training import BOUND, ONCE
 from tailrace.fuzz.trial import CRASHED
-from tailrace.pipeline.roles.dropped import Dropped
+from tailrace.pipeline.roles.data import Dropped
 from tailrace.repack import Hybrid, RoundRobin
 from tailrace.rollout import TailRounds
 from tailrace.rollout.order import CommandOrder

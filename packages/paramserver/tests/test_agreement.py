@@ -6,11 +6,11 @@ import random
 import pytest
 
 from tailrace.paramserver import ProtocolError, Publisher, RelayReader, set_chain
-from tailrace.paramserver.clients.mapped import MappedSegments
+from tailrace.paramserver.clients.loans import MappedSegments
 from tailrace.paramserver.errors import CodecUnknown, TransportUnavailable
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.manifest import checksum
-from tailrace.paramserver.wire.capabilities import WORTH_BYTES
+from tailrace.paramserver.wire.agreement import WORTH_BYTES
 
 CHUNK = 2**20
 LARGE = random.Random(8).randbytes(WORTH_BYTES + 1000)

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tailrace.paramserver import ChunkDamaged, Publisher, RelayReader, relay_status, set_chain
-from tailrace.paramserver.wire.address import parse_address
+from tailrace.paramserver.wire.channel import parse_address
 
 PAYLOAD = b"\x07" * 1000  # only weights look like this: version 7 of the fixture
 

@@ -13,7 +13,7 @@ from tailrace.paramserver import Publisher, RelayReader
 from tailrace.paramserver.machine.segments import SegmentOwner
 from tailrace.paramserver.manifest import Manifest, TensorSpec
 from tailrace.paramserver.relays.slots import SlotTable
-from tailrace.paramserver.wire.address import parse_address
+from tailrace.paramserver.wire.channel import parse_address
 
 pytest.importorskip("numpy")
 NBYTES, CHUNK = 200_000, 20_000

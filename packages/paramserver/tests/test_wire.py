@@ -26,8 +26,8 @@ from tailrace.paramserver import (
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.manifest import Manifest, TensorSpec, checksum
 from tailrace.paramserver.wire import authentication
-from tailrace.paramserver.wire.address import format_address, parse_address
 from tailrace.paramserver.wire.authentication import connect
+from tailrace.paramserver.wire.channel import format_address, parse_address
 
 ONE = Manifest(1, 1, 64, 64, (TensorSpec("w", "uint8", (64,), 0, 64),))
 

@@ -3,9 +3,9 @@
 import pytest
 
 from tailrace.pipeline.testing.balance_contract import BalanceContract
+from tailrace.pipeline.testing.executor_contract import TaskContract
 from tailrace.pipeline.testing.modes_contract import ModesContract
 from tailrace.pipeline.testing.rounds_contract import RoundsContract
-from tailrace.pipeline.testing.task_contract import TaskContract
 from tailrace.pipeline.testing.turns_contract import TurnsContract
 from tailrace.runtime.hosts.local import LocalHost
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tailrace.pipeline.config.loading import validate
-from tailrace.pipeline.config.modes import with_mode
+from tailrace.pipeline.config.loading import validate, with_mode
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.pools import check_pools

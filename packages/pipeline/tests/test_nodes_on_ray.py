@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 from tailrace import contracts as c
-from tailrace.pipeline.testing.joined_cluster import PORT, joined_cluster
+from tailrace.pipeline.testing.ray_clusters import PORT, joined_cluster
 from tailrace.pipeline.testing.small_run import STEPS, events_of, make_files
 from tailrace.processes.namespaces import why_not
 from tailrace.runtime.executor.deployment import TRAINER

@@ -6,8 +6,7 @@ import pytest
 
 from tailrace import contracts as c
 from tailrace.pipeline.roles import relay
-from tailrace.pipeline.testing.observers import Damages
-from tailrace.pipeline.testing.real_runs import RealRuns
+from tailrace.pipeline.testing.real_runs import Damages, RealRuns
 from tailrace.pipeline.testing.small_run import commands_of, make_files, make_spec, policy
 from tailrace.runtime.executor.deployment import RELAY, TRAINER
 from tailrace.runtime.hosts.local import LocalHost

@@ -3,10 +3,10 @@
 import pytest
 
 from tailrace.pipeline.testing.balance_contract import BalanceContract
+from tailrace.pipeline.testing.executor_contract import TaskContract
 from tailrace.pipeline.testing.modes_contract import ModesContract
+from tailrace.pipeline.testing.ray_clusters import OnSharedCluster
 from tailrace.pipeline.testing.rounds_contract import RoundsContract
-from tailrace.pipeline.testing.shared_cluster import OnSharedCluster
-from tailrace.pipeline.testing.task_contract import TaskContract
 from tailrace.pipeline.testing.turns_contract import TurnsContract
 
 pytest.importorskip("torch", reason="a real trainer trains a real model")

@@ -11,7 +11,7 @@ from tailrace.contracts import Place
 from tailrace.faulttol import FaultKind
 from tailrace.pipeline.testing.busy_members import ask_behind_members
 from tailrace.pipeline.testing.executor_contract import ExecutorContract
-from tailrace.pipeline.testing.shared_cluster import OnSharedCluster
+from tailrace.pipeline.testing.ray_clusters import OnSharedCluster
 from tailrace.pipeline.testing.small_run import STEPS
 from tailrace.runtime.executor.seam import MemberDeadError, RoleSpec
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tailrace import contracts as c
-from tailrace.pipeline.testing.joined_cluster import PORT, joined_cluster, lose
+from tailrace.pipeline.testing.ray_clusters import PORT, joined_cluster, lose
 from tailrace.pipeline.testing.small_run import STEPS, commands_of, events_of, make_files
 from tailrace.processes.namespaces import why_not
 from tailrace.runtime.executor.deployment import DATA, REPLICA, SCORER, TRAINER

@@ -8,7 +8,7 @@ import pytest
 
 from tailrace.ranker import method_names
 from tailrace.ranker.baselines.lexical import Lexical
-from tailrace.ranker.baselines.prompt_length import PromptLength
+from tailrace.ranker.baselines.tables import PromptLength
 from tailrace.ranker.learned.methods import Encoder, Hidden, Sft
 from tailrace.ranker.learned.options import OBJECTIVES
 from tailrace.ranker.methods import Method, load_method

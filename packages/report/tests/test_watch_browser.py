@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from tailrace.pipeline.run.directory import write_json
-from tailrace.report.testing.browser import NAMES, Browser, chromium
+from tailrace.report.testing import NAMES, Browser, chromium
 
 from .conftest import a_run
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tailrace.reward import ScoreItem, Scorer, ScorerClosedError, ScoringFailure, ScoringResult
 from tailrace.reward.errors import ItemError, SettingsError
-from tailrace.reward.turns import of_turns
+from tailrace.reward.items import of_turns
 
 HERE = Path(__file__).parent
 BROKEN = (

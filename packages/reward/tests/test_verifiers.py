@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tailrace.contracts import PluginError
 from tailrace.reward import ScoringError, load_verifier, verifier_names
-from tailrace.reward.turns import of_turns
+from tailrace.reward.items import of_turns
 from tailrace.reward.verifiers import exact, numeric
 from tailrace.reward.verifiers.basic import parse_number
 

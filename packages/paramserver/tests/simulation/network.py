@@ -10,7 +10,7 @@ from simulation.links import Link, Pipe
 from simulation.scheduler import Process, Scheduler, Task
 
 from tailrace.paramserver.errors import PortInUse, RelayUnreachable
-from tailrace.paramserver.wire.address import format_address, parse_address
+from tailrace.paramserver.wire.channel import format_address, parse_address
 
 _FIRST_PORT = 4000
 

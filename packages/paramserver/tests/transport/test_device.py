@@ -2,7 +2,7 @@ import pytest
 
 from tailrace.paramserver.errors import TransportUnavailable
 from tailrace.paramserver.transport.device import DeviceMemory, _extent, device_memory
-from tailrace.paramserver.transport.registry import load
+from tailrace.paramserver.transport.protocol import load
 
 FAKE = DeviceMemory("weights", 4096, 100, 0, None)
 

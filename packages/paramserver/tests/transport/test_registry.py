@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.paramserver.errors import TransportUnavailable
-from tailrace.paramserver.transport.registry import BUILT_IN, INLINE, known, load, negotiate, usable
+from tailrace.paramserver.transport.protocol import BUILT_IN, INLINE, known, load, negotiate, usable
 
 names = st.lists(st.sampled_from(["shm", "tcp", "ucx", "nixl", "other"]), unique=True)
 

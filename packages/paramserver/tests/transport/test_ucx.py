@@ -6,7 +6,7 @@ import pytest
 
 from tailrace.paramserver.errors import ParamServerError
 from tailrace.paramserver.transport import ucx
-from tailrace.paramserver.transport.registry import load
+from tailrace.paramserver.transport.protocol import load
 
 
 class Memory:

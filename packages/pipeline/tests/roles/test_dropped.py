@@ -3,7 +3,7 @@
 import random
 
 from tailrace.contracts import Purpose, TrajectoryRef
-from tailrace.pipeline.roles.dropped import Dropped
+from tailrace.pipeline.roles.data import Dropped
 
 
 def ref(name):

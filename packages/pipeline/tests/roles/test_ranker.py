@@ -6,7 +6,7 @@ import random
 import pytest
 
 from tailrace.contracts import Activity, Predict, Predicted, PredictionFailed
-from tailrace.pipeline.roles.finished_lengths import FinishedLength, FinishedLengths
+from tailrace.pipeline.roles.calls import FinishedLength, FinishedLengths
 from tailrace.pipeline.roles.ranker import RankerRole, RankerSettings
 from tailrace.ranker import (
     Example,

@@ -7,9 +7,8 @@ import uuid
 import pytest
 
 from tailrace.paramserver import Publisher, RelayReader, RelayUnreachable
-from tailrace.pipeline.roles.peer_weights import OfferedWeights
 from tailrace.pipeline.roles.transfer import WeightTransfer
-from tailrace.pipeline.roles.weights import Base, RelayWeights
+from tailrace.pipeline.roles.weights import Base, OfferedWeights, RelayWeights
 from tailrace.runtime.errors import RoleError
 from tailrace.trainer import AdapterConfig, load_weights_file
 from tailrace.trainer.errors import AdapterError

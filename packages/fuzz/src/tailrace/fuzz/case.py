@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tailrace.contracts import Facts, StepCosts, TailraceError
 from tailrace.controller.spec import EvaluationPlan, PipelineSpec, RolloutPool
 from tailrace.fleetsim.cost.decode import DecodeCost, PrefillCost
-from tailrace.fleetsim.cost.hand_over import HandOverCost
 from tailrace.fleetsim.cost.training import TrainingCost
+from tailrace.fleetsim.cost.weights import HandOverCost
 from tailrace.fleetsim.fleet.config import DelayConfig, RolloutFleet
 from tailrace.fleetsim.fleet.fleet import SimulatedFleet
 from tailrace.fleetsim.fleet.pools import ReplicaPool, WeightCosts

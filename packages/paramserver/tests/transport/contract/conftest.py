@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.paramserver import ParamServerError
-from tailrace.paramserver.transport.registry import load
+from tailrace.paramserver.transport.protocol import load
 
 THIRD_PARTY = '''
 from tailrace.paramserver.transport.tcp import Tcp

@@ -7,7 +7,7 @@ import random
 import sys
 from pathlib import Path
 
-from tailrace.paramserver.transport.registry import load
+from tailrace.paramserver.transport.protocol import load
 
 
 class Memory:

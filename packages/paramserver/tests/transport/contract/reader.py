@@ -3,7 +3,7 @@
 import json
 import sys
 
-from tailrace.paramserver.transport.registry import load
+from tailrace.paramserver.transport.protocol import load
 
 
 def main():

@@ -1,9 +1,11 @@
 """Errors of a pipeline. Each has a message of one line for the user, except `ConfigListError`."""
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from tailrace.contracts import TailraceError
 from tailrace.controller.errors import PipelineError
 
 
@@ -48,3 +50,43 @@ class LogWriteError(RunWriteError):
     def __str__(self) -> str:
         what = "free space" if self.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "mend that"
         return f"{super().__str__()}; {what}, then: tailrace run --resume {Path(str(self.filename)).parent}"
+
+
+# Checks that continue after a fault, so that a user sees all faults at once.
+
+
+class Gathered:
+    """Messages of faults, in the order in which they were found, each once."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, None] = {}
+
+    @contextmanager
+    def check(self) -> Iterator[None]:
+        """Do a check in this context. Its error is kept, so that the next check is done too."""
+        try:
+            yield
+        except TailraceError as error:
+            self.add(*(error.lines if isinstance(error, ConfigListError) else [str(error)]))
+
+    def add(self, *lines: str) -> None:
+        """Faults that were found without an error."""
+        self._lines.update(dict.fromkeys(lines))
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The faults so far."""
+        return tuple(self._lines)
+
+    def done(self, where: str = "") -> None:
+        """Raise the faults that were found, if any.
+
+        Args:
+            where: text before each line.
+
+        Raises:
+            ConfigError: there is one fault.
+            ConfigListError: there are several faults.
+        """
+        if self._lines:
+            raise config_error([f"{where}{line}" for line in self._lines])

@@ -12,6 +12,7 @@ from tailrace.controller.evaluations import EvaluationResult
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory, read_json
+from tailrace.pipeline.run.environments import has_own_rows
 from tailrace.pipeline.run.figures.figures import Batch
 from tailrace.pipeline.run.figures.metrics import read_metrics
 from tailrace.pipeline.run.pools import relay_count
@@ -162,3 +163,27 @@ def _folded(controller: Controller, path: Path, *, trainer_devices: int, version
         folds.observe(instant.now, instant.events, instant.commands)
     folds.close()
     return folds
+
+
+SIMULATED = "A simulated run: times are modelled, lengths and rewards are drawn, and nothing learns."
+
+
+def facts_of(config: RunConfig, *, simulated: bool) -> dict[str, Any]:
+    """App, model, task and seed."""
+    return {
+        "app": config.app,
+        "model": str(config.fleet.get("model") or config.fleet.get("profile")) if simulated else _model(config),
+        "task": "drawn lengths" if simulated else _task(config),
+        "seed": config.seed,
+    }
+
+
+def _model(config: RunConfig) -> str:
+    path, small = config.model.path, config.model.small
+    if path is not None:
+        return str(path)
+    return "small Qwen3" if small is None else f"small Qwen3, {small.layers} layers of {small.hidden}"
+
+
+def _task(config: RunConfig) -> str:
+    return f"rows of {config.environment.name}" if has_own_rows(config) else str(config.task)

@@ -10,10 +10,9 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from tailrace.reward.errors import ScoringError, WorkerDiedError
-from tailrace.reward.items import ScoreItem, ScoringResult
+from tailrace.reward.items import ScoreItem, ScoringResult, turns_in
 from tailrace.reward.process import WorkerProcess
 from tailrace.reward.settings import VerifierSettings
-from tailrace.reward.turns import turns_in
 
 _Result = TypeVar("_Result")
 _CANCELLED_S = 1.0

@@ -1,4 +1,4 @@
-"""What is scored, and what comes of it: a reward, or a failure of the infrastructure, which is never a reward of zero."""
+"""What is scored or judged, and what comes of it: a reward, or a failure of infrastructure, which is never a reward of zero."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ScoreItem:
         response_text: the decoded response, without the prompt; of several turns, with what the environment answered.
         answer: the reference answer of its prompt.
         verifier: name of the verifier.
-        metadata: the row's metadata; JSON values only. Of a response with turns, see `tailrace.reward.turns`.
+        metadata: the row's metadata; JSON values only. Of a response with turns, see `tailrace.reward.items`.
         prompt_text: the prompt, which a judge reads. Right programs set the timeout of later ones with the same prompt or,
             without it, of those with the same tests.
 
@@ -89,3 +89,62 @@ class Recheck:
 
     trajectory: str
     correct: bool
+
+
+TURNS = "turns"
+
+
+class Turns(dict[str, Any]):
+    """What is known of a response's turns: no row can have it, since rows have JSON values."""
+
+
+def of_turns(count: int, reward: float, done: bool, last: str) -> dict[str, Any]:
+    """What is added to the metadata of a response with turns."""
+    return {TURNS: Turns(count=count, reward=reward, done=done, last=last)}
+
+
+def turns_in(metadata: Mapping[str, Any]) -> Turns | None:
+    """What the metadata says of the response's turns; None of a response that asked no environment."""
+    found = metadata.get(TURNS)
+    return found if isinstance(found, Turns) else None
+
+
+def said(response: str, metadata: Mapping[str, Any]) -> str:
+    """Where the model's final answer stands: its last turn. What an environment answered is not the model's answer."""
+    turns = turns_in(metadata)
+    return response if turns is None else str(turns["last"])
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeItem:
+    """A response to judge.
+
+    Args:
+        response: the decoded response, without the prompt.
+        prompt: the prompt's text.
+        answer: the reference answer; may be empty where the template does not show it.
+        rubric: what this row's responses are judged by; may be empty where the template does not show it.
+    """
+
+    response: str
+    prompt: str = ""
+    answer: str = ""
+    rubric: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unjudged:
+    """The judge gave no score, which is never a score of zero.
+
+    Args:
+        reason: why, in one line.
+        permanent: whether the same item would fail again, as one that is longer than the judge reads; the loss of a process
+            or a missed deadline is not permanent.
+    """
+
+    reason: str
+    permanent: bool
+
+
+Judgement = float | Unjudged
+"""A score from 0 to 1, or why there is none."""

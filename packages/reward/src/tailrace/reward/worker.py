@@ -16,7 +16,7 @@ from typing import Any
 
 from tailrace.processes import serve
 from tailrace.reward.errors import SignatureError, VerdictError
-from tailrace.reward.turns import TURNS, Turns
+from tailrace.reward.items import TURNS, Turns
 from tailrace.reward.verifiers.protocol import Verifier, check_signature, load_verifier, read_verdict
 from tailrace.reward.verifiers.reference import load_reference
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from tailrace.cli.errors import NotHereError
 from tailrace.cli.runs.host_resources import with_room_here
 from tailrace.fleetsim.footprint import Footprint, Machines, footprint
-from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import registered
+from tailrace.pipeline.errors import Gathered
 from tailrace.pipeline.run import build
 from tailrace.pipeline.run.device_shares import cores_here, takes_cores
 from tailrace.pipeline.run.model_files import check_model

@@ -28,9 +28,9 @@ from tailrace.cli.runs.preflight import check, check_on_paper, footprint_here
 from tailrace.cli.runs.watching import unwatched, watch
 from tailrace.contracts import shown
 from tailrace.fleetsim.footprint import read_machines
-from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration, written_fault
+from tailrace.pipeline.errors import Gathered
 from tailrace.pipeline.run.abilities import start_notes
 from tailrace.pipeline.run.directory import RunDirectory, check_new
 from tailrace.pipeline.run.launching.attaching import check_left

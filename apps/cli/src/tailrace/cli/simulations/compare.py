@@ -14,9 +14,15 @@ from rich.text import Text
 
 from tailrace.cli.errors import CommandError, complain
 from tailrace.cli.exit_status import FAILED, INTERRUPTED
-from tailrace.cli.simulations.prices import check_used, read_prices, with_prices
-from tailrace.cli.simulations.progress import shown
-from tailrace.cli.simulations.simulate import devices_of, name_of, new_directory
+from tailrace.cli.simulations.simulate import (
+    check_used,
+    devices_of,
+    name_of,
+    new_directory,
+    read_prices,
+    shown,
+    with_prices,
+)
 from tailrace.contracts import TailraceError, plugins
 from tailrace.fleetsim.results import run_directory
 from tailrace.fleetsim.results.advice import findings

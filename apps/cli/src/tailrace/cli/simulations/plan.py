@@ -20,7 +20,7 @@ from rich.text import Text
 from tailrace.cli.errors import CommandError
 from tailrace.cli.exit_status import INTERRUPTED
 from tailrace.cli.runs.stopping import interrupts
-from tailrace.cli.simulations.prices import check_used, read_prices, with_prices
+from tailrace.cli.simulations.simulate import check_used, read_prices, with_prices
 from tailrace.fleetsim.fleet.config import fleet_config
 from tailrace.fleetsim.hardware import find_device
 from tailrace.fleetsim.plan import Option, Search, Split, devices_of, plan

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tailrace.cli.errors import DEBUG, CommandError, complain, one_line
 from tailrace.cli.exit_status import FAILED, INTERRUPTED
+from tailrace.cli.runs.explain import rows
 from tailrace.cli.runs.preflight import check
 from tailrace.cli.runs.stopping import interrupts
-from tailrace.cli.simulations.measured_rows import rows
 from tailrace.controller.errors import ControllerError
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.run.prompts.reading import sized

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
 from tailrace.cli.errors import CommandError, complain, one_line
 from tailrace.cli.exit_status import FAILED, INTERRUPTED
-from tailrace.cli.simulations.prices import check_used, read_prices, with_prices
-from tailrace.cli.simulations.progress import shown
-from tailrace.contracts import TailraceError
+from tailrace.cli.runs.display import clock
+from tailrace.contracts import TailraceError, expected_one_of
 from tailrace.fleetsim.errors import StalledError
 from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.results import run_directory
 from tailrace.fleetsim.results.outcome import answer, rows
-from tailrace.fleetsim.results.watch import Watched
+from tailrace.fleetsim.results.watch import SimulationProgress, Watched
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.run.directory import read_json
@@ -125,3 +128,102 @@ def new_directory(name: str) -> Path:
     while root.exists():
         root, number = wanted.with_name(f"{wanted.name}-{number}"), number + 1
     return root
+
+
+EXPECTED = "expected DEVICE=NUMBER, what one device costs for an hour, such as H800=2.1"
+
+
+def read_prices(texts: Sequence[str]) -> dict[str, float]:
+    """Prices by device.
+
+    Raises:
+        CommandError: a text is no price, or a device has two.
+    """
+    prices: dict[str, float] = {}
+    for text in texts:
+        name, _, number = (part.strip() for part in text.partition("="))
+        if not name or not number:
+            raise CommandError(f"--price {text}: {EXPECTED}")
+        try:
+            value = float(number)
+        except ValueError:
+            raise CommandError(f"--price {text}: found {number!r}, {EXPECTED}") from None
+        if not math.isfinite(value) or value < 0:
+            raise CommandError(f"--price {text}: found {number}, expected a finite number of at least 0")
+        if name in prices:
+            raise CommandError(f"--price {text}: found a second price of {name}, expected one of each device")
+        prices[name] = value
+    return prices
+
+
+def with_prices(config: RunConfig, prices: Mapping[str, float]) -> RunConfig:
+    """The configuration with these prices over its own. Wrong ones of its own stay, for the fleet's checks to name."""
+    own = config.fleet.get("prices", {})
+    if not prices or not isinstance(own, Mapping):
+        return config
+    return config.model_copy(update={"fleet": {**config.fleet, "prices": {**own, **prices}}})
+
+
+def check_used(prices: Mapping[str, float], devices: Collection[str]) -> None:
+    """Check that each price is of a device that takes part.
+
+    Args:
+        devices: the names of the devices of all fleets.
+
+    Raises:
+        CommandError: a price is of another device.
+    """
+    known = sorted(set(devices))
+    for name, value in prices.items():
+        if name not in known:
+            raise CommandError(f"--price {name}={value:g}: found no such device here, {expected_one_of(name, known)}")
+
+
+LINE_EVERY_S = 5.0
+
+
+@contextmanager
+def shown(name: str) -> Iterator[Callable[[SimulationProgress], None]]:
+    """Show progress in this context. Yields a function to call with it.
+
+    Args:
+        name: the name of the simulated system.
+    """
+    if not sys.stderr.isatty():
+        yield ProgressLines(name, lambda text: print(text, file=sys.stderr, flush=True))
+        return
+    columns = (TextColumn("simulating [bold]{task.description}"), BarColumn(30), TextColumn("{task.fields[words]}"))
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name.replace("[", "\\["), total=None, words="")
+
+        def listen(progress: SimulationProgress) -> None:
+            bar.update(task, total=progress.steps, completed=progress.step, words=words(progress))
+
+        yield listen
+
+
+def words(progress: SimulationProgress) -> str:
+    """The progress in one line."""
+    speed = f", {progress.trajectories_per_s:,.0f} trajectories/s" if progress.trajectories else ""
+    return f"{progress.step} of {progress.steps} batches, {clock(progress.now_s)} simulated{speed}"
+
+
+class ProgressLines:
+    """Prints a line every few seconds.
+
+    Args:
+        name: the name of the simulated system.
+        write: takes a line without a newline.
+        clock: returns seconds.
+    """
+
+    def __init__(self, name: str, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._write, self._clock = name, write, clock
+        self._at = clock()
+
+    def __call__(self, progress: SimulationProgress) -> None:
+        """Write a line if the last one is old."""
+        now = self._clock()
+        if now - self._at >= LINE_EVERY_S:
+            self._at = now
+            self._write(f"{self._name}: {words(progress)}")

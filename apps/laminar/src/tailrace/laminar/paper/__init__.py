@@ -6,17 +6,14 @@
 from __future__ import annotations
 
 from tailrace.fleetsim.reproduce import OrderStatement, Paper, TargetMeasure
-from tailrace.laminar.paper import failures, idle, repacking, speed, splits, staleness, weights
+from tailrace.laminar.paper import sections, speed
 from tailrace.laminar.paper.points import PACKAGE, PARAMETERS
 
 
 def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of all targets, by the target's id."""
     math, tool = (speed.Speeds.of_task(tool=tool, quick=quick) for tool in (False, True))
-    found = speed.measures(math, tool)
-    for part in (idle, weights, staleness, repacking, failures, splits):
-        found |= part.measures(quick=quick)
-    return found
+    return speed.measures(math, tool) | sections.measures(quick=quick)
 
 
 def orders(*, quick: bool) -> dict[str, OrderStatement]:

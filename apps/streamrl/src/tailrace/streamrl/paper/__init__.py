@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from tailrace.fleetsim.reproduce import OrderStatement, Paper, TargetMeasure
-from tailrace.streamrl.paper import adjustment, inputs, ranking, sites, speed
+from tailrace.streamrl.paper import inputs, sections, speed
 from tailrace.streamrl.paper.points import PACKAGE, PARAMETERS
 
 
 def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of all targets that are simulated, by the target's id."""
     found: dict[str, TargetMeasure] = {}
-    for part in (inputs, speed, ranking, adjustment, sites):
+    for part in (inputs, speed, sections):
         found |= part.measures(quick=quick)
     return found
 

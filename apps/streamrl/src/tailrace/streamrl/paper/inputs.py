@@ -7,7 +7,7 @@ from tailrace.fleetsim.hardware import device, model
 from tailrace.fleetsim.reproduce import TargetMeasure, Toml
 from tailrace.repack import SkewAware, lpt
 from tailrace.streamrl.paper.points import MODELS, asynchronous
-from tailrace.streamrl.paper.sites import MACHINE_COST
+from tailrace.streamrl.paper.sections import MACHINE_COST
 
 SLOTS = 10
 

@@ -2,9 +2,8 @@
 
 from tailrace.fleetsim.cost.capacity import kv_capacity_tokens
 from tailrace.fleetsim.cost.decode import DecodeCost, PrefillCost, fit_coefficients, profile_samples, throughput_error
-from tailrace.fleetsim.cost.hand_over import HandOverCost
 from tailrace.fleetsim.cost.training import TrainingCost
-from tailrace.fleetsim.cost.weights import TENSOR_S, WeightCost
+from tailrace.fleetsim.cost.weights import TENSOR_S, HandOverCost, WeightCost
 
 __all__ = [
     "DecodeCost",

@@ -10,7 +10,7 @@ from typing import Any
 
 from tailrace.contracts import ProvisioningPolicy
 from tailrace.fleetsim.cost import DecodeCost, HandOverCost, TrainingCost
-from tailrace.fleetsim.cost.hand_over import KEEPS_WEIGHTS
+from tailrace.fleetsim.cost.weights import KEEPS_WEIGHTS
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.fleet.config import FleetConfig, Goal, fleet_config
 from tailrace.fleetsim.fleet.fleet import SimulatedFleet

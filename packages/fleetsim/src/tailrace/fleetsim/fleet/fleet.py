@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from tailrace.controller.spec import PipelineSpec
 from tailrace.faulttol import Fault
-from tailrace.fleetsim.cost.hand_over import HandOverCost
+from tailrace.fleetsim.cost.weights import HandOverCost
 from tailrace.fleetsim.engine import ModelledEngine
 from tailrace.fleetsim.fleet.config import DelayConfig, Goal, RankerFleet
 from tailrace.fleetsim.fleet.pools import ReplicaPool, WeightCosts, pool_of

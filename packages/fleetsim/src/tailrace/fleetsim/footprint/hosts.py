@@ -17,7 +17,7 @@ from tailrace.fleetsim.footprint.memory import (
 from tailrace.fleetsim.footprint.model import RunModel
 from tailrace.fleetsim.footprint.standing import Standing, StandingMember
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.roles.peer_weights import SLOTS
+from tailrace.pipeline.roles.weights import SLOTS
 from tailrace.pipeline.run.abilities import sleep_level
 from tailrace.pipeline.run.build import trainer_config
 from tailrace.pipeline.run.checkpoint_plan import CheckpointPlan, plan_checkpoints

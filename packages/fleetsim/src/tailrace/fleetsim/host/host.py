@@ -15,8 +15,8 @@ from tailrace.fleetsim.host.phases import Phases
 from tailrace.runtime.errors import StaleEpochError
 from tailrace.runtime.executor.deployment import REPLICA
 from tailrace.runtime.executor.doors import Ready
-from tailrace.runtime.executor.epochs import Correspondence
 from tailrace.runtime.executor.seam import DONE, Answer, MachineDeadError, MemberDeadError, MemberStart, RoleSpec
+from tailrace.runtime.hosts.mailbox import Correspondence
 
 
 class VirtualMember:

@@ -13,7 +13,7 @@ from tailrace.fleetsim.host.clock import VirtualTime
 from tailrace.fleetsim.host.failures import Injuries
 from tailrace.fleetsim.host.recorder import Metered, Recorder
 from tailrace.fleetsim.host.tokens import Tokens
-from tailrace.pipeline.roles.dropped import Dropped
+from tailrace.pipeline.roles.data import Dropped
 
 
 class Pulsing(Protocol):

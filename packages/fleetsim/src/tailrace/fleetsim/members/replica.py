@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from tailrace import contracts as c
-from tailrace.fleetsim.cost.hand_over import DROPS_WEIGHTS
+from tailrace.fleetsim.cost.weights import DROPS_WEIGHTS
 from tailrace.fleetsim.engine import ModelledEngine, Work
 from tailrace.fleetsim.host.host import RoleModel, VirtualMember
 from tailrace.fleetsim.host.recorder import Totals

@@ -34,8 +34,8 @@ from tailrace.paramserver.errors import (
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S
+from tailrace.paramserver.wire.agreement import WORTH_BYTES, Means
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, check_token, connect
-from tailrace.paramserver.wire.capabilities import WORTH_BYTES, Means
 
 _RESTOCK_S = 1.0  # for the relay to answer
 _ATTEMPTS = 3  # at a push whose chunks were damaged on the way

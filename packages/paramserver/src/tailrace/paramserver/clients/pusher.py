@@ -15,9 +15,8 @@ from tailrace.paramserver.errors import (
 )
 from tailrace.paramserver.machine.protocol import Condition, HostInterface
 from tailrace.paramserver.manifest import Manifest
-from tailrace.paramserver.wire.agreement import Offer, OfferAnswer
+from tailrace.paramserver.wire.agreement import Means, Offer, OfferAnswer
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, connect
-from tailrace.paramserver.wire.capabilities import Means
 from tailrace.paramserver.wire.channel import Channel, TrafficCounts
 from tailrace.paramserver.wire.sending import send_version
 

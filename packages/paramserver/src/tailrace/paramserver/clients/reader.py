@@ -8,7 +8,7 @@ from typing import Any
 
 from tailrace.paramserver.clients.connection import Connection, Where
 from tailrace.paramserver.clients.lease_view import WeightLease
-from tailrace.paramserver.clients.mapped import MappedSegments
+from tailrace.paramserver.clients.loans import MappedSegments
 from tailrace.paramserver.clients.needs import Needs, Selection
 from tailrace.paramserver.clients.spare import SpareMemory
 from tailrace.paramserver.errors import (
@@ -25,8 +25,7 @@ from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.machine.segments import own_fields
 from tailrace.paramserver.manifest import Manifest
 from tailrace.paramserver.relays.server import STALL_S
-from tailrace.paramserver.wire.agreement import Offer, OfferAnswer
-from tailrace.paramserver.wire.capabilities import Means
+from tailrace.paramserver.wire.agreement import Means, Offer, OfferAnswer
 from tailrace.paramserver.wire.channel import Channel, TrafficCounts
 from tailrace.paramserver.wire.receiving import Intake, receive_chunks
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tailrace.paramserver.errors import PortInUse, RelayUnreachable
 from tailrace.paramserver.machine.segments import MappedSegment, SegmentOwner, read_owner
-from tailrace.paramserver.wire.address import format_address, parse_address
+from tailrace.paramserver.wire.channel import format_address, parse_address
 
 _TIMEVAL = struct.Struct("@ll")  # struct timeval
 _NO_SENDFILE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTSOCK, errno.ENODEV}

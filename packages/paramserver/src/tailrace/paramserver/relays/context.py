@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tailrace.paramserver.errors import SourceBusy
 from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.relays.slots import SlotTable
-from tailrace.paramserver.wire.capabilities import Means
+from tailrace.paramserver.wire.agreement import Means
 from tailrace.paramserver.wire.channel import TrafficCounts
 
 

@@ -24,10 +24,9 @@ from tailrace.paramserver.relays.forward import Hops
 from tailrace.paramserver.relays.session import Session
 from tailrace.paramserver.relays.shelf import PARTIAL_S, TAKEOVER_S
 from tailrace.paramserver.relays.slots import SlotTable
-from tailrace.paramserver.wire.address import format_address, parse_address
+from tailrace.paramserver.wire.agreement import Means
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, admit, check_token
-from tailrace.paramserver.wire.capabilities import Means
-from tailrace.paramserver.wire.channel import Channel, TrafficCounts
+from tailrace.paramserver.wire.channel import Channel, TrafficCounts, format_address, parse_address
 
 STALL_S = 10.0
 SLOT_TIMEOUT_S = 60.0

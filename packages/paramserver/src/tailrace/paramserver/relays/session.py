@@ -29,11 +29,10 @@ from tailrace.paramserver.relays.forward import Hops
 from tailrace.paramserver.relays.slot import Lease, Publication, Slot
 from tailrace.paramserver.relays.slots import SlotTable
 from tailrace.paramserver.relays.supply import send_slot
-from tailrace.paramserver.transport.registry import INLINE
-from tailrace.paramserver.wire.address import parse_address
+from tailrace.paramserver.transport.protocol import INLINE
 from tailrace.paramserver.wire.agreement import IN_PLACE, Offer, OfferAnswer, key_from_wire
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, connect
-from tailrace.paramserver.wire.channel import Channel
+from tailrace.paramserver.wire.channel import Channel, parse_address
 from tailrace.paramserver.wire.receiving import InPlace, Intake, receive_chunks
 
 

@@ -6,8 +6,7 @@ from tailrace.paramserver.errors import RelayUnreachable
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.machine.protocol import HostInterface, Segments
 from tailrace.paramserver.machine.segments import MAX_SLOTS
-from tailrace.paramserver.relays.memory import Block, Staging
-from tailrace.paramserver.relays.slot import Lease, Slot, SlotState
+from tailrace.paramserver.relays.slot import Block, Lease, Slot, SlotState, Staging
 
 PARTIAL_S = 120.0
 TAKEOVER_S = 1.0

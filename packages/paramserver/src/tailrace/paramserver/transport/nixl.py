@@ -20,9 +20,9 @@ from typing import Any
 from tailrace.paramserver.copying import Address
 from tailrace.paramserver.errors import ProtocolError, RelayUnreachable, TransportUnavailable
 from tailrace.paramserver.transport.device import DeviceMemory
-from tailrace.paramserver.transport.fields import described
 from tailrace.paramserver.transport.listener import (
     Door,
+    described,
     left,
     listen,
     receive,

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 
 from tailrace.paramserver.errors import ProtocolError, RelayUnreachable
 from tailrace.paramserver.transport.device import DeviceMemory
-from tailrace.paramserver.transport.fields import check_range, enter
-from tailrace.paramserver.transport.listener import ended, naming
+from tailrace.paramserver.transport.listener import check_range, ended, enter, naming
 from tailrace.paramserver.transport.protocol import Export, Exportable
 
 _SPINS = 2000  # about a millisecond of asking without a pause: most ranges are there by then

@@ -20,8 +20,16 @@ from typing import Any
 
 from tailrace.paramserver.copying import copy, hashed_copy
 from tailrace.paramserver.errors import ProtocolError, RelayUnreachable, TransportUnavailable
-from tailrace.paramserver.transport.fields import Fields, check_host_memory, check_range
-from tailrace.paramserver.transport.listener import Door, ended, knock, left, naming
+from tailrace.paramserver.transport.listener import (
+    Door,
+    Fields,
+    check_host_memory,
+    check_range,
+    ended,
+    knock,
+    left,
+    naming,
+)
 from tailrace.paramserver.transport.protocol import Exportable
 
 _PREFIX = "tailrace-export-"

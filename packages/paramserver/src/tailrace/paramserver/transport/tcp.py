@@ -18,8 +18,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from tailrace.paramserver.errors import ProtocolError
-from tailrace.paramserver.transport.fields import check_host_memory, check_range, described, enter
-from tailrace.paramserver.transport.listener import Door, fill, left, listen, naming, receive
+from tailrace.paramserver.transport.listener import (
+    Door,
+    check_host_memory,
+    check_range,
+    described,
+    enter,
+    fill,
+    left,
+    listen,
+    naming,
+    receive,
+)
 from tailrace.paramserver.transport.protocol import Exportable
 
 _REQUEST = struct.Struct("!QQ")

@@ -22,9 +22,9 @@ from typing import Any
 from tailrace.paramserver.copying import Address, at
 from tailrace.paramserver.errors import ProtocolError, RelayUnreachable
 from tailrace.paramserver.transport.device import DeviceMemory
-from tailrace.paramserver.transport.fields import described
 from tailrace.paramserver.transport.listener import (
     Door,
+    described,
     gone,
     left,
     listen,

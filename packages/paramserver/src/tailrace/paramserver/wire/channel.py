@@ -322,3 +322,21 @@ def _header(index: int, nbytes: int, checksum: int, payload_bytes: int, kind: Ch
 
 def _rest(index: int, nbytes: int, payload_bytes: int, kind: int) -> int:
     return int(xxhash.xxh3_64_intdigest(_REST.pack(index, nbytes, payload_bytes, kind)))
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port.
+
+    Raises:
+        ProtocolError: it is not of the form ``host:port``.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ProtocolError(f"found the address {address!r}, expected host:port, for example 127.0.0.1:4711")
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    """The text that `parse_address` reads."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from tailrace.paramserver.codec.choose import LinkEncoder
 from tailrace.paramserver.errors import ProtocolError, RelayTimeout, VersionSuperseded
-from tailrace.paramserver.transport.registry import INLINE
+from tailrace.paramserver.transport.protocol import INLINE
 from tailrace.paramserver.wire.agreement import Offer, OfferAnswer, from_ranges
 from tailrace.paramserver.wire.channel import Channel, TrafficCounts
 

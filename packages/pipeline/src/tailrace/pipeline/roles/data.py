@@ -9,7 +9,7 @@ A caller may repeat a call whose answer was lost because this process died: the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +32,10 @@ from tailrace.contracts import (
     Resume,
     TrajectoryRef,
 )
-from tailrace.pipeline.roles.calls import DataCalls
-from tailrace.pipeline.roles.dropped import Dropped
-from tailrace.pipeline.roles.finished_lengths import FinishedLength, FinishedLengths
+from tailrace.pipeline.roles.calls import DataCalls, FinishedLength, FinishedLengths
 from tailrace.pipeline.roles.prompts import Prompts, PromptSettings, item_metadata
 from tailrace.reward import ScoreItem
-from tailrace.reward.turns import of_turns
+from tailrace.reward.items import of_turns
 from tailrace.runtime.errors import RoleError
 from tailrace.runtime.executor.doors import Ready
 from tailrace.runtime.executor.seam import MemberStart
@@ -287,6 +285,43 @@ def _ref(trajectory: str, group: int, about: Mapping[str, object]) -> Trajectory
     prompt, purpose, mode = about["prompt"], Purpose(str(about["purpose"])), str(about["mode"])
     assert isinstance(prompt, int)
     return TrajectoryRef(trajectory, group, 0, purpose, mode, prompt=prompt)
+
+
+MOST_DROPPED = 65_536
+"""Trajectories that are remembered: more than are dropped while one command is on its way."""
+
+
+class Dropped:
+    """Remembers by which `Abort` trajectories were dropped. What begins after it was routed after it.
+
+    Otherwise the tokens of a trajectory that nobody wants would stay in the store for good: its replica is told to stop it, but
+    the store has dropped it already. What a process of the store remembers ends with it.
+
+    Args:
+        most: trajectories that are remembered, those that were dropped last.
+    """
+
+    def __init__(self, most: int = MOST_DROPPED) -> None:
+        self._most = most
+        self._seqs: dict[str, int] = {}
+
+    def note(self, names: Iterable[str], seq: int) -> None:
+        """Note that an `Abort` of a number dropped trajectories."""
+        for name in names:
+            self._seqs.pop(name, None)
+            self._seqs[name] = seq
+        while len(self._seqs) > self._most:
+            del self._seqs[next(iter(self._seqs))]
+
+    def wanted(self, refs: Sequence[TrajectoryRef], seq: int) -> Sequence[TrajectoryRef]:
+        """Trajectories of the `Route` with this number that were not dropped since it was given."""
+        if not self._seqs:
+            return refs
+        return [ref for ref in refs if self._seqs.get(ref.trajectory, 0) < seq]
+
+    def forget(self) -> None:
+        """Forget all: the numbers begin anew, with another controller or process."""
+        self._seqs.clear()
 
 
 if TYPE_CHECKING:

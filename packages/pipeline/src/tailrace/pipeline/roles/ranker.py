@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.contracts import Activity, Command, Event, Predict, Predicted, PredictionFailed
-from tailrace.pipeline.roles.calls import DATA_DOOR
-from tailrace.pipeline.roles.finished_lengths import MOST, FinishedLength
+from tailrace.pipeline.roles.calls import DATA_DOOR, MOST, FinishedLength
 from tailrace.ranker import (
     DamagedRankerError,
     Example,

@@ -25,11 +25,10 @@ from tailrace.contracts import (
 )
 from tailrace.faulttol import FaultKind
 from tailrace.pipeline.roles.calls import DATA_DOOR, DataCalls
-from tailrace.pipeline.roles.peer_weights import OfferedWeights
 from tailrace.pipeline.roles.phase_stops import Stops
 from tailrace.pipeline.roles.prompts import SamplingTable
 from tailrace.pipeline.roles.transfer import WeightTransfer
-from tailrace.pipeline.roles.weights import Base, RelayWeights
+from tailrace.pipeline.roles.weights import Base, OfferedWeights, RelayWeights
 from tailrace.rollout import ReplicaWorker, WeightComparison, build_engine
 from tailrace.runtime.errors import RoleError
 from tailrace.runtime.executor.doors import Ready, StopCalls

@@ -11,7 +11,7 @@ from tailrace.paramserver.clients.origin import RelayOrigin
 from tailrace.paramserver.codec.cast import Cast, restore, through
 from tailrace.paramserver.codec.registry import available
 from tailrace.paramserver.codec.registry import codec as load_codec
-from tailrace.paramserver.transport.registry import load as load_transport
+from tailrace.paramserver.transport.protocol import load as load_transport
 
 Codec = Literal["auto", "none", "delta", "bf16", "fp8"]
 _CASTS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}

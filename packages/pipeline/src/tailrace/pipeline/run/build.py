@@ -15,11 +15,10 @@ from tailrace.controller.spec import AXES, EvaluationPlan, PipelineSpec
 from tailrace.faulttol.injection import MACHINE
 from tailrace.faulttol.machine_checks import GROUP
 from tailrace.paramserver import ParamServerError
-from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig, SmallModelConfig
 from tailrace.pipeline.config.options import read_options, registered
 from tailrace.pipeline.config.policies import build_policy, check_surplus
-from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.errors import ConfigError, Gathered
 from tailrace.pipeline.roles.data import DataRole, DataSettings
 from tailrace.pipeline.roles.prompts import PromptSettings, SamplingTable
 from tailrace.pipeline.roles.ranker import RankerRole

@@ -12,7 +12,7 @@ from typing import Any
 
 from tailrace.pipeline.config.loading import parse_setting, validate
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.config.relative import rooted
+from tailrace.pipeline.config.target import rooted
 from tailrace.pipeline.errors import ConfigError, config_error
 from tailrace.pipeline.run.build import trainer_config
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 
-from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.policies import build_policy
+from tailrace.pipeline.errors import Gathered
 from tailrace.pipeline.run.facts import facts_of
 from tailrace.pipeline.run.pools import ranker_gpus, replica_pools, tensor_parallel
 from tailrace.runtime.executor.deployment import REPLICA, TRAINER, rank_id

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.policies import build_policy
-from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.errors import ConfigError, Gathered
 from tailrace.pipeline.run.pools import ranker_gpus, relay_count, replica_pools
 from tailrace.trainer.errors import TrainerConfigError
 from tailrace.trainer.interfaces import Interfaces, interfaces, told_interface

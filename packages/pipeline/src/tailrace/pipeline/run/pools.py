@@ -9,11 +9,10 @@ from typing import Any
 
 from tailrace.contracts import expected_one_of
 from tailrace.controller.spec import PipelineSpec, RolloutPool
-from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options
 from tailrace.pipeline.config.pools import PoolConfig
-from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.errors import ConfigError, Gathered
 from tailrace.runtime.executor.deployment import PoolReplicas
 from tailrace.runtime.executor.seam import RoleSpec
 from tailrace.runtime.hosts.ray_sites import SITE

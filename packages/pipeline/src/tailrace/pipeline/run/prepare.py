@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options
 from tailrace.pipeline.config.task import SourceConfig
-from tailrace.pipeline.errors import ConfigError, RunDirectoryError, config_error
+from tailrace.pipeline.errors import ConfigError, Gathered, RunDirectoryError, config_error
 from tailrace.pipeline.roles.prompts import DecodingMode
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
 from tailrace.pipeline.run.environments import has_own_rows, makes_prompts, no_tool_prefix

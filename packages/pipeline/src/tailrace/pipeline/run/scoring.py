@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options, registered
-from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.errors import ConfigError, Gathered
 from tailrace.pipeline.roles.scorer import ScorerSettings
 from tailrace.reward import AdaptiveTimeout, CodeSettings, JudgeSettings, SettingsError, VerifierSettings
 from tailrace.reward.errors import JudgeError, WorkerDiedError

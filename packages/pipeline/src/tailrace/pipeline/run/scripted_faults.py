@@ -8,9 +8,8 @@ from random import Random
 
 from tailrace.faulttol import CONTROLLER, Fault, FaulttolError, at_steps, parse_fault, random_faults
 from tailrace.faulttol.injection import LENDING, LOAD, MACHINE, WORKER, FaultKind
-from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.errors import ConfigError, Gathered
 from tailrace.pipeline.run.abilities import lends_devices
 from tailrace.pipeline.run.environments import environment_of
 from tailrace.pipeline.run.machines import PEER, machine_names

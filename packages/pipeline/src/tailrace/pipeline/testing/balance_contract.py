@@ -25,8 +25,7 @@ from tailrace.pipeline.roles.trainer import TrainerRole, TrainerSettings
 from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.figures.folding import follow
 from tailrace.pipeline.run.figures.replicas import ReplicaFigures
-from tailrace.pipeline.testing.observers import Striking
-from tailrace.pipeline.testing.real_runs import RealRuns
+from tailrace.pipeline.testing.real_runs import RealRuns, Striking
 from tailrace.pipeline.testing.small_run import (
     LOG,
     FakeReplicaRole,

@@ -20,8 +20,7 @@ from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.figures.folding import follow
 from tailrace.pipeline.run.figures.replicas import ReplicaFigures
 from tailrace.pipeline.run.figures.rounds import RoundFigures
-from tailrace.pipeline.testing.observers import Dies, Kills, Striking
-from tailrace.pipeline.testing.real_runs import RealRuns, notices_soon, rarely
+from tailrace.pipeline.testing.real_runs import Dies, Kills, RealRuns, Striking, notices_soon, rarely
 from tailrace.pipeline.testing.small_run import LOG, STEPS, commands_of, make_deployment, make_rounds_spec
 from tailrace.runtime.executor.deployment import REPLICA, TRAINER
 

@@ -22,8 +22,7 @@ from tailrace.controller.view import RunView
 from tailrace.pipeline.roles.environment import EnvironmentRole, EnvironmentSettings
 from tailrace.pipeline.roles.prompts import SamplingTable
 from tailrace.pipeline.testing import small_environments
-from tailrace.pipeline.testing.observers import Striking, Watching
-from tailrace.pipeline.testing.real_runs import RealRuns, rarely
+from tailrace.pipeline.testing.real_runs import RealRuns, Striking, Watching, rarely
 from tailrace.pipeline.testing.small_run import (
     MODES,
     STEPS,

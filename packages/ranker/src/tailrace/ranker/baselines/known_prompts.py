@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean, variance
 from typing import Any, ClassVar
 
-from tailrace.ranker.baselines.table import RulePredictor, saved
+from tailrace.ranker.baselines.tables import RulePredictor, saved
 from tailrace.ranker.censoring import QuantilesByScore, Sample, all_samples, quantiles
 from tailrace.ranker.errors import DamagedRankerError
 from tailrace.ranker.example import Example

@@ -13,7 +13,7 @@ from typing import Protocol
 from tailrace.contracts import Why, same_rewards
 from tailrace.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.run.figures.figures import mean, standard_error
-from tailrace.report.figures.utilisation import Utilisation, utilisation
+from tailrace.report.figures.figures import Utilisation, utilisation
 from tailrace.report.fold.timeline import Span
 from tailrace.report.words import WAITS, percent
 

@@ -24,7 +24,7 @@ from tailrace.report.figures.verdict import Limit, answers, limit
 from tailrace.report.fold.loads import FIRST_LAG, GENERATED, LAGS
 from tailrace.report.fold.timeline import Span
 from tailrace.report.fold.trajectories import Fate, TrajectoryEntry
-from tailrace.report.headline import SIMULATED, facts_of
+from tailrace.report.record import SIMULATED, facts_of
 from tailrace.report.watch.alarms import Alarm, Level
 from tailrace.report.watch.following import FollowedRun, Story
 from tailrace.report.words import duration, waits

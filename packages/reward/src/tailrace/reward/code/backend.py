@@ -15,11 +15,10 @@ from typing import Any
 from tailrace.reward.code.rows import CodeTests, program_in, read_tests
 from tailrace.reward.code.run import CodeRun, run_tests
 from tailrace.reward.errors import ScoringError
-from tailrace.reward.items import Recheck, ScoreItem, ScoringResult
+from tailrace.reward.items import TURNS, Recheck, ScoreItem, ScoringResult, said
 from tailrace.reward.sandbox import Sandbox, select_sandbox
 from tailrace.reward.settings import CodeSettings
 from tailrace.reward.timeouts import AdaptiveTimeout, Anchors
-from tailrace.reward.turns import TURNS, said
 
 
 class Rechecks:

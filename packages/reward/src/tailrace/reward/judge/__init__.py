@@ -3,8 +3,8 @@
 `Judge` scores in this process, `JudgeProcess` in one of its own, for an asyncio loop.
 """
 
+from tailrace.reward.items import JudgeItem, Judgement, Unjudged
 from tailrace.reward.judge.config import JudgeConfig
-from tailrace.reward.judge.items import JudgeItem, Judgement, Unjudged
 from tailrace.reward.judge.judge import Judge, JudgeTemplate
 from tailrace.reward.judge.process import JudgeProcess
 

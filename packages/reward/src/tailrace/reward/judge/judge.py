@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tailrace.contracts import extra
 from tailrace.reward.errors import JudgeError
+from tailrace.reward.items import JudgeItem, Judgement, Unjudged
 from tailrace.reward.judge.config import JudgeConfig
-from tailrace.reward.judge.items import JudgeItem, Judgement, Unjudged
 
 if TYPE_CHECKING:
     import torch

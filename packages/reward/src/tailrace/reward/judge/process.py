@@ -19,9 +19,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from tailrace.reward.errors import JudgeClosedError, JudgeError, ScoringError, WorkerDiedError, WorkerTimeoutError
-from tailrace.reward.items import ScoreItem, ScoringResult
+from tailrace.reward.items import JudgeItem, Judgement, ScoreItem, ScoringResult, Unjudged
 from tailrace.reward.judge.config import JudgeConfig
-from tailrace.reward.judge.items import JudgeItem, Judgement, Unjudged
 from tailrace.reward.process import WorkerProcess
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from tailrace.contracts import TailraceError
 from tailrace.processes import serve
 from tailrace.reward.errors import JudgeError
+from tailrace.reward.items import JudgeItem, Unjudged
 from tailrace.reward.judge.config import JudgeConfig
-from tailrace.reward.judge.items import JudgeItem, Unjudged
 from tailrace.reward.judge.judge import Judge
 
 

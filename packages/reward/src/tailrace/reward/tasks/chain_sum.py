@@ -11,8 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tailrace.reward.gym import import_reasoning_gym
-from tailrace.reward.tasks.drawing import ZipfLengths, checked_probability, take_rows
-from tailrace.reward.tasks.protocol import Demonstration, Split, TaskRow, worked
+from tailrace.reward.tasks.protocol import (
+    Demonstration,
+    Split,
+    TaskRow,
+    ZipfLengths,
+    checked_probability,
+    take_rows,
+    worked,
+)
 
 
 @dataclass(frozen=True, slots=True)

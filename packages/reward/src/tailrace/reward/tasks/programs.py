@@ -22,8 +22,7 @@ from enum import StrEnum
 from typing import Any
 
 from tailrace.reward.errors import SpecificationError
-from tailrace.reward.tasks.drawing import ZipfLengths, checked_probability, take_rows
-from tailrace.reward.tasks.protocol import Demonstration, Split, TaskRow
+from tailrace.reward.tasks.protocol import Demonstration, Split, TaskRow, ZipfLengths, checked_probability, take_rows
 
 
 class Operation(StrEnum):

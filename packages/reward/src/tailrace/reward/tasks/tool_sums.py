@@ -20,8 +20,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tailrace.reward.tasks.drawing import ZipfLengths, checked_probability, take_rows
-from tailrace.reward.tasks.protocol import Demonstration, Split, TaskRow
+from tailrace.reward.tasks.protocol import Demonstration, Split, TaskRow, ZipfLengths, checked_probability, take_rows
 
 _NUMBERS = range(1, 10)
 _LINES = range(2, 4)  # of a part, without its first value

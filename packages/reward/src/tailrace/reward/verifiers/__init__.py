@@ -1,6 +1,5 @@
 """Verifiers: each judges a response against an answer. Entry-point group ``tailrace.verifier``."""
 
-from tailrace.reward.verifiers.answers import unmatched, written
 from tailrace.reward.verifiers.basic import environment, exact, numeric
 from tailrace.reward.verifiers.protocol import (
     Verdict,
@@ -12,7 +11,7 @@ from tailrace.reward.verifiers.protocol import (
     verifier_names,
     with_cpu_budget,
 )
-from tailrace.reward.verifiers.reference import is_reference, load_reference
+from tailrace.reward.verifiers.reference import is_reference, load_reference, unmatched, written
 
 __all__ = [
     "Verdict",

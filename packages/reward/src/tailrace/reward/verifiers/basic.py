@@ -13,7 +13,7 @@ from typing import Any
 
 from tailrace.reward.errors import ScoringError
 from tailrace.reward.extraction import final_answer, last_number, solution_answer
-from tailrace.reward.turns import said, turns_in
+from tailrace.reward.items import said, turns_in
 from tailrace.reward.verifiers.notation import plain
 from tailrace.reward.verifiers.quantities import parse_number, quantity
 

@@ -9,7 +9,7 @@ from typing import Any
 from tailrace.reward.errors import ScoringError
 from tailrace.reward.extraction import final_answer
 from tailrace.reward.gym import import_reasoning_gym
-from tailrace.reward.turns import said
+from tailrace.reward.items import said
 
 # Imported with the module, since the import takes seconds: loading a verifier has a deadline of its own, and the first
 # verification should not bear that time.

@@ -99,7 +99,7 @@ class Verifier(Protocol):
             response: the decoded response, without the prompt; of several turns, with what the environment answered.
             answer: the reference answer.
             metadata: the row's metadata; JSON values only. Of a response with turns, ``metadata["turns"]`` has more of them,
-                such as ``"last"``, the text of the last (see `tailrace.reward.turns`).
+                such as ``"last"``, the text of the last (see `tailrace.reward.items`).
         """
         ...
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.errors import ConfigError, Gathered
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.pools import ranker_gpus, replica_gpus, replica_pools, tensor_parallel
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tailrace.contracts import plugins
-from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.errors import ConfigError, config_error
+from tailrace.pipeline.errors import ConfigError, Gathered, config_error
 from tailrace.pipeline.roles.prompts import item_metadata
 from tailrace.pipeline.run.environments import environment_of
 from tailrace.pipeline.run.prompts.reading import FoundPrompts, read_files

@@ -17,10 +17,9 @@ from typing import Any
 
 from tailrace.contracts import expected_one_of, extra, plugins
 from tailrace.environment import SessionError
-from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.task import SourceConfig
-from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.errors import ConfigError, Gathered
 from tailrace.pipeline.roles.observations import check_tokens
 from tailrace.pipeline.roles.prompts import BEFORE, COLUMN, METADATA, Beginning, beginning_of, item_metadata
 from tailrace.pipeline.run.model_files import readable_config

@@ -9,7 +9,7 @@ from typing import Any
 
 from tailrace.reward.errors import ScoringError
 from tailrace.reward.extraction import boxed, last_number, solution_answer, tagged, unboxed
-from tailrace.reward.turns import said
+from tailrace.reward.items import said
 from tailrace.reward.verifiers.math import expressions
 from tailrace.reward.verifiers.math.expressions import flat
 from tailrace.reward.verifiers.math.structure import (
