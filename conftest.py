@@ -89,7 +89,7 @@ def pytest_report_header(config):
 
 
 def pytest_itemcollected(item):
-    """Of the tests that a class inherits, make those deep that another class runs anyway."""
+    """Make the tests deep that a class inherits and another class runs anyway."""
     said = list(item.iter_markers("inherited"))  # a base class's own before the class's
     if not said or item.originalname in vars(item.cls):
         return
@@ -158,7 +158,7 @@ def _processor_s():
 
 @pytest.fixture
 def seeds():
-    """So many seeds, one after the other. The last one printed is that of a failure."""
+    """Yield so many seeds, one after the other. The last one printed is that of a failure."""
 
     def each(count):
         for seed in range(count):

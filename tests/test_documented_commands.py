@@ -90,7 +90,7 @@ def test_each_is_run_here_or_its_kind_elsewhere():
 @pytest.mark.timeout(LONGEST_S + 60)
 @pytest.mark.parametrize("words", SHOWN)
 def test_one_that_needs_nothing_ends_rightly(words, tmp_path, pytestconfig):
-    """In full, as it is shown; what it writes goes into a folder of its own."""
+    """The command runs in full, as it is shown; what it writes goes into a folder of its own."""
     if words[0] in HOURS and not pytestconfig.getoption("deep"):
         pytest.skip("it takes up to hours: --deep alone runs it, not a part of the long tests")
     missing = [word for word in words[1:] if re.search(r"\.(toml|jsonl?)$|^runs/", word) and not (ROOT / word).exists()]

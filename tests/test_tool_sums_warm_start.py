@@ -28,7 +28,7 @@ def test_a_plus_is_told_from_a_minus_within_180_steps(tmp_path, monkeypatch):
 
 
 def probabilities_of_a_plus(model):
-    """By the sign that is asked: how probable a plus is at its place, beside a minus."""
+    """The probability of a plus at its place, beside a minus, by the sign that is asked."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -46,7 +46,7 @@ H800 = "Qwen2.5-7B on H800"
 STRETCH = 40
 GUARDED = "guarded"
 REAL_NAMES = (ORACLE, AUTO, "prompt-length", SHUFFLED)
-"""Whose predictions the real replicas try; all would take hours."""
+"""Predictors that the real replicas try; all would take hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ LARGE = (Shape("queues", 8, 16, 1024), Shape("fits", 16, 1024, 1024))
 
 
 def known(recorded: Recorded) -> list[str]:
-    """Whose predictions there are."""
+    """Predictors that there are."""
     return [ORACLE, *recorded.tokens, SHUFFLED]
 
 

@@ -149,7 +149,7 @@ def run(tmp_path):
 
 @pytest.fixture(autouse=True)
 def own_memory(owner):
-    """Without leftovers of other tests."""
+    """A machine without leftovers of other tests."""
 
 
 def test_half_written_files_of_a_run_go_but_not_the_only_copy_of_a_checkpoint(run, sessions, capsys):

@@ -66,7 +66,7 @@ def trained(tmp_path_factory):
 
 
 def logprobs(model, ids):
-    """Of the response, whose prompt has 5 tokens."""
+    """Log-probabilities of the response, whose prompt has 5 tokens."""
     with torch.no_grad():
         table = model(ids).logits.log_softmax(-1)[0]
     return torch.stack([table[place - 1, ids[0, place]] for place in range(5, ids.shape[1])])

@@ -44,7 +44,7 @@ def filled(tokens, **changes):
 
 
 def complete(run, *groups):
-    """These groups are complete; returns what the trainer is given."""
+    """Complete these groups; returns what the trainer is given."""
     done = [run.finishes(f"{group}.{sample}") for group in groups for sample in range(2)]
     return of((c.Accumulate, c.Step), run.go(*done, leave=(c.Accumulate, c.Step)))
 

@@ -83,7 +83,7 @@ def test_best_fits_limit_is_how_many_decode_with_a_negligible_increase_in_latenc
 @pytest.mark.parametrize("k2", [0.0, 5e-4, 2e-3, 8e-3])
 @pytest.mark.parametrize("k4", [0.0, 1e-3, 3.05e-2])
 def test_best_fits_limit_is_that_of_the_costs_also_where_one_trajectory_is_bound_by_computing(k2, k4):
-    """As a fit finds it on a CPU, where a step grows with every trajectory from the first one on."""
+    """The cost model that a fit finds on a CPU, where a step grows with every trajectory from the first one on."""
     model = ThroughputModel(0.0, k2, 1e-3, k4)
     limit, longest_s = BestFit(k2=k2, k3=1e-3, k4=k4).batch, 1.1 * model.step_latency_s(0, 1) * (1 + 1e-12)
     assert model.step_latency_s(0, limit) <= longest_s < model.step_latency_s(0, limit + 1)

@@ -13,7 +13,7 @@ from tailrace.repack import AdaptiveTP, to_size
 
 @dataclass
 class Sized(c.ProvisioningPolicy):
-    """As many devices as `tp` says now."""
+    """A replica takes as many devices as `tp` says now."""
 
     tp: int = 1
 

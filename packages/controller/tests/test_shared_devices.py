@@ -38,7 +38,7 @@ def test_rows_are_whole_and_of_one_replica_each(seeds):
 
 @pytest.mark.parametrize(("tp", "grown"), [(1, 2), (1, 4), (2, 4), (4, 8)])
 def test_there_and_back_is_where_it_was(tp, grown):
-    """As a plan does it: the first of each group of neighbours grows, and shrinks again while others start beside it."""
+    """A plan does it so: the first of each group of neighbours grows, and shrinks again while others start beside it."""
     before = [tuple(range(first, first + tp)) for first in range(0, 16, tp)]
     kept = [devices_for(grown, set(), row) for row in before[:: grown // tp]]
     assert [device for row in kept for device in row] == list(range(16))

@@ -32,7 +32,7 @@ def streamed(groups=2, cells=1, **changes):
 
 
 def complete(run, *groups, leave=(c.Accumulate, c.Step)):
-    """These groups are complete; returns the commands."""
+    """Complete these groups; returns the commands."""
     done = [run.finishes(f"{group}.{sample}") for group in groups for sample in range(2)]
     return run.go(*done, leave=leave)
 

@@ -207,7 +207,7 @@ class Spares(type(policy("routing", "least-loaded"))):
 
 @pytest.mark.parametrize("newer", [True, False])
 def test_where_routing_gives_it_nothing_of_what_has_started_and_waits(newer):
-    """As many groups as may be are open, but that is not why: some of them wait."""
+    """The most groups that may be are open, but that is not why: some of them wait."""
     routing = Spares()
     run = Scripted(spec(steps=50, buffer_groups=4, routing=routing, sync=Never(mixes=True)))
     run.go(c.Tick(), leave=(c.Route,))

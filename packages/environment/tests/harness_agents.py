@@ -39,7 +39,7 @@ class Model:
 
 
 def talk(model, row):
-    """As many turns as the row says, each request behind the one before. The reward is the share of turns that said 12."""
+    """Take as many turns as the row says, each request behind the one before. The reward is the share of turns that said 12."""
     about = row["metadata"]
     messages = [{"role": "system", "content": "Guess."}, {"role": "user", "content": row["prompt"]}]
     right = 0

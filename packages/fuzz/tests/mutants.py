@@ -276,7 +276,7 @@ def _hybrids_that_yield_before_their_share(patch):
 
 
 def _failures_that_are_forgotten(patch):
-    """As it once was: what fails again after the policy's window fails for the first time."""
+    """The policy as it once was: what fails again after the policy's window fails for the first time."""
     count = Members.failure
 
     def failure(members, state, event, now, window_s, *rest):

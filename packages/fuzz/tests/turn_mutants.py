@@ -45,7 +45,7 @@ def _sessions_that_nobody_ends(patch):
 
 
 def _answers_that_nobody_waits_for_any_more(patch):
-    """Of a process that is gone, or of a trajectory that has begun anew."""
+    """The controller takes an answer of a process that is gone, or of a trajectory that has begun anew."""
     answered = Sessions.answered
 
     def believed(sessions, event):

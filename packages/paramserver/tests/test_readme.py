@@ -7,7 +7,7 @@ import pytest
 
 
 def examples():
-    """Those that run by themselves; the others are parts."""
+    """Examples that run by themselves; the others are parts."""
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     return [block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "__main__" in block]
 

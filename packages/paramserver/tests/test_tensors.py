@@ -55,7 +55,7 @@ def raw(dtype, shape, *, read_only=True):
 
 
 def flags(capsule):
-    """Of a versioned capsule, read apart from the code that sets them."""
+    """The flags of a versioned capsule, read apart from the code that sets them."""
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     return ctypes.c_uint64.from_address(get(capsule, b"dltensor_versioned") + 24).value

@@ -59,7 +59,7 @@ try:
 finally:
     claim.close()
 """
-"""In a process of its own, which checks the run too: Ray keeps the first cluster's token as long as its process lives."""
+"""The run has a process of its own, which checks it too: Ray keeps the first cluster's token as long as its process lives."""
 
 
 @pytest.fixture(scope="module")

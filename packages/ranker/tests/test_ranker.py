@@ -130,7 +130,7 @@ def test_auto_keeps_its_budget_and_says_what_was_left_out():
 
 
 def test_auto_names_the_methods_whose_library_is_not_installed(monkeypatch):
-    """Those that do not load, and those that find it out as they fit."""
+    """Some methods do not load, others find it out as they fit."""
     known = {"says": Says(), "lexical": Lexical()}
     monkeypatch.setattr(ranker, "installed_methods", lambda *, with_samples: (known, {"mine": "install mine"}))
     monkeypatch.setitem(sys.modules, "numpy", None)

@@ -1,4 +1,4 @@
-"""As many replicas as keep generation as fast as training: against slow obvious references, and what it must never do."""
+"""The number of replicas that keeps generation as fast as training, against slow references, and what it must never do."""
 
 import random
 from dataclasses import replace
@@ -29,7 +29,7 @@ def view(records=(), replicas=2, lengths=(), health=c.Health.UP):
 
 
 def change(policy, records, replicas, lengths=()):
-    """By how many replicas the fleet changes."""
+    """The number of replicas by which the fleet changes."""
     plan = policy.plan(view(records, replicas, lengths))
     assert len(plan) <= 1
     return sum({c.StartReplica: 1, c.StopReplica: -1}[type(one)] for one in plan)

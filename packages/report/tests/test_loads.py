@@ -114,7 +114,7 @@ def test_where_only_some_are_watched_a_later_one_is_counted():
 
 
 def walked(path):
-    """Of each replica, when how many trajectories were on it: plain JSON, and nothing of the folds."""
+    """When how many trajectories were on each replica: plain JSON, and nothing of the folds."""
     held, steps = {}, {}
     for line in path.read_text().splitlines()[1:]:
         instant = json.loads(line)
@@ -154,7 +154,7 @@ def test_the_heat_map_is_what_the_log_says(tmp_path):
 
 
 def test_a_log_whose_snapshots_come_between_its_work_shows_the_work():
-    """As on a machine whose engine is faster than its snapshots: each of these says that nothing runs."""
+    """The engine is faster than its snapshots: each of these says that nothing runs."""
     fleet = Fleet("r0")
     loads = Loads(fleet)  # type: ignore[arg-type]
     loads.watch(["r0"], ["r0"])

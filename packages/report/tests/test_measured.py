@@ -23,7 +23,7 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """Of a run that a simulation left: its files are those of a real one."""
+    """A run that a simulation left: its files are those of a real one."""
     return a_run(tmp_path_factory.mktemp("runs") / "run", configured(STALEFLOW, steps=STEPS))[0]
 
 

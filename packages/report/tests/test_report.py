@@ -374,7 +374,7 @@ def test_reward_and_accuracy_are_told_apart(case):
 
 @pytest.mark.parametrize("said", [True, False])
 def test_a_graded_run_has_a_chart_of_each_quantity_that_is_known(tmp_path, said):
-    """With and without a verifier that says what is right."""
+    """A verifier says what is right, or does not."""
     record = read_record(a_run(tmp_path / "run")[0])
     for result in record.folds.run.evaluations:
         result.rewards[:] = [0.2 + 0.05 * result.step * (place % 2) for place in range(len(result.rewards))]

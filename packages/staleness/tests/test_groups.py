@@ -249,7 +249,7 @@ def test_a_state_that_is_nothing():
 
 
 def test_a_manager_that_knows_more_than_its_tracker_loses_no_batch():
-    """As after a restart that restored the manager alone."""
+    """The state after a restart that restored the manager alone."""
     groups = tracker(bound=1, batch_size=2, needed=1, size=1)
     for group in ("a", "b"):
         groups.route(group, 0, 0)

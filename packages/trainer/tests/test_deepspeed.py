@@ -60,7 +60,7 @@ class TestZero2(_Contract):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """By name, FSDP2 in one process and each stage in two: plain steps, and batches that are added up group by group."""
+    """FSDP2 in one process and each stage in two, by name: plain steps, and batches that are added up group by group."""
     root = tmp_path_factory.mktemp("ranks")
     # Sizes that do not divide evenly between two ranks.
     model = build_model(root / "model", vocab_size=31, hidden=15, layers=1, heads=2, head_dim=6, mlp=17)
@@ -84,7 +84,7 @@ def runs(tmp_path_factory):
 
 
 def close(found, expected):
-    """As close as another order of float32 sums allows.
+    """The difference that another order of float32 sums allows.
 
     1e-6 on gradients of order 0.01 to 1. Weights and metrics of later steps: 1e-4, since Adam divides by the gradient, and
     small gradients lose digits.

@@ -47,7 +47,7 @@ def gradients(model_path, config, mini_batches, version=None):
 
 @pytest.mark.parametrize("loss", ["decoupled-ppo", "tis", "icepop"])
 def test_the_proximal_policy_is_that_before_the_batch(model_path, batch, loss):
-    """Of three mini-batches the last has ratios to the weights before the first, as a plain model has it."""
+    """The last of three mini-batches has ratios to the weights before the first, as a plain model has it."""
     config = dataclasses.replace(CPU, loss=loss, micro_batch_tokens=60)
     mini_batches = [batch[:8], batch[8:12], batch[12:]]
     found, metrics = gradients(model_path, config, mini_batches)

@@ -183,7 +183,7 @@ def test_with_the_behaviour_as_proximal_policy_nothing_is_decoupled(seed):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_response_has_its_loss_beside_any_other(name):
-    """So parts of a batch add up to it. Which number a response has does not matter."""
+    """Parts of a batch therefore add up to it. Which number a response has does not matter."""
     tokens, loss = made(11), open_loss(name, {})
     assert loss.streams
     together = loss.loss(tokens)

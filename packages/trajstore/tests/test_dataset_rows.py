@@ -82,7 +82,7 @@ def test_a_folder_without_hf_names_what_to_write(folder):
 
 
 def test_a_folder_of_files_in_offline_mode(folder, tmp_path):
-    """As a user runs it, in a process of its own: what is in the cache or on the disk needs no network, and no bar is drawn."""
+    """A user runs it in a process of its own: what is in the cache or on the disk needs no network, and no bar is drawn."""
     code = (
         "import sys; from tailrace.trajstore import PromptPool\n"
         "pool = PromptPool.from_file(sys.argv[1], prompt_column='question')\nprint(len(pool), pool[0].prompt)"

@@ -293,7 +293,7 @@ def test_damage_between_the_ends_is_told_by_whoever_wants_the_ends(tmp_path, mon
 
 @pytest.mark.parametrize("seed", range(3))
 def test_parquet_has_the_same_rows(tmp_path, seed):
-    """In row groups of any size; a damaged archive leaves no file."""
+    """An archive has row groups of any size; a damaged archive leaves no file."""
     parquet = pytest.importorskip("pyarrow.parquet")
     draw, names, archive = random.Random(seed), [f"t{number}" for number in range(9)], tmp_path / "trained.packed"
     with TrajectoryStore(mixed_versions=True) as store:

@@ -1,4 +1,4 @@
-"""From a side's ``result.json`` to figures. Pure."""
+"""Figures from a side's ``result.json``. Pure."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ SIZES = {
     "3": Size(_shape(256, 8, 768, 4), 3e-4, 14, 8, 32, 64),
     "30": Size(_shape(640, 20, 1920, 6), 1e-4, 8, 6, 8, 32),
 }
-"""By millions of parameters."""
+"""Sizes by millions of parameters."""
 
 
 def sized(source: Path, directory: Path, size: Size, seed: int) -> Path:

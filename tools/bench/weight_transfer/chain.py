@@ -118,7 +118,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(count: int, nbytes: int, rate: float) -> Iterator[Fleet]:
-    """So many relays on so many hosts."""
+    """Yield so many relays on so many hosts."""
     with Hosts(count, rate) as hosts, contextlib.closing(Fleet(hosts, count, nbytes)) as built:
         yield built
 

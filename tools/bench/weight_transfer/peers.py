@@ -43,7 +43,7 @@ class Sender:
         return self.hear()
 
     def tell(self, **fields: Any) -> None:
-        """Without waiting for an answer."""
+        """Send it without waiting for an answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(fields).encode() + b"\n")
         self._process.stdin.flush()

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 PART = 0.4
-"""Of a test's worlds, those that are played without --deep."""
+"""The worlds of a test that are played without --deep."""
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -11,7 +11,7 @@ from tailrace.fuzz.draw import draw_case
 
 @dataclass(frozen=True)
 class Tides(c.ProvisioningPolicy):
-    """As many replicas as a random number says that depends on the trainer's version."""
+    """Keep as many replicas as a random number says that depends on the trainer's version."""
 
     seed: int
     most: int = 5

@@ -108,7 +108,7 @@ def test_each_version_arrives_in_place_bit_for_bit(serve, sender, receiver):
 
 
 def test_a_policy_without_memory_gets_its_own(serve, sender, receiver):
-    """As the processes of TorchRL's collectors have it."""
+    """The processes of TorchRL's collectors have it so."""
     relay, trainer = serve(), Model(1)
     policy = Model(2).to("meta")
     sends, receives = sender(relay, trainer), receiver(relay, policy)

@@ -87,7 +87,7 @@ def test_what_cannot_be_observed_is_refused(nbytes, seconds):
 
 
 def drive(chooser, chunks, link, encode, ratio, log=None):
-    """So many chunks in a world of these speeds; the seconds that they took, and the chooser after."""
+    """Send so many chunks in a world of these speeds. Returns the seconds that they took, and the chooser after."""
     total = 0.0
     for _ in range(chunks):
         decision, chooser = chooser.decide(CHUNK)

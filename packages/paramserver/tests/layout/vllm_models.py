@@ -37,7 +37,7 @@ CASES = [  # model, tp, pp, expert_parallel
 
 
 def group(size, rank):
-    """As much of a process group as building a model needs."""
+    """The part of a process group that building a model needs."""
     process_group = SimpleNamespace(size=lambda: size, rank=lambda: rank)
     return SimpleNamespace(
         world_size=size, rank_in_group=rank, rank=rank, local_rank=0, ranks=list(range(size)), is_first_rank=rank == 0,

@@ -46,7 +46,7 @@ def _later(world: World, fault: Fault, action: Callable[[], None]) -> None:
 
 
 def _process(world: World, fault: Fault) -> Process | None:
-    """Whom the fault hits."""
+    """The process that the fault hits."""
     index, schedule = fault.target[0], world.schedule
     if fault.kind == "kill publisher":
         return world.publishers[-1]

@@ -62,7 +62,7 @@ class Network:
         return list(self._links.values())
 
     def thrown(self) -> list[int]:
-        """Of every direction of a connection that carried chunks and was broken off: bytes that nobody read."""
+        """Bytes that nobody read, for every direction of a connection that carried chunks and was broken off."""
         return [pipe.unread for pipe in self._pipes if pipe.carried and (pipe.unread or pipe.broken)]
 
     def cut(self, one: str, other: str, *, reset: bool) -> None:
@@ -77,7 +77,7 @@ class Network:
                     stream.reset()
 
     def heal(self, one: str, other: str) -> None:
-        """As before the cut."""
+        """Join two hosts again that were cut off."""
         for link in (self.link(one, other), self.link(other, one)):
             if link.cut:
                 link.cut = False

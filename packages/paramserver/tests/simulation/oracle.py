@@ -40,7 +40,7 @@ class Oracle:
         return weights
 
     def reveal(self, publisher: int, version: int) -> None:
-        """From now on it may be seen."""
+        """The version may be seen from now on."""
         self._sealed.discard((publisher, version))
 
     def sealed(self, publisher: int) -> list[int]:

@@ -183,12 +183,12 @@ class Scheduler:
             self.wake(task)
 
     def suspend(self, process: Process) -> None:
-        """As SIGSTOP: its threads do not run, its connections stay."""
+        """Stop it as SIGSTOP does: its threads do not run, its connections stay."""
         if not process.suspended:
             process.suspended, process.suspended_since = True, self.now
 
     def resume(self, process: Process) -> None:
-        """As SIGCONT."""
+        """Let it go on, as SIGCONT does."""
         if process.suspended:
             process.suspended_s += self.now - process.suspended_since
         process.suspended = False

@@ -93,7 +93,7 @@ class World:
         return process
 
     def kill(self, process: Process, how: str = "end") -> None:
-        """As SIGKILL; "silent": its host's network goes with it."""
+        """Kill it as SIGKILL does; "silent": its host's network goes with it."""
         if process.dead:
             return
         self.scheduler.note(f"killed, {how}", process)

@@ -77,7 +77,7 @@ class Run:
         return self
 
     def figures(self, trainer=2, per=1):
-        """Of a trainer of so many devices, and replicas of so many each."""
+        """The fold of a trainer of so many devices, and replicas of so many each."""
         fleet = Fleet(per)
         fold = EffectiveTime(fleet, trainer)
         for instant in self.log:

@@ -22,7 +22,7 @@ def a_run(outcomes):
 
 
 def ceiling_of(outcomes):
-    """Of two responses of each group one, by lot, ranked by the other; the mean of many lots."""
+    """One of two responses of each group, by lot, is ranked by the other; the mean of many lots."""
     drawn, found = random.Random(1), []
     for _ in range(20):
         pairs = [sorted(outcome.lengths, key=lambda _: drawn.random()) for outcome in outcomes]

@@ -50,7 +50,7 @@ def test_pulls_from_replicas_are_counted_where_they_offer_what_they_serve():
 
 
 def test_what_loans_took_and_freed():
-    """Of two loans, one of a replica that died asleep; times are those of the instants, in seconds."""
+    """Two loans are counted, one of a replica that died asleep; times are those of the instants, in seconds."""
     found = ReplicaFigures()
     log = [
         (0.0, [], [c.Lend(1, "r0", (0,)), c.Lend(2, "r1", (1,))]),

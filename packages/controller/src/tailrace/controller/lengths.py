@@ -116,7 +116,7 @@ class PredictionRecord:
             self.recall = measured_recall(self.recent)
 
     def stepped(self, version: int, groups: Iterable[GroupState]) -> None:
-        """These groups were trained on and made a version."""
+        """Take in that these groups were trained on and made a version."""
         self.measured = measured_lengths(self.lengths)
         self.trained[version] = [Outcome.of(group) for group in groups]
 
