@@ -7,7 +7,7 @@ import pytest
 from tailrace.cli.main import main
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.launching.going_on import to_go_on
+from tailrace.pipeline.run.launching.attaching import to_go_on
 
 
 @pytest.fixture

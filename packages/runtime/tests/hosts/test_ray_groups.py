@@ -16,7 +16,7 @@ import time
 import ray
 from tailrace.runtime.executor.seam import Bundle
 from tailrace.runtime.hosts import ray_session
-from tailrace.runtime.hosts.ray_groups import PlacementGroups
+from tailrace.runtime.hosts.ray_placement import PlacementGroups
 from tailrace.runtime.hosts.ray_options import environment, options, own_cluster
 
 environment(own=True)

@@ -1,6 +1,6 @@
 """Which machines of a Ray cluster a member may stand on, from labels alone."""
 
-from tailrace.runtime.hosts.ray_sites import (
+from tailrace.runtime.hosts.ray_placement import (
     SITE,
     labelled_sites,
     labels_of,

@@ -164,7 +164,7 @@ def _resume(options: RunOptions) -> int:
         )
     from tailrace.pipeline.run.changes import with_changes
     from tailrace.pipeline.run.figures.metrics import read_metrics
-    from tailrace.pipeline.run.launching.going_on import check_resumed, to_go_on
+    from tailrace.pipeline.run.launching.attaching import check_resumed, to_go_on
 
     directory = RunDirectory.open(options.resume)
     left = unwatched(directory)

@@ -13,10 +13,9 @@ from tailrace.paramserver.layout.fsdp2 import from_fsdp2
 from tailrace.paramserver.layout.megatron import from_megatron
 from tailrace.paramserver.layout.message import Message, SliceCopy, SlicePlace, copy, message, pack, unpack
 from tailrace.paramserver.layout.model_config import qwen_tensors
-from tailrace.paramserver.layout.reshard_plan import LinkCosts, Planner, ReshardPlan, Transfer, reshard_plan
+from tailrace.paramserver.layout.reshard_plan import LinkCosts, Planner, ReshardPlan, Slice, Transfer, reshard_plan
 from tailrace.paramserver.layout.rules import Position, Rule, by_rules
 from tailrace.paramserver.layout.sharding import GlobalTensor, Layout, LocalBuffer, Piece, Shard
-from tailrace.paramserver.layout.slices import Slice
 from tailrace.paramserver.layout.splits import (
     Even,
     HeadSplit,

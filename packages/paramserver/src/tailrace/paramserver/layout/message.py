@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from tailrace.paramserver.errors import LayoutMismatch
 from tailrace.paramserver.layout.boxes import contains, extent
-from tailrace.paramserver.layout.reshard_plan import ReshardPlan
+from tailrace.paramserver.layout.reshard_plan import ReshardPlan, Slice
 from tailrace.paramserver.layout.sharding import Layout
-from tailrace.paramserver.layout.slices import Slice
 from tailrace.paramserver.layout.strided import copy_box, dense_strides, flat
 from tailrace.paramserver.manifest import DTYPES, byte_size
 

@@ -25,10 +25,9 @@ from tailrace.paramserver.errors import (
 )
 from tailrace.paramserver.machine.segments import process_of
 from tailrace.paramserver.relays.context import RelayContext
-from tailrace.paramserver.relays.forward import Hops
+from tailrace.paramserver.relays.forward import Hops, send_slot
 from tailrace.paramserver.relays.slot import Lease, Publication, Slot
 from tailrace.paramserver.relays.slots import SlotTable
-from tailrace.paramserver.relays.supply import send_slot
 from tailrace.paramserver.transport.protocol import INLINE
 from tailrace.paramserver.wire.agreement import IN_PLACE, Offer, OfferAnswer, key_from_wire
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, connect

@@ -15,7 +15,7 @@ from tailrace.pipeline.config.pools import PoolConfig
 from tailrace.pipeline.errors import ConfigError, Gathered
 from tailrace.runtime.executor.deployment import PoolReplicas
 from tailrace.runtime.executor.seam import RoleSpec
-from tailrace.runtime.hosts.ray_sites import SITE
+from tailrace.runtime.hosts.ray_placement import SITE
 
 _TP = "tensor_parallel_size"
 

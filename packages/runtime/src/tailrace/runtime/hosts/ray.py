@@ -22,11 +22,18 @@ from tailrace.runtime.executor.seam import Bundle, MachineDeadError, MemberDeadE
 from tailrace.runtime.hosts import ray_session
 from tailrace.runtime.hosts.ray_actor import RayCaller, RoleActor
 from tailrace.runtime.hosts.ray_cluster import RayCluster
-from tailrace.runtime.hosts.ray_groups import PlacementGroups
 from tailrace.runtime.hosts.ray_machines import ClusterMachines, RayMachine
 from tailrace.runtime.hosts.ray_options import check_own, environment, options, own_cluster
+from tailrace.runtime.hosts.ray_placement import (
+    Needs,
+    PlacementGroups,
+    excluded,
+    labelled_sites,
+    labels_of,
+    machines_at,
+    room_elsewhere,
+)
 from tailrace.runtime.hosts.ray_session import own_signals
-from tailrace.runtime.hosts.ray_sites import Needs, excluded, labelled_sites, labels_of, machines_at, room_elsewhere
 from tailrace.runtime.hosts.real_time import OwnProcess, RealTime
 
 _THREADS_PER_MEMBER = 8

@@ -17,8 +17,7 @@ from tailrace.faulttol.elastic import NamedCaller
 from tailrace.runtime.errors import DeadlineError
 from tailrace.runtime.executor.seam import MemberDeadError
 from tailrace.runtime.hosts.mailbox import InjectedCalls, Mailbox
-from tailrace.runtime.hosts.ray_groups import leave_group
-from tailrace.runtime.hosts.ray_sites import Machine
+from tailrace.runtime.hosts.ray_placement import Machine, leave_group
 
 _LOOK_S = 1.0
 CLOSE_S = 30.0

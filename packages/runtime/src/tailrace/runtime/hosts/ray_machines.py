@@ -25,7 +25,7 @@ from typing import Any
 from tailrace.processes import ProcessId
 from tailrace.runtime.errors import DeadlineError
 from tailrace.runtime.hosts.ray_options import LOOPBACK
-from tailrace.runtime.hosts.ray_sites import Machine, machine_names
+from tailrace.runtime.hosts.ray_placement import Machine, machine_names
 
 MARK = "TAILRACE_MACHINE"
 """The environment variable that names the directory of a process's machine."""
