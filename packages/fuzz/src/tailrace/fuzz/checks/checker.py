@@ -184,7 +184,7 @@ class Checker:
         elif isinstance(command, c.Offload):
             self.devices.offload(command, controller)
         elif isinstance(command, c.Pull):
-            self.versions.pull(command)
+            self.versions.pull(command, controller)
         elif isinstance(command, c.Restart):
             self.versions.restart(command)
             self.devices.restart(command, controller)

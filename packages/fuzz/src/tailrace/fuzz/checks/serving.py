@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tailrace import contracts as c
+from tailrace.controller.controller import Controller
 from tailrace.fuzz.checks.data_plane import TOKENS, WEIGHTS
 from tailrace.fuzz.errors import InvariantError
 from tailrace.runtime.executor.deployment import REPLICA, TRAINER
@@ -106,10 +107,12 @@ class VersionCheck:
         self._serves.pop(event.replica, None)
         self.pulling.pop(event.replica, None)
 
-    def pull(self, command: c.Pull) -> None:
+    def pull(self, command: c.Pull, controller: Controller) -> None:
         """Only what is published can be pulled, by who is there."""
         self._serves.pop(command.replica, None)
-        taken = {self._from[other] for other in self.pulling}
+        # One that stood still, and waits for its devices before it begins anew, answers no more, though nobody said so.
+        held, replicas = c.Health.STARTING, controller.fleet.replicas
+        taken = {self._from[other] for other in self.pulling if replicas[other].member.health is not held}
         self.pulling[command.replica] = command.version
         if command.version not in self._published:
             raise InvariantError(
