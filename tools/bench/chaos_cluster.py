@@ -5,19 +5,26 @@
 Each machine is a network namespace of this host with a Ray node of its own. On the first stands `tailrace chaos`, which kills
 and hangs members at random until so many faults have struck: hybrids that lend their devices in each step, a trainer
 that takes a standby's machine when it loses its own, replicas that pull from each other. It ends with what was lost, trained on
-twice, or hung; its status is 0 if nothing was. The same command goes on with a campaign that was cut.
+twice, or hung; its status is 0 if nothing was. Ctrl-C and SIGTERM end the campaign, then the cluster, with status 130; the same
+command goes on with a campaign that was cut.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+from tailrace.cli.exit_status import INTERRUPTED
+from tailrace.cli.runs.stopping import interrupts
 from tailrace.pipeline.testing.ray_clusters import PORT, joined_cluster
 from tailrace.processes.namespaces import why_not
 
 MACHINES = 3
+END_S = 90.0  # within which an interrupted campaign ends the run under way
 CONFIG = """
 app = "robustrl"
 base = "quickstart"
@@ -74,13 +81,21 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "chaos.toml"
     file.write_text(CONFIG)
-    with joined_cluster(MACHINES, "--num-gpus=0") as (found, environment):
+    with suppress(KeyboardInterrupt), interrupts(), joined_cluster(MACHINES, "--num-gpus=0") as (found, environment):
         settings = [f"executor.ray_address={found[0].address}:{PORT}", *options.set]
         words = ["chaos", file, "--kills", options.kills, "--mtbf", options.mtbf, "--seed", options.seed]
         words += ["--out", options.out / "campaign", "--json", options.out / "chaos.json"]
         words += [word for one in settings for word in ("--set", one)]
         command = [sys.executable, "-m", "tailrace.cli.main", *map(str, words)]
-        return found[0].start(command, env=environment).wait()
+        campaign = found[0].start(command, env=environment, start_new_session=True)
+        try:
+            return campaign.wait()
+        finally:
+            if campaign.returncode is None:
+                campaign.send_signal(signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    campaign.wait(END_S)
+    return INTERRUPTED
 
 
 if __name__ == "__main__":

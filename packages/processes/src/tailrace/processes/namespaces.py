@@ -35,10 +35,12 @@ class Machine:
     Args:
         address: under which the others reach it.
         holder: a process that stands in its network and does nothing.
+        network: what ``/proc/PID/ns/net`` of every process there links to.
     """
 
     address: str
     holder: int
+    network: Path
 
     def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a process there; `options` are those of `subprocess.Popen`."""
@@ -77,14 +79,16 @@ def machines(count: int) -> Iterator[tuple[Machine, ...]]:
             _in(switch, f"ip link add port{number} type veth peer name {INTERFACE} netns {holder}")
             _in(switch, f"ip link set port{number} master switch up")
             _in(holder, f"ip link set lo up && ip addr add {address}/24 dev {INTERFACE} && ip link set {INTERFACE} up")
-            found.append(Machine(address, holder))
+            found.append(Machine(address, holder, Path(f"/proc/{holder}/ns/net").readlink()))
         yield tuple(found)
 
 
 def _hold(held: ExitStack, prefix: Sequence[str]) -> int:
-    """Start a process that stands in new namespaces. Returns its pid once it does."""
+    """Start a process that stands in new namespaces. Returns its pid once it does. Ctrl-C at a terminal does not reach it."""
     holder = held.enter_context(
-        subprocess.Popen([*prefix, "sleep", "infinity"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)  # noqa: S603
+        subprocess.Popen(  # noqa: S603
+            [*prefix, "sleep", "infinity"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        )
     )
     held.callback(holder.kill)
     until = time.monotonic() + _WAIT_S

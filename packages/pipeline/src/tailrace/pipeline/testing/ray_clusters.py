@@ -85,7 +85,7 @@ def joined_cluster(
 def lose(lost: Iterable[Machine]) -> None:
     """SIGKILL to all that runs on machines, but for the processes that hold their networks."""
     lost = list(lost)
-    networks = {Path(f"/proc/{machine.holder}/ns/net").readlink() for machine in lost}
+    networks = {machine.network for machine in lost}
     spare = {machine.holder for machine in lost}
     for path in Path("/proc").glob("[0-9]*"):
         try:
