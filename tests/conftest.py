@@ -69,6 +69,12 @@ class SmallRun:
             mlp=64,
         )
 
+    def write(self, trainer: str) -> Path:
+        """Write the configuration, with the lines of `[trainer]`. Returns its file."""
+        path = self.root / "run.toml"
+        path.write_text(CONFIG.format(steps=STEPS, trainer=trainer))
+        return path
+
     def train(self, trainer: str, executor: str, *words: str) -> None:
         """Train all steps, with a trainer that is killed in its second backward pass. Nothing is lost, and the audit agrees.
 
@@ -79,8 +85,7 @@ class SmallRun:
         """
         from tailrace.cli.main import main
 
-        (self.root / "run.toml").write_text(CONFIG.format(steps=STEPS, trainer=trainer))
-        command = ["run", str(self.root / "run.toml"), "--run-dir", str(self.directory), "--plain"]
+        command = ["run", str(self.write(trainer)), "--run-dir", str(self.directory), "--plain"]
         assert main([*command, "--executor", executor, "--kill", "trainer@step2:backward", *words]) == 0
         summary = json.loads((self.directory / "summary.json").read_text())
         assert summary["steps"] == STEPS

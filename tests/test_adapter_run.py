@@ -1,13 +1,16 @@
 """A whole run that trains an adapter: it alone is saved, whoever is killed comes back, and the audit finds the same bits."""
 
 import json
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from tailrace import contracts as c
 from tailrace.cli.main import main
 from tailrace.pipeline.run.eventlog import read_log
+from tailrace.rollout.testing.sglang_environment import sglang_python
 
 pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="needs PEFT")
 
@@ -49,6 +52,43 @@ def test_only_the_adapter_is_trained_saved_and_published(small_run):
     changed = run.trained("--merge")
     assert changed
     assert all(name.endswith("proj.weight") for name in changed)
+
+
+def on_sglang(python):
+    """Words of the command line."""
+    options = f"rollout.options={{ python = '{python}', device = 'cpu', max_model_len = 48, max_num_seqs = 16 }}"
+    return ["--set", "rollout.engine=sglang", "--set", options]
+
+
+def test_layers_to_which_the_engine_applies_no_adapter_are_named_before_anything_starts(small_run, capsys):
+    from safetensors.torch import load_file, save_file
+
+    run = small_run(heads=2, kv_heads=1, head_dim=32)
+    weights = load_file(run.model / "model.safetensors")
+    weights["model.layers.0.mlp.shared_proj.weight"] = weights["model.layers.0.mlp.up_proj.weight"].clone()
+    save_file(weights, run.model / "model.safetensors")
+    command = ["run", str(run.write("adapter = { rank = 4 }")), "--dry-run", *on_sglang(sys.executable)]
+    assert main(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "found 'sglang', which applies no adapter to shared_proj, expected targets among q_proj, k_proj" in line
+    for fits in ('trainer.adapter.targets=["up_proj"]', "rollout.adapter=merged"):
+        assert main([*command, "--set", fits]) == 0
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1800)
+def test_an_adapter_is_trained_beside_sglangs_own_server(small_run):
+    run = small_run(heads=2, kv_heads=1, head_dim=32)
+    words = on_sglang(sglang_python(Path(__file__).parents[1] / "tools" / "sglang"))
+    words += ["--kill", "replica@step1:pull"]  # while it loads an adapter
+    run.train("adapter = { rank = 4, alpha = 8 }\noptions = { lr = 1e-2, threads = 1 }", "local", *words)
+    summary = json.loads((run.directory / "summary.json").read_text())
+    assert (summary["adapter"], summary["restarts"]["replica"]) == ("applied", 1)
+    log = read_log(run.directory / "events.jsonl")
+    pulls = [event for instant in log for event in instant.events if isinstance(event, c.Pulled)]
+    assert len(pulls) == summary["served_digests_checked"] >= 4
+    assert {event.compared for event in pulls} == {1.0}
+    assert run.trained("--merge") >= {"model.layers.1.self_attn.q_proj.weight"}
 
 
 @pytest.mark.deep

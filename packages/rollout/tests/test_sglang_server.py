@@ -1,10 +1,8 @@
 """The SGLang engine on SGLang's own server, on a CPU: contract, attacks, and the fields of the stand-in."""
 
 import contextlib
-import fcntl
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,38 +21,19 @@ from tailrace.processes import Child
 from tailrace.rollout import EngineDiedError, OptionError, build_engine, engine_abilities, generate
 from tailrace.rollout.errors import RequestError, WeightsError
 from tailrace.rollout.selection import check_engine_options
-from tailrace.rollout.sglang_server import KEY_VARIABLE, TRIED
+from tailrace.rollout.sglang_server import KEY_VARIABLE
 from tailrace.rollout.testing import EngineAbilitiesContract, EngineContract, save_tiny_model
 from tailrace.rollout.testing.contract import VOCABULARY, log_probabilities
+from tailrace.rollout.testing.sglang_environment import sglang_python
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(1200)]
 TOOLS = Path(__file__).resolve().parents[3] / "tools" / "sglang"
 TIMEOUT_S = 120.0
 
 
-def environment():
-    """The interpreter of an environment with SGLang: that in TAILRACE_SGLANG_PYTHON, or one that is made once and kept."""
-    if given := os.environ.get("TAILRACE_SGLANG_PYTHON"):
-        return given
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailrace"
-    folder = cache / f"sglang-{TRIED[-1]}"
-    if not (TOOLS / "make").exists() or shutil.which("uv") is None:
-        pytest.skip("found no tools/sglang/make or no uv, expected both: they make SGLang's environment")
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "sglang.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "made").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            made = subprocess.run([TOOLS / "make", folder], capture_output=True, text=True, timeout=900)
-            if made.returncode:
-                pytest.skip(f"SGLang's environment cannot be made here: {made.stderr.strip()[-300:]}")
-            (folder / "made").touch()
-    return str(folder / "bin" / "python")
-
-
 @pytest.fixture(scope="module")
 def python():
-    return environment()
+    return sglang_python(TOOLS)
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +87,14 @@ class TestSGLangEngine(EngineContract):
     seeds = digests = True
 
     def build(self, model_path, options):
-        return build_engine("sglang", model_path, {"device": "cpu", "python": environment(), **options})
+        return build_engine("sglang", model_path, {"device": "cpu", "python": sglang_python(TOOLS), **options})
 
 
 class TestSGLangAbilities(EngineAbilitiesContract):
     abilities = engine_abilities("sglang")
 
     def build(self, model_path, options):
-        return build_engine("sglang", model_path, {"device": "cpu", "python": environment(), **options})
+        return build_engine("sglang", model_path, {"device": "cpu", "python": sglang_python(TOOLS), **options})
 
 
 def test_the_stand_ins_fields_are_those_of_the_installed_sglang(python):

@@ -254,7 +254,10 @@ def test_what_cannot_be_is_named_before_a_run_starts(model, monkeypatch):
     with pytest.raises(TrainerConfigError, match="found adapter targets = 'q_proj'"):
         AdapterConfig(rank=1, targets="q_proj")
     assert sorted(linear_layers(model)) == sorted(SEVEN)
-    check_adapter(ADAPTER, model)
+    for directory in (model, None):
+        assert sorted(check_adapter(ADAPTER, directory)) == sorted(SEVEN)
+    assert list(check_adapter(AdapterConfig(rank=2, targets=("v_proj",)), model)) == ["v_proj"]
+    assert check_adapter(AdapterConfig(), None) == ()
     wrong = AdapterConfig(rank=2, targets=("q_proj", "c_attn"))
     for directory in (model, None):
         with pytest.raises(

@@ -348,6 +348,7 @@ class EngineAbilities:
         adapters: how many LoRA adapters they can apply at once beside their weights (`AdaptingEngine`), of at most the rank in
             their option ``adapter_rank``; of several, as many as their option ``adapters`` says. 0: each version is merged
             into the base first.
+        adapter_targets: last names of the linear layers that adapters may be of, such as ``q_proj``; empty: any.
         sleeps: the levels of `Engine.sleep` that they know.
         resizes: they span several devices (option ``tensor_parallel_size``).
         digests: they are `DigestingEngine`s: a replica compares what they serve with what was published.
@@ -357,6 +358,7 @@ class EngineAbilities:
     seeds: bool = False
     deterministic: bool = False
     adapters: int = 0
+    adapter_targets: tuple[str, ...] = ()
     sleeps: tuple[int, ...] = ()
     resizes: bool = False
     digests: bool = False

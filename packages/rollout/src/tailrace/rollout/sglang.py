@@ -50,7 +50,7 @@ from tailrace.rollout.options import EngineOptions
 from tailrace.rollout.resumption import check_request, finished_with, merged, tokens_left
 from tailrace.rollout.served_weights import local_boxes
 from tailrace.rollout.sglang_plugin import ELEMENTS, MEMORY, REFUSED
-from tailrace.rollout.sglang_server import address_of, check_arguments, interpreter, serve
+from tailrace.rollout.sglang_server import ADAPTED, address_of, check_arguments, interpreter, serve
 from tailrace.rollout.sglang_stream import BrokenStreamError, EventStream, Post
 
 _STEP_WAIT_S = 0.05
@@ -627,7 +627,9 @@ def _whole(value: object) -> int:
 class _Build(EnginePlugin):
     """The engine factory of entry point ``sglang``. Raises the errors of `SGLangEngine` and `EngineOptions`."""
 
-    abilities = EngineAbilities(seeds=True, adapters=1, sleeps=SLEEPS, digests=True, prefix_cache=True)
+    abilities = EngineAbilities(
+        seeds=True, adapters=1, adapter_targets=ADAPTED, sleeps=SLEEPS, digests=True, prefix_cache=True
+    )
 
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         self.check_options(options)

@@ -102,7 +102,8 @@ _KEPT = {
         ("host", "port", "api_key", "admin_api_key"), "the server listens on this machine alone, with a key of its own"
     ),
 }
-_ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The layers that may get adapters: SGLang is told at its start, in which the first adapter is not known."""
 _START_S = 600.0
 _PORTS = 3
 _LOOK_S = 0.25
@@ -502,7 +503,7 @@ def _settings(model_path: str, options: EngineOptions, shape: CacheShape, device
     if cache_bytes is not None:
         found["max_total_tokens"] = cache_bytes // shape.kv_bytes_per_token(dtype)
     if options.adapter_rank:
-        found |= {"enable_lora": True, "max_lora_rank": options.adapter_rank, "lora_target_modules": _ADAPTED}
+        found |= {"enable_lora": True, "max_lora_rank": options.adapter_rank, "lora_target_modules": ADAPTED}
         found |= {
             "max_loras_per_batch": 2,
             "max_loaded_loras": 2,

@@ -32,12 +32,15 @@ QWEN_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 """The linear layers of Qwen and Llama."""
 
 
-def check_adapter(config: AdapterConfig, model: Path | None) -> None:
+def check_adapter(config: AdapterConfig, model: Path | None) -> Sequence[str]:
     """Check before a run starts that its model has the layers that are to get adapters, and that PEFT is there.
 
     Args:
         config: the adapter's settings.
         model: the model's directory; None: the small Qwen3 that a run builds.
+
+    Returns:
+        The last names of the layers that get one; none without an adapter.
 
     Raises:
         TrainerConfigError: the model lacks a target, or is an adapter itself.
@@ -45,11 +48,13 @@ def check_adapter(config: AdapterConfig, model: Path | None) -> None:
         CheckpointError: the model's files cannot be read.
     """
     if not config.rank:
-        return
+        return ()
     need_extra("tailrace-trainer", "adapters", "peft")
-    if config.targets != ALL_LINEAR:
-        has = QWEN_TARGETS if model is None else linear_layers(model)
-        _check_targets(config.targets, has)
+    has = QWEN_TARGETS if model is None else linear_layers(model)
+    if config.targets == ALL_LINEAR:
+        return has
+    _check_targets(config.targets, has)
+    return tuple(config.targets)
 
 
 def _check_targets(targets: Iterable[str], has: Sequence[str]) -> None:

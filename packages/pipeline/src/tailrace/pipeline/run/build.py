@@ -496,11 +496,18 @@ def _backend(config: RunConfig) -> None:
 
 
 def _adapter(config: RunConfig) -> None:
-    """Check that the model has the layers that are to get an adapter."""
+    """Check that the model has the layers that are to get an adapter, and that the engine applies one to them."""
     try:
-        check_adapter(trainer_config(config).adapter, config.model.path)
+        targets = check_adapter(trainer_config(config).adapter, config.model.path)
     except (TrainerError, MissingExtraError) as error:
         raise ConfigError(f"key 'trainer.adapter': {error}") from error
+    engine = selected_engine(config)
+    applied = abilities_of(config, engine).adapter_targets if applies_adapters(config, engine) else ()
+    if applied and (lacking := [target for target in targets if target not in applied]):
+        raise ConfigError(
+            f"keys 'rollout.engine' and 'trainer.adapter.targets': found {engine!r}, which applies no adapter to "
+            f"{', '.join(lacking)}, expected targets among {', '.join(applied)}, or rollout.adapter = 'merged'"
+        )
     table = config.trainer
     if table.adapter.rank and table.processes > 1 and config.evaluation.controls and config.model.path is None:
         raise ConfigError(
