@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -46,7 +47,7 @@ if find_spec("hypothesis") is not None:
     settings.register_profile("shared machine", deadline=None)  # a slow example says nothing about the code
     settings.load_profile("shared machine")
 
-DEEP_PARTS = 24
+DEEP_PARTS = 72
 """Parts of the long tests, of which `.ci/run` runs one: the number of its commit, counted round."""
 
 LEAST_EXAMPLES = 20
@@ -66,6 +67,12 @@ def pytest_addoption(parser):
         "--deep-part",
         metavar="K[/N]",
         help=f"of the long tests, run the K-th of N parts only, such as 2/4; without N, of {DEEP_PARTS}, counted round",
+    )
+    parser.addoption(
+        "--some",
+        action="append",
+        metavar="ID",
+        help="of the tests that are collected, run those of a folder, file, class or function only",
     )
     parser.addoption(
         "--costs", type=int, metavar="N", help="show processor seconds by package and of the N dearest files"
@@ -103,6 +110,7 @@ def _names(marker, which):
 
 
 def pytest_collection_modifyitems(config, items):
+    _keep_some(config, items)
     chosen = _chosen(config)
     _set_examples(items, chosen)
     for item in items:
@@ -202,15 +210,31 @@ def environment_with(tmp_path_factory):
     return make
 
 
+def _keep_some(config, items):
+    """Keep the tests that ``--some`` names. The files of all others were imported, which shows what they lack."""
+    names = config.getoption("some")
+    if not names:
+        return
+    of = {name: [item for item in items if re.match(rf"{re.escape(name)}($|/|::|\[)", item.nodeid)] for name in names}
+    for name, found in of.items():
+        if not found:
+            raise pytest.UsageError(
+                f"--some: found no test of {name!r}, expected a path, or PATH::NAME, as tests are told"
+            )
+    kept = {item for found in of.values() for item in found}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
 def _set_examples(items, chosen):
-    """A third of the examples of property tests, each time others, and four times as many of those that go deep."""
+    """A sixth of the examples of property tests, each time others, and four times as many of those that go deep."""
     deep = {item.function for item in items if chosen(item)}
     for test in {item.function for item in items}:
         if not hasattr(test, "hypothesis"):
             continue
         own = test._hypothesis_internal_use_settings
         most = own.max_examples
-        examples = 4 * most if test in deep else max(min(most, LEAST_EXAMPLES), most // 3)
+        examples = 4 * most if test in deep else max(min(most, LEAST_EXAMPLES), most // 6)
         test._hypothesis_internal_use_settings = settings(own, max_examples=examples)
 
 

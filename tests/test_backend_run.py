@@ -31,16 +31,9 @@ RANKS = {  # of threads in this process, or of processes on Ray
 }
 
 
-DEEP = [pytest.mark.deep, pytest.mark.timeout(900)]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fsdp2 with a critic",
-        *(pytest.param(name, marks=DEEP) for name in RANKS if name != "fsdp2 with a critic"),
-    ],
-)
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", RANKS)
 def test_it_trains_comes_back_and_is_exported(name, small_run, capsys):
     if name.split()[0] != "fsdp2" and find_spec(name.split()[0]) is None:
         pytest.skip(f"needs tailrace-trainer[{name.split()[0]}]")

@@ -90,6 +90,16 @@ def test_a_number_alone_is_counted_round(run, pytestconfig):
     assert found >= SHORT
 
 
+def test_some_of_what_is_collected_is_run(run):
+    assert run("--some=test_sample.py::test_short", "--some=test_sample.py::TestQuick::test_sizes") == {
+        "test_short",
+        "TestQuick::test_sizes[1]",
+        "TestQuick::test_sizes[2]",
+    }
+    assert run("--some=test_sample.py") == SHORT
+    assert "--some: found no test of 'test_sample.py::test_s'" in run("--some=test_sample.py::test_s")
+
+
 @pytest.mark.parametrize("part", ["0/3", "4/3", "1/", "one"])
 def test_what_is_no_part_is_refused(run, part):
     assert f"--deep-part: found {part!r}, expected a number K" in run("--deep-part=" + part)

@@ -14,6 +14,7 @@ from tailrace.cli.main import main
 
 TAILRACE = [sys.executable, "-c", "import sys; from tailrace.cli import command; sys.exit(command())"]
 FLEET = ["--set", "fleet.model=Qwen2.5-7B", "--set", "fleet.trainer.gpus=4", "--set", "fleet.rollout.gpus=4"]
+FUZZ = ["fuzz", "--seeds", "3"]
 SIMULATE = ["simulate", "laminar", *FLEET, "--set", "pipeline.steps=12", "--seed", "0"]
 
 
@@ -37,7 +38,11 @@ def closed_pipe():
 
 @pytest.mark.parametrize(
     "words",
-    [["config", "laminar"], ["plugins"], ["simulate", "--help"], ["fuzz", "--seeds", "3"], ["no-such-command"]],
+    [
+        ["config", "laminar"],
+        ["no-such-command"],
+        *(pytest.param(each, marks=pytest.mark.deep) for each in (["plugins"], ["simulate", "--help"], FUZZ)),
+    ],
     ids=" ".join,
 )
 def test_a_reader_that_goes_changes_no_status(words):

@@ -145,7 +145,8 @@ def test_a_worker_that_writes_garbage_is_replaced():
     run(test)
 
 
-@pytest.mark.parametrize("name", ["Sum", pytest.param("Replayed", marks=pytest.mark.deep)])
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ["Sum", "Replayed"])
 def test_a_hundred_random_kills_lose_no_turn(name):
     seed = random.randrange(2**32)
     print(f"seed {seed}")  # shown on failure

@@ -61,7 +61,9 @@ def transfers(tmp_path, model):
     return run
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp", "ucx", "nixl"])
+@pytest.mark.parametrize(
+    "transport", ["tcp", *(pytest.param(each, marks=pytest.mark.deep) for each in ("shm", "ucx", "nixl"))]
+)
 def test_a_run_uses_the_transport_that_it_is_told(transfers, transport):
     for counts in transfers(WeightTransfer(transport)):
         assert counts["bytes_received"] > 0
@@ -71,7 +73,9 @@ def test_a_run_uses_the_transport_that_it_is_told(transfers, transport):
             assert counts["bytes_sent"] > 0  # replicas read so, too
 
 
-@pytest.mark.parametrize("codec", ["none", "delta", "bf16", "fp8"])
+@pytest.mark.parametrize(
+    "codec", ["delta", "fp8", *(pytest.param(each, marks=pytest.mark.deep) for each in ("none", "bf16"))]
+)
 def test_a_run_uses_the_codec_that_it_is_told(transfers, model, codec):
     for counts in transfers(WeightTransfer(codec=codec)):
         if codec == "delta":

@@ -56,7 +56,9 @@ def test_a_step_of_parts_is_the_step_of_the_whole():
     assert torch.allclose(trained[0], trained[1], atol=1e-5)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize(
+    "objective", [OBJECTIVES[0], *(pytest.param(each, marks=pytest.mark.deep) for each in OBJECTIVES[1:])]
+)
 def test_adapters_alone_learn_and_alone_are_saved(objective, small_model, tmp_path):
     examples = made_examples(90)
     ranker = LengthRanker.train(examples, Sft(objective=objective, **OPTIONS), init=small_model)
@@ -118,7 +120,7 @@ def test_a_cpu_that_multiplies_in_bfloat16_computes_large_models_in_it(
     assert Tuning(Sft(**OPTIONS | options), small_model, 0).dtype == expected
 
 
-@pytest.mark.parametrize("objective", ["write", "pairwise"])
+@pytest.mark.parametrize("objective", ["write", pytest.param("pairwise", marks=pytest.mark.deep)])
 def test_layers_that_compute_again_learn_the_same(objective, small_model):
     found = [
         Sft(objective=objective, activation_checkpointing=again, **OPTIONS)

@@ -62,7 +62,7 @@ def collect_until(worker, seen, done):
         assert time.monotonic() < deadline, f"saw {seen[-5:]}, seed {SEED}"
 
 
-@pytest.mark.parametrize("name", ["transformers", "vllm"])
+@pytest.mark.parametrize("name", ["transformers", pytest.param("vllm", marks=pytest.mark.deep)])
 def test_every_token_belongs_to_the_version_that_it_is_kept_with(name, tmp_path):
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")

@@ -1,6 +1,7 @@
 """The vLLM engine keeps the engine contract, alone in its process, beside another, and where it plans steps ahead."""
 
 import threading
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
@@ -34,6 +35,11 @@ class TestVLLMAbilities(EngineAbilitiesContract):
 
     def build(self, model_path, options):
         return build_engine("vllm", model_path, options)
+
+
+@pytest.mark.inherited(keeps=[])
+class TestVLLMAbilitiesOfOneAdapter(TestVLLMAbilities):
+    abilities = replace(engine_abilities("vllm"), adapters=1)
 
 
 @pytest.mark.deep

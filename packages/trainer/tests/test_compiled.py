@@ -131,6 +131,7 @@ def steps(model, config):
         return metrics, {name: tensor.clone() for name, tensor in worker.weights()}, len(layers)
 
 
+@pytest.mark.deep
 def test_a_step_in_bfloat16_has_the_loss_and_the_gradient_of_the_plain_one(model, traced):
     """Weights are not compared: AdamW's first steps have the sign of gradients that rounding turns."""
     narrow = {"dtype": "bfloat16"}

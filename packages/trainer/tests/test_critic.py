@@ -324,20 +324,25 @@ def train(rank, world_size, model, config, backend, by_rows, rendezvous, out: Pa
 @pytest.mark.parametrize(
     ("backend", "ranks", "changes", "by_rows"),
     [
-        ("fsdp2", 1, {}, True),
-        ("fsdp2", 2, {}, False),
         ("fsdp2", 2, {}, True),
-        ("fsdp2", 2, {"cells": 2}, False),
-        ("deepspeed", 1, {"zero_stage": 2}, False),
-        ("deepspeed", 2, {"zero_stage": 1}, False),
-        ("deepspeed", 2, {"zero_stage": 2}, False),
         ("deepspeed", 2, {"zero_stage": 3}, False),
-        ("deepspeed", 2, {"zero_stage": 3}, True),
-        ("deepspeed", 2, {"zero_stage": 2, "adapter": AdapterConfig(rank=3)}, False),
-        ("megatron", 1, {}, False),
-        ("megatron", 2, {}, False),
         ("megatron", 2, {"tensor_parallel": 2}, False),
-        ("megatron", 2, {"cells": 2}, False),
+        *(
+            pytest.param(*case, marks=pytest.mark.deep)
+            for case in (
+                ("fsdp2", 1, {}, True),
+                ("fsdp2", 2, {}, False),
+                ("fsdp2", 2, {"cells": 2}, False),
+                ("deepspeed", 1, {"zero_stage": 2}, False),
+                ("deepspeed", 2, {"zero_stage": 1}, False),
+                ("deepspeed", 2, {"zero_stage": 2}, False),
+                ("deepspeed", 2, {"zero_stage": 3}, True),
+                ("deepspeed", 2, {"zero_stage": 2, "adapter": AdapterConfig(rank=3)}, False),
+                ("megatron", 1, {}, False),
+                ("megatron", 2, {}, False),
+                ("megatron", 2, {"cells": 2}, False),
+            )
+        ),
     ],
 )
 def test_several_ranks_rows_or_another_backend_compute_what_one_process_does_and_resume_bit_for_bit(
@@ -369,7 +374,12 @@ def test_several_ranks_rows_or_another_backend_compute_what_one_process_does_and
 
 @pytest.mark.parametrize(
     ("saved_by", "read_by"),
-    [("fsdp2", "deepspeed"), ("fsdp2", "megatron"), ("deepspeed", "fsdp2"), ("megatron", "fsdp2")],
+    [
+        ("fsdp2", "deepspeed"),
+        ("megatron", "fsdp2"),
+        pytest.param("fsdp2", "megatron", marks=pytest.mark.deep),
+        pytest.param("deepspeed", "fsdp2", marks=pytest.mark.deep),
+    ],
 )
 def test_a_backend_goes_on_with_the_critic_that_another_one_saved(model_path, init, tmp_path, saved_by, read_by):
     needs(saved_by, read_by)

@@ -44,6 +44,14 @@ def zero(stage, config=trainer_processes.CONFIG):
     return dataclasses.replace(config, zero_stage=stage)
 
 
+@pytest.mark.inherited(
+    deep=[
+        BackendContract.test_packed_micro_batches_have_the_gradient_and_log_probabilities_of_padded_ones,
+        BackendContract.test_ppo_and_its_critic_are_those_of_the_reference_plain_and_streamed,
+        BackendContract.test_the_proximal_policy_of_a_second_mini_batch_is_that_before_the_first,
+        BackendContract.test_gradients_that_were_added_make_the_step_of_the_whole_batch,
+    ]
+)
 class TestZero3(_Contract):
     stage = 3
 
@@ -263,6 +271,7 @@ def test_a_closed_rank_leaves_no_model_behind(stage, tmp_path):
     assert [each() is None for each in held] == [True] * len(held)
 
 
+@pytest.mark.deep
 def test_it_prints_nothing_and_a_process_without_it_does_not_import_it(tmp_path):
     code = (
         "import sys, importlib\n"

@@ -8,6 +8,7 @@ behind ``| head``, is dropped, and the command goes on.
 from __future__ import annotations
 
 import errno
+import functools
 import io
 import os
 import sys
@@ -48,9 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+@functools.cache
+def _command() -> Any:
+    """The command of all commands, which takes as long to make as most of them take to be refused."""
+    return typer.main.get_command(app)
+
+
 def _run(arguments: Sequence[str] | None) -> int:
     try:
-        status = app(list(arguments) if arguments is not None else None, prog_name="tailrace", standalone_mode=False)
+        given = list(arguments) if arguments is not None else None
+        status = _command()(given, prog_name="tailrace", standalone_mode=False)
     except UsageError as error:
         show_source()
         return _usage(error, list(arguments if arguments is not None else sys.argv[1:]))

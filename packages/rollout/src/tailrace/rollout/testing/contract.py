@@ -529,8 +529,21 @@ class EngineContract(OnTinyModels):
             )
             assert all(responses[f"other {name}"].tokens != tokens for name, tokens in alone.items())
 
-    @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.deep)])
     def test_the_same_calls_between_the_same_steps_give_the_same_bits(
+        self, engine: Engine, models: tuple[Path, Any, Any], prompts: Prompts
+    ) -> None:
+        """Whatever the engine did before it was given the weights."""
+        if not self.deterministic:
+            pytest.skip("its factory does not say that it is deterministic")
+        found = []
+        for _ in range(2):
+            engine.load_weights(models[2].named_parameters())
+            found.append(_scripted(engine, prompts))
+        assert found[0] == found[1], f"seed {_SEED}"
+
+    @pytest.mark.deep
+    @pytest.mark.parametrize("threads", [1, 2])
+    def test_engines_that_are_built_alike_give_the_same_bits(
         self, models: tuple[Path, Any, Any], prompts: Prompts, threads: int
     ) -> None:
         if not self.deterministic:
