@@ -20,7 +20,7 @@ class Scene:
     def __init__(self):
         self.spans, self.opened, self.outages, self.batches, self.signals = [], [], [], [], {}
         self.run = SimpleNamespace(
-            now=0.0, finished=False, failure=None, contradictions=0, notes=list,
+            now=0.0, finished=False, failure=None, contradictions=0, notes=list, members_down=list,
             counts=SimpleNamespace(completed=0, filtered_because={}),
         )  # fmt: skip
         scene = self
@@ -165,7 +165,13 @@ def test_alarms_come_before_advice_and_what_is_down_is_one():
     test += [SimpleNamespace(role="relay", member="0", reason="gone", at_s=3.0, up_s=None)]
     scene.run.contradictions = 2
     assert list(scene.said()) == ["down", "contradictions"]
-    test[0].up_s = 4.0
+    assert scene.said()["down"] == "Down: relay 0. Last: gone."
+    test.append(SimpleNamespace(role="replica", member="r1", reason="lost", at_s=4.0, up_s=None))
+    scene.run.members_down = lambda: [
+        {"role": "relay", "id": "0", "health": "down"}, {"role": "replica", "id": "r1", "health": "starting"}
+    ]  # fmt: skip
+    assert scene.said()["down"] == "Down: relay 0. Restarting: replica r1. Last: lost."
+    test[0].up_s = test[1].up_s = 5.0
     assert list(scene.said()) == ["contradictions"]
 
 
@@ -177,7 +183,7 @@ def test_members_that_die_in_a_run_are_alarms_until_they_are_back(tmp_path):
         down = [alarm.said for alarm in followed.story.alarms.now() if alarm.kind == "down"]
         if down and down[0] not in seen:
             seen += down
-    assert any("replica r1" in said for said in seen)
+    assert any("Restarting: replica r1" in said for said in seen)
     assert any("trainer 0" in said for said in seen)
     assert followed.story.alarms.now() == []
     assert len(followed.story.folds.batches.signals) >= 6

@@ -122,10 +122,15 @@ class Alarms:
         run = self._run
         if run.failure is not None:
             yield Alarm(Level.ALARM, "failed", f"The run failed: {run.failure}")
-        down = [outage for outage in self._folds.outages.all[-HISTORY:] if outage.up_s is None]
-        if down and not over:
-            names = _named([f"{outage.role} {outage.member}" for outage in down])
-            yield Alarm(Level.ALARM, "down", f"Down: {names}. Last: {down[-1].reason}.", down[-1].at_s)
+        out = [outage for outage in self._folds.outages.all[-HISTORY:] if outage.up_s is None]
+        if out and not over:
+            starting = {(one["role"], one["id"]) for one in run.members_down() if one["health"] == c.Health.STARTING}
+            names: dict[str, list[str]] = {"Down": [], "Restarting": []}
+            for each in out:
+                doing = "Restarting" if (each.role, each.member) in starting else "Down"
+                names[doing].append(f"{each.role} {each.member}")
+            said = " ".join(f"{doing}: {_named(some)}." for doing, some in names.items() if some)
+            yield Alarm(Level.ALARM, "down", f"{said} Last: {out[-1].reason}.", out[-1].at_s)
         if run.contradictions:
             snapshots = many(run.contradictions, "snapshot")
             said = f"{snapshots} of replicas contradict the controller: a fault of Tailrace or an engine."
