@@ -16,7 +16,7 @@ from tailrace.paramserver import RelayProcess, left_segments
 from tailrace.paramserver.machine.segments import living_owner
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.rollout.service.service import OwnDirectory
+from tailrace.rollout.own_directory import ADAPTER, WEIGHTS, OwnDirectory
 from tailrace.runtime.hosts import ray_session
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system does not list shared memory")
@@ -118,6 +118,19 @@ def test_what_a_killed_service_left_goes(sessions, tmp_path, capsys):
     assert living.path.exists()
     living.remove()
     assert not living.path.exists()
+
+
+@pytest.mark.parametrize(("kind", "what"), [(ADAPTER, "adapter"), (WEIGHTS, "weights")])
+def test_what_a_replica_was_loading_when_it_was_killed_goes(sessions, monkeypatch, tmp_path, capsys, kind, what):
+    monkeypatch.setattr("tailrace.rollout.own_directory.SHARED", tmp_path)  # tests beside this one load some
+    left = tmp_path / f"tailrace-{kind}-0123"
+    left.mkdir()
+    living = OwnDirectory(kind)
+    living.make()
+    assert main(["clean", "--yes"]) == 0
+    assert f"0 B  {what} that a replica was loading, {left}" in capsys.readouterr().out
+    assert [*tmp_path.iterdir()] == [living.path]
+    living.remove()
 
 
 def test_a_cluster_with_a_process_that_lives_is_used(sessions):

@@ -1,12 +1,16 @@
 """A replica that generates with several versions of an adapter: a pull interrupts only what it has no room for."""
 
 import random
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from tailrace.contracts import Finished, Interrupted
+from tailrace.rollout.own_directory import ADAPTER, scratch
 from tailrace.rollout.testing import FakeEngine, MemorySource, fake_token
 
 from .replica_harness import Adapters, Harness, prompts, route
@@ -91,3 +95,32 @@ def test_each_token_tells_the_version_that_drew_it_whatever_is_pulled_beside(see
         assert all(drawn_by_its_version(h, str(place)) for place in range(12))
         if most > 1:
             assert any(len(kept.tokens) == 20 and len(set(kept.versions)) == 1 for kept in h.source.kept.values())
+
+
+def test_what_a_replica_that_is_killed_was_loading_goes_with_the_next_one(tmp_path, monkeypatch):
+    loads = """
+import pathlib, sys, time
+from tailrace.rollout import own_directory
+own_directory.SHARED = pathlib.Path(sys.argv[1])
+with own_directory.scratch(own_directory.ADAPTER) as folder:
+    (folder / "adapter_model.safetensors").write_text("half")
+    print(folder, flush=True)
+    time.sleep(120)
+"""
+    monkeypatch.setattr("tailrace.rollout.own_directory.SHARED", tmp_path)
+    replicas = [
+        subprocess.Popen([sys.executable, "-c", loads, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        killed, alive = (Path(replica.stdout.readline().strip()) for replica in replicas)
+        replicas[0].kill()
+        replicas[0].wait(10)
+        assert killed.exists()
+        with scratch(ADAPTER) as own:
+            assert {*tmp_path.iterdir()} == {own, alive}
+        assert [*tmp_path.iterdir()] == [alive]
+    finally:
+        for replica in replicas:
+            replica.kill()
+            replica.communicate()

@@ -29,7 +29,8 @@ from tailrace.rollout import (
     UpdateRefusedError,
     VersionTimeoutError,
 )
-from tailrace.rollout.service import ReplicaProcess, left_directories
+from tailrace.rollout.own_directory import left_directories
+from tailrace.rollout.service import ReplicaProcess
 from tailrace.rollout.service.handle import in_thread
 from tailrace.rollout.service.prompts import PromptReader
 from tailrace.rollout.testing import TensorFakeEngine, build_fake_engine, fake_token, fake_weights, save_fake_model

@@ -9,7 +9,6 @@ so each version has an id, a name and a directory of its own, and its prefix cac
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tailrace.contracts import AdapterWeights
 from tailrace.rollout.errors import EngineBusyError, EngineDiedError, OptionError, WeightsError
+from tailrace.rollout.own_directory import ADAPTER, scratch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Half = Literal["A", "B"]
-SHARED = Path("/dev/shm")  # noqa: S108, RUF100 - the memory that processes share
 
 
 def matrix_name(weight: str, half: Half) -> str:
@@ -229,10 +228,13 @@ class VLLMAdapters:
 
 @contextmanager
 def written(adapter: AdapterWeights) -> Iterator[Path]:
-    """A folder with an adapter as PEFT has it, which is how vLLM takes one. It is in memory, and goes afterwards."""
-    with tempfile.TemporaryDirectory(prefix="tailrace-adapter-", dir=SHARED if SHARED.is_dir() else None) as folder:
-        _write(adapter, Path(folder))
-        yield Path(folder)
+    """A folder with an adapter as PEFT has it, which is how vLLM and SGLang take one. It is in memory, and goes afterwards.
+
+    A replica that is killed meanwhile leaves it, which the next one that writes an adapter on this machine removes.
+    """
+    with scratch(ADAPTER) as folder:
+        _write(adapter, folder)
+        yield folder
 
 
 def _write(adapter: AdapterWeights, folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailrace.contracts import UnreadableWeightsError, WeightBox, WeightDigest
-from tailrace.rollout.adapters import SHARED, matrix_of
+from tailrace.rollout.adapters import matrix_of
+from tailrace.rollout.own_directory import WEIGHTS, scratch
 from tailrace.rollout.served_weights import common_box, digest_of, local_boxes
 from tailrace.rollout.vllm_process import updatable_linears
 
@@ -64,9 +64,9 @@ def load_in_workers(llm: Any, weights: Iterable[tuple[str, Any]]) -> list[str]:
         Parameters or layers that got no weights in some worker.
     """
     missing: list[set[str]] = []
-    with tempfile.TemporaryDirectory(prefix="tailrace-", dir=SHARED if SHARED.is_dir() else None) as folder:
+    with scratch(WEIGHTS) as folder:
         for part in _parts(weights):
-            path = Path(folder) / "part"
+            path = folder / "part"
             _save(part, path)
             lacks = [set(names) for names in llm.collective_rpc("tailrace_load", args=(str(path),))]
             missing = [before & now for before, now in zip(missing or lacks, lacks, strict=True)]

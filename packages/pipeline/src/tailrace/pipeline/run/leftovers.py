@@ -1,4 +1,4 @@
-"""What a crash leaves that nothing alive uses: shared memory, directories of Ray clusters and services, halves of files."""
+"""What a crash leaves that nothing alive uses: shared memory, folders of Ray clusters, services, adapters, halves of files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from tailrace.paramserver import LeftSegments, left_segments, remove_left
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.rollout.service import left_directories
+from tailrace.rollout.own_directory import ADAPTER, SERVICE, WEIGHTS, left_directories
 from tailrace.runtime.hosts import ray_session
 from tailrace.trainer import CheckpointError
 from tailrace.trainer.checkpoint_files import read_manifest
@@ -46,7 +46,9 @@ def leftovers(runs: Sequence[Path] = ()) -> list[Leftover]:
     """
     found = [_segments(left) for left in left_segments()]
     found += [_directory("directory of a Ray cluster", folder) for folder in ray_session.left_folders()]
-    found += [_directory("directory of a generation service", path) for path in left_directories()]
+    found += [_directory("directory of a generation service", path) for path in left_directories(SERVICE)]
+    for kind, what in ((ADAPTER, "adapter"), (WEIGHTS, "weights")):
+        found += [_directory(f"{what} that a replica was loading,", path) for path in left_directories(kind)]
     for root in runs:
         directory = RunDirectory.open(root)
         if directory.running():

@@ -3,7 +3,7 @@
 from tailrace.rollout.service.book import Sample
 from tailrace.rollout.service.handle import ReplicaHandle, ReplicaProcess, StartReplica
 from tailrace.rollout.service.prompts import Ranker
-from tailrace.rollout.service.service import StreamGenerationService, left_directories
+from tailrace.rollout.service.service import StreamGenerationService
 from tailrace.rollout.service.stream import Stream
 
 __all__ = [
@@ -14,5 +14,4 @@ __all__ = [
     "StartReplica",
     "Stream",
     "StreamGenerationService",
-    "left_directories",
 ]

@@ -11,12 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import itertools
-import os
-import secrets
-import shutil
-import tempfile
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +29,7 @@ from tailrace.rollout.errors import (
 )
 from tailrace.rollout.model_files import end_tokens, vocabulary
 from tailrace.rollout.options import CacheShape, EngineOptions
+from tailrace.rollout.own_directory import OwnDirectory
 from tailrace.rollout.resumption import check_sampling
 from tailrace.rollout.service.book import Book, Sample, SampleOrder
 from tailrace.rollout.service.handle import ReplicaProcess, ReplicaSetup, StartReplica
@@ -41,52 +37,6 @@ from tailrace.rollout.service.prompts import Prompt, PromptReader, Ranker, Ranki
 from tailrace.rollout.service.replicas import ServiceReplica, ServiceReplicas
 from tailrace.rollout.service.staged_weights import StagedWeights
 from tailrace.rollout.service.stream import Key, Stream
-
-_PREFIX = "tailrace-service-"
-
-
-class OwnDirectory:
-    """A directory in the temporary one that nobody else has. It is not there before `make`."""
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.gettempdir()) / f"{_PREFIX}{secrets.token_hex(8)}"
-        self._lock: int | None = None
-
-    def make(self) -> None:
-        """Make it, readable by this user alone, and lock it."""
-        self.path.mkdir(mode=0o700)
-        self._lock = os.open(self.path, os.O_RDONLY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def remove(self) -> None:
-        """Remove it with all that is in it, if it is there."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-
-def left_directories() -> list[Path]:
-    """The directories of this user's services whose process is gone."""
-    found = sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"))
-    return [path for path in found if _is_left(path)]
-
-
-def _is_left(path: Path) -> bool:
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:  # it was removed meanwhile, or is somebody else's
-        return False
-    try:
-        if os.fstat(file).st_uid != os.getuid():
-            return False
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(file)
-    return True
-
 
 _MAX_NUM_SEQS = 64
 _AHEAD = 4  # a replica has a quarter more samples than it runs at once, so that one that ends leaves no empty slot
