@@ -88,6 +88,28 @@ class BackendContract:
                     assert abs(one[name] - other[name]) <= self.tolerance * max(1.0, other[name]), name
             assert _differ(after, weights) <= 2 * self.tolerance
 
+    def test_contexts_have_the_loss_and_gradient_of_plain_transformers_on_each(self, tmp_path: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        model = _model(tmp_path)
+        batch = make_experiences(3, 4, vocab_size=_VOCABULARY, seed=1, max_prompt=5, max_response=4, turns=4, forks=0.6)
+        batch = [replace(each, reward=float(place % 2)) for place, each in enumerate(batch)]
+        assert max(len(each.contexts) for each in batch) > 2
+        for name in ("grpo", "gspo"):
+            lm = AutoModelForCausalLM.from_pretrained(model)
+            expected = reference_loss(lm, batch, replace(_CONFIG, loss=name))
+            expected.backward()
+            norm = math.hypot(*(float(each.grad.norm()) for each in lm.parameters() if each.grad is not None))
+            for packing in (True, False):
+                config = replace(_CONFIG, lr=0.0, loss=name, packing=packing, micro_batch_tokens=70)
+                with closing(self.build(model, config)) as backend:
+                    found = [backend.step([batch])]
+                    backend.accumulate([each for each in batch if each.group == 0])
+                    found.append(backend.apply([each for each in batch if each.group != 0]))
+                for metrics in found:
+                    assert abs(metrics["loss"] - expected.item()) <= self.tolerance, name
+                    assert abs(metrics["grad_norm"] - norm) <= self.tolerance * norm, name
+
     def test_every_loss_is_that_of_the_reference_plain_and_streamed(self, tmp_path: Path) -> None:
         from transformers import AutoModelForCausalLM
 
