@@ -86,7 +86,7 @@ def test_every_key_has_a_meaning_and_fits_a_terminal(app, capsys):
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("#") and len(line) > 80] == []
 
 
-@pytest.mark.parametrize("app", APPS)
+@pytest.mark.parametrize("app", [APPS[0], *(pytest.param(app, marks=pytest.mark.deep) for app in APPS[1:])])
 def test_every_key_refuses_a_wrong_kind_by_name(app):
     """Text where a number belongs, and a number where text belongs."""
     for key in keys(app):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,24 +30,35 @@ def said(answer):
     return f"<answer>{answer}</answer>"
 
 
+@cache
+def verdicts(verifier):
+    """Whether each of the pairs is right by a verifier; None where it cannot judge."""
+
+    def verdict(pair):
+        try:
+            return verifier(pair["response"], pair["reference"], {}) == 1.0
+        except ScoringError:
+            return None
+
+    return tuple(map(verdict, PAIRS))
+
+
 def judged(verifier):
     """How many of the pairs a verifier judges rightly, wrongly either way, or not at all."""
     found = Counter()
-    for pair in PAIRS:
-        try:
-            right = verifier(pair["response"], pair["reference"], {}) == 1.0
-        except ScoringError:
+    for pair, right in zip(PAIRS, verdicts(verifier), strict=True):
+        if right is None:
             found["not judged"] += 1
-            continue
-        found["right" if right == pair["right"] else "false positives" if right else "false negatives"] += 1
+        else:
+            found["right" if right == pair["right"] else "false positives" if right else "false negatives"] += 1
     return tuple(found[column] for column in ("right", "false positives", "false negatives", "not judged"))
 
 
 def test_every_pair_of_the_corpus_is_judged_rightly_but_for_the_known_misses():
     wrong = {
         (pair["reference"], pair["response"])
-        for pair in PAIRS
-        if (math(pair["response"], pair["reference"], {}) == 1.0) != pair["right"]
+        for pair, right in zip(PAIRS, verdicts(math), strict=True)
+        if right != pair["right"]
     }
     known = [pair for pair in PAIRS if pair.get("known_miss")]
     assert wrong == {(pair["reference"], pair["response"]) for pair in known}
