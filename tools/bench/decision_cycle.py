@@ -88,7 +88,7 @@ class Fleet:
         self.answers: list[c.Event] = []
         self.stepping: tuple[float, c.Stepped] | None = None
         self.cycles_ms: list[float] = []
-        self.collections_ms: list[float] = []
+        self.garbage, self.collections_ms = GarbageCollection(), list[float]()
         self.events_us: list[float] = []
 
     def handle(self, events: list[c.Event]) -> None:
@@ -169,7 +169,7 @@ class Fleet:
             self.handle([stepped])
             self.drain()
             start = time.perf_counter()
-            GarbageCollection.collect()
+            self.garbage.collect()
             self.collections_ms.append((time.perf_counter() - start) * 1e3)
         self.handle([*(replica.snapshot(name) for name, replica in self.replicas.items())])
 

@@ -70,7 +70,7 @@ def _cold(name: str, cores: int) -> Callable[[str], Awaitable[None]]:
             async with at_once:
                 from tailrace.reward.sandbox.select import _make  # a probe for each program would be measured too
 
-                sandbox = _make(name)
+                sandbox = _make(name, ())
                 assert (await sandbox.run(program)).verdict is RunVerdict.OK
                 await sandbox.close()
 

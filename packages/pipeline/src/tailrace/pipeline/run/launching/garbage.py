@@ -45,9 +45,13 @@ class GarbageCollection:
 
     def tick(self, now: float, executor: Executor) -> None:  # noqa: ARG002 - the protocol's arguments
         """Collect, if a step ended since the last collection."""
-        if not self._due:
-            return
-        self._due, began_s = False, self._clock()
+        if self._due:
+            self._due = False
+            self.collect()
+
+    def collect(self) -> None:
+        """Collect, all or what is new, and freeze what lives."""
+        began_s = self._clock()
         full = began_s >= self._next_full_s
         if full:
             gc.unfreeze()
