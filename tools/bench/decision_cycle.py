@@ -131,7 +131,7 @@ class Fleet:
                 for trajectory in names:
                     tokens, _ = replica.work.pop(trajectory)
                     self.kept[trajectory] = tokens
-                    self.answers.append(c.Interrupted(name, trajectory, int(tokens)))
+                    self.answers.append(c.Interrupted(name, trajectory, int(tokens), answers=seq))
             case c.Pull(replica=name, version=version, seq=seq):
                 self.replicas[name].last_seq, self.replicas[name].version = seq, version
                 self.answers.append(c.Pulled(name, version))

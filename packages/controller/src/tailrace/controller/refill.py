@@ -22,8 +22,10 @@ class Refill:
         Raises:
             PluginAnswerError: batching gave an answer that its contract forbids.
         """
+        behind = None  # no launch changes it
         while self._trainer.step < self._trainer.steps and self._wants_group():
-            launch = self._source.next(self._state.progress())
+            behind = self._state.behind() if behind is None else behind
+            launch = self._source.next(self._state.progress(behind))
             if launch is None:
                 return
             if not isinstance(launch, c.Launch) or launch.prompt < 0 or not 1 <= launch.needed <= launch.samples:

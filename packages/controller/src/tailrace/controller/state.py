@@ -92,8 +92,17 @@ class State:
 
     # ---- what policies see ----------------------------------------------------------------------------------------
 
-    def progress(self) -> c.Progress:
-        """How far the run is."""
+    def behind(self) -> int:
+        """Number of replicas that are up with other weights than the newest."""
+        published = self.trainer.published
+        return sum([replica.version != published for replica in self.fleet.up()])
+
+    def progress(self, behind: int | None = None) -> c.Progress:
+        """How far the run is.
+
+        Args:
+            behind: what `behind` gives now; None: ask it, which looks at each replica.
+        """
         trainer, ledger = self.trainer, self.ledger
         return c.Progress(
             version=trainer.version,
@@ -105,7 +114,7 @@ class State:
             dropped=ledger.counts.filtered + ledger.counts.failed,
             batch_groups=self.spec.batch_groups,
             last_version=trainer.steps,
-            behind=sum([replica.version != trainer.published for replica in self.fleet.up()]),
+            behind=self.behind() if behind is None else behind,
         )
 
     def opens(self) -> Callable[[c.ReplicaView], bool]:

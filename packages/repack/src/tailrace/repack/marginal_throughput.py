@@ -89,7 +89,8 @@ class MarginalThroughput(Costed, RoutingPolicy):
         behind it would wait.
         """
         assumed, predicted = self.prompt_tokens, self.predicted
-        most = min((view.kv_capacity_tokens for view in index.views if view.kv_capacity_tokens), default=None)
+        rooms = [view.kv_capacity_tokens for view in index.views if view.kv_capacity_tokens] if predicted else []
+        most = min(rooms, default=None)
 
         def length(view: TrajectoryView) -> int:
             if view.tokens > view.prompt_tokens:
