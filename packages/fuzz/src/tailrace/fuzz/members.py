@@ -150,12 +150,15 @@ class FuzzData(Data):
     def __init__(self, world: World, random: Random, drops_s: float) -> None:
         super().__init__(world)
         self._random, self._drops_s, self._dropped_s = random, drops_s, 0.0
+        self._process: VirtualMember | None = None
 
     def submit(self, commands: Sequence[c.Command]) -> None:
         if not self._drops_s:
             super().submit(commands)
             return
         time = self._world.time
+        if self._process is not self.member:
+            self._process, self._dropped_s = self.member, 0.0  # what the one before it had still to drop went with it
         for command in commands:
             if isinstance(command, c.Abort):
                 self._dropped_s = max(self._dropped_s, time.now()) + self._random.random() * self._drops_s
