@@ -132,6 +132,29 @@ class Clock:
     now = 0.0
 
 
+def test_a_writer_takes_the_slot_of_a_dead_lease_and_waits_for_no_living_one(relay_name):
+    """Both slots' versions were undone by a rollback; readers hold them still, one of them past its deadline."""
+    owner, clock = SegmentOwner(relay_name), Clock()
+    try:
+        table, leased = SlotTable(owner, 3, HeldClock(clock)), []
+
+        def published(stamp):
+            spec = (TensorSpec("w", "uint8", (NBYTES,), 0, NBYTES),)
+            slot = table.reserve(Manifest(0, stamp, NBYTES, NBYTES, spec), timeout_s=0)
+            table.arrived(slot.publication, 0, 0)
+            table.complete(slot)
+            return slot
+
+        for stamp, hold_s in ((1, 5.0), (2, 1.0)):
+            leased.append(published(stamp))
+            table.lease(0, wait_s=0, hold_s=hold_s, holder="test", process=None)
+        published(3)
+        clock.now = 1.0
+        assert published(4) is leased[1]
+    finally:
+        owner.close()
+
+
 def test_an_interrupted_version_of_a_dead_trainer_yields_in_time(relay_name):
     """Its stamp is newer, since that trainer's clock was ahead; nobody goes on with it, and the next trainer's must pass."""
     owner, clock = SegmentOwner(relay_name), Clock()

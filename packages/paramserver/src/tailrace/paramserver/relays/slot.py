@@ -225,10 +225,9 @@ class LeaseBook:
         """Whether a writer has to wait for any of them."""
         return any(not lease.yields for lease in self.held.values())
 
-    @property
-    def hold(self) -> int:
-        """How firmly the slot is held: 0 not at all, 1 by leases that yield, 2 by others."""
-        return 2 if self.binding else int(bool(self.held))
+    def hold(self, now: float) -> int:
+        """How firmly the slot is held: 0 not at all or by dead leases, 1 by leases that yield, 2 by others."""
+        return max((1 if lease.yields else 2 for lease in self.held.values() if not lease.dead(now)), default=0)
 
     def yield_all(self) -> None:
         """Forget the leases that yield: a writer takes the slot."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from tailrace.paramserver.errors import SlotBusy, VersionRetired
@@ -11,9 +10,7 @@ from tailrace.paramserver.relays.shelf import HELD, Shelf
 from tailrace.paramserver.relays.slot import Publication, Slot, SlotState
 
 
-def make_room(
-    slots: Sequence[Slot], manifest: Manifest, *, follow: bool = False, idle_since: float = -math.inf
-) -> Slot | None:
+def make_room(slots: Sequence[Slot], manifest: Manifest, *, now: float, follow: bool = False) -> Slot | None:
     """The slot for a version; None if only sealed versions, which may still be revealed, could make room.
 
     It is an empty slot if there is one, else that of the oldest interrupted transfer, else that of a visible version: of those
@@ -23,10 +20,10 @@ def make_room(
     version is visible.
 
     Args:
+        now: the clock's time. An interrupted transfer without progress for `IDLE_S` makes room even for an older version:
+            its trainer is dead, and its clock was ahead.
         follow: another relay forwards the version, which is visible there. A sealed earlier version then makes room too,
             since its reveal may never arrive: that relay may no longer have it.
-        idle_since: an interrupted transfer without progress since this clock time makes room even for an older version: its
-            trainer is dead, and its clock was ahead.
 
     Raises:
         VersionRetired: newer versions hold every slot, or the version was superseded.
@@ -41,7 +38,7 @@ def make_room(
     if newest is not None and manifest.stamp < newest.stamp and no_place:
         raise VersionRetired(f"version {manifest.version} comes after version {newest.version}, which supersedes it")
     if empty:
-        return min(empty, key=lambda slot: slot.leases.hold)
+        return min(empty, key=lambda slot: slot.leases.hold(now))
     if older_partial:
         return older_partial[0]
     sealed = sorted((slot for slot in slots if slot.state is SlotState.SEALED), key=lambda slot: slot.stamp)
@@ -50,9 +47,9 @@ def make_room(
         if slot.stamp < manifest.stamp and (manifest.version <= slot.version or overtaken):
             return slot
     if len(visible) > 1:
-        return min(visible[:-1], key=lambda slot: slot.leases.hold)
+        return min(visible[:-1], key=lambda slot: slot.leases.hold(now))
     if partial:
-        if partial[0].publication is not None and partial[0].publication.progress_at < idle_since:
+        if partial[0].publication is not None and partial[0].publication.progress_at < now - IDLE_S:
             return partial[0]
         raise SlotBusy(
             f"version {manifest.version} waits for version {partial[0].version}, which is newer and arriving"
@@ -197,9 +194,7 @@ class Visibility(Shelf):
                             return slot
                         if slot.publication.manifest.key == manifest.key:  # the same name for something else
                             slot.state = SlotState.EMPTY
-                if (
-                    room := make_room(self.slots, manifest, follow=follow, idle_since=self._now() - IDLE_S)
-                ) is not None:
+                if (room := make_room(self.slots, manifest, now=self._now(), follow=follow)) is not None:
                     return room
                 why = "a sealed version to be revealed; use more slots"
             else:
