@@ -358,7 +358,7 @@ def test_nothing_stays_open_when_a_log_is_refused(tmp_path):
     before = open_files()
     with pytest.raises(RunDirectoryError):
         EventLog(path)
-    assert open_files() == before
+    assert open_files() <= before  # garbage of other tests may be collected meanwhile
 
 
 def test_a_follower_reads_each_instant_once_however_the_log_grows(tmp_path):
