@@ -14,14 +14,16 @@ from tailrace.processes.namespaces import machines, why_not
 def test_all_on_a_machine_ends_though_the_process_that_held_its_network_is_gone():
     with machines(2) as (one, other):
         assert os.getsid(one.holder) == one.holder  # Ctrl-C at a terminal does not reach it
-        lost, spared = (machine.start(["sleep", "60"], stderr=subprocess.DEVNULL) for machine in (one, other))
-        os.kill(one.holder, signal.SIGKILL)
+        command = ["sh", "-c", "echo; exec sleep 60"]
+        lost, spared = (machine.start(command, stdout=subprocess.PIPE) for machine in (one, other))
         try:
-            while lost.poll() is None:  # until it stands there, it is not found
-                lose([one])
-            assert lost.returncode == -signal.SIGKILL
+            for process in (lost, spared):
+                assert process.stdout.readline() == b"\n"  # it has entered the network, for which the holder must live
+            os.kill(one.holder, signal.SIGKILL)
+            lose([one])
+            assert lost.wait(10) == -signal.SIGKILL
             assert spared.poll() is None
         finally:
-            lost.kill()
-            spared.kill()
-            spared.wait(10)
+            for process in (lost, spared):
+                process.kill()
+                process.communicate()
