@@ -1,4 +1,4 @@
-"""What the figures of `tools/bench/ranker.py` and `tools/bench/dispatch.py` rest on."""
+"""What the figures of `tools/bench/ranker.py`, `tools/bench/ranker_drift.py` and `tools/bench/dispatch.py` rest on."""
 
 import os
 import subprocess
@@ -78,6 +78,57 @@ def test_a_replica_without_work_takes_the_longest_that_waits_elsewhere():
     assert waiting.take(0, 1) is None
     assert waiting.take(0, 0) == 2
     assert [waiting.take(1, 3), waiting.take(1, 3), waiting.take(1, 3)] == [0, 1, None]
+
+
+def test_the_sums_of_a_drift_have_twice_as_many_terms_from_the_middle_on():
+    pytest.importorskip("reasoning_gym")
+    from ranker_drift import AHEAD, PROMPTS, TERMS, rows
+
+    terms = [row["metadata"]["entry"]["num_terms"] for row in rows(8, 1)]
+    half = 4 * PROMPTS
+    assert len(terms) == 2 * half + AHEAD
+    assert set(terms[:half]) == set(TERMS)
+    assert set(terms[half:]) == {2 * count for count in TERMS}
+    assert rows(8, 1) == rows(8, 1) != rows(8, 2)
+
+
+def test_a_group_of_a_drift_counts_with_the_prediction_with_which_it_started(tmp_path):
+    from ranker_drift import SAMPLES, launched
+
+    from tailrace import contracts as c
+    from tailrace.pipeline.run.directory import RunDirectory
+    from tailrace.pipeline.run.eventlog import EventLog
+    from tailrace.ranker import Prediction
+
+    def route(group, prompt):
+        refs = [
+            c.TrajectoryRef(f"{group}.{sample}", group, sample, c.Purpose.TRAIN, prompt=prompt)
+            for sample in range(SAMPLES)
+        ]
+        return c.Route(1, "r0", tuple(refs))
+
+    def finished(group, samples=SAMPLES):
+        return [c.Finished("r0", f"{group}.{sample}", 10 * group + sample) for sample in range(samples)]
+
+    tick, learned = c.Tick(), c.Activity("ranker", "0", "updated", 2)
+    with EventLog(RunDirectory(tmp_path).events) as log:
+        log.append(1.0, [tick], [route(1, 5)])
+        log.append(2.0, [c.Predicted(6, 7.0, 1, 9.0, 8.0), c.Predicted(5, 7.0, 1, 9.0, 8.0)], [])
+        log.append(3.0, [tick], [route(2, 6)])
+        log.append(4.0, [learned], [])
+        log.append(5.0, [tick], [route(3, 7)])
+        log.append(6.0, [c.Predicted(6, 70.0, 2, 90.0, 80.0), c.Predicted(8, 70.0, 2, 90.0, 80.0)], [])
+        log.append(7.0, [tick], [route(4, 8), route(5, 9)])
+        log.append(8.0, [*finished(1), *finished(2), *finished(3), *finished(4), *finished(5, 3)], [])
+    groups, updates = launched(tmp_path)
+    assert updates == 1
+    assert [(one.prompt, one.updates, one.predicted) for one in groups] == [
+        (5, 0, None),
+        (6, 0, Prediction(7.0, 9.0, 8.0)),
+        (7, 1, None),
+        (8, 1, Prediction(70.0, 90.0, 80.0)),
+    ]
+    assert list(groups[0].lengths.values()) == list(range(10, 10 + SAMPLES))
 
 
 @pytest.mark.deep

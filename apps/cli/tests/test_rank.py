@@ -124,7 +124,10 @@ def test_a_run_fine_tunes_a_language_model_that_outlives_a_kill(tmp_path):
     assert 0 < summary["ranker_ceiling20"] <= 1
     assert 0 <= summary["ranker_recall20"] <= 1
     assert summary["restarts"]["ranker"] == 1
-    assert summary["unpredicted"] < summary["trained_trajectories"]
+    assert 0 < summary["unpredicted"] < summary["trained_trajectories"]
+    assert 0 < summary["unpredicted_share"] < 1
+    assert summary["predicted_ahead_s"] > 0
+    assert summary["waited_for_predictions_s"] == 0
 
 
 def test_rows_as_data_sets_have_them(tmp_path):

@@ -340,6 +340,33 @@ def test_while_the_ranker_is_down_the_run_goes_on_without_it():
     assert held(run) == set()
 
 
+def test_launches_are_the_same_at_the_same_time_however_late_a_ranker_answers():
+    """Where routing does not use predictions; where it does, what it knows decides which replica, and not when."""
+
+    def launches(every_s):
+        run = scripted(
+            [100.0] * 200,
+            steps=5,
+            admission=policy("admission", "inherent"),
+            routing=policy("routing", "least-loaded"),
+            replica_batch=4,
+        )
+        left = (c.Route, c.Predict)
+        found = [run.go(c.Tick(), leave=left)]
+        for second in range(200):
+            if every_s and second % every_s == 0:
+                run.catch_up(c.Predict, leave=left)
+            found.append([*run.catch_up(c.Route, leave=left), *run.later(1.0, leave=left)])
+        assert run.view.finished
+        replayed(run)
+        routes = [[(route.replica, route.trajectories) for route in of(c.Route, given)] for given in found]
+        return routes, run.view.counts.unpredicted
+
+    soon, late, never = [launches(every_s) for every_s in (1, 6, None)]
+    assert soon[0] == late[0] == never[0]
+    assert soon[1] < late[1] < never[1] == 100
+
+
 def test_a_ranker_that_always_dies_is_given_up_and_not_the_run():
     run = scripted(steps=2)
     run.go(c.Tick(), leave=(c.Predict, c.Route))

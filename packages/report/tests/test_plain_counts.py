@@ -87,6 +87,27 @@ def test_a_resume_restarts_nobody(tmp_path):
     }
 
 
+def test_whether_lengths_were_predicted_ahead(tmp_path):
+    directory, _ = a_run(tmp_path / "run", configured())
+    record = read_record(directory)
+    told = {"unpredicted_share": 0.25, "predicted_ahead_s": 3.21, "waited_for_predictions_s": 0.0}
+    plain = {"consumed_twice": None, "lost_trajectories": 0}
+
+    def said(**summary):
+        facts = dict(run_tables.facts(dataclasses.replace(record, summary={**plain, **summary})))
+        return {name: value for name, value in facts.items() if "predict" in name or "had one" in name}
+
+    assert said(**told) == {
+        "prompts launched without a predicted length": "25.0 %",
+        "seconds for which the others had one (median)": "3.2",
+        "launches waited for predictions (s)": "0.0",
+    }
+    assert said(**{**told, "predicted_ahead_s": None}).keys() == {
+        "prompts launched without a predicted length", "launches waited for predictions (s)",
+    }  # fmt: skip
+    assert said(**dict.fromkeys(told)) == said() == {}
+
+
 def test_one_rate_of_training_live_and_at_the_end(tmp_path):
     """Response tokens of steps that stand, from the first version that could be pulled to the last step."""
     seen = []

@@ -11,9 +11,12 @@ from tailrace.contracts import TrajectoryRef
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.roles.prompts import Prompts, PromptSettings, item_metadata
+from tailrace.pipeline.run.build import build_deployment
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.facts import facts_of
 from tailrace.pipeline.run.prepare import prepare
 from tailrace.pipeline.run.prompts.reading import PromptCounts, read_files
+from tailrace.runtime.executor.deployment import DATA
 from tailrace.trajstore import PromptPool
 
 ROOM = 10  # tokens of a prompt: a context of 40 less 30 of a response
@@ -284,3 +287,31 @@ def test_several_sources_are_mixed_by_their_shares(tmp_path, model):
         assert {prompt.verifier for prompt in drawn if prompt.prompt == "a0"} == {"numeric"}
         assert {prompt.verifier for prompt in drawn if prompt.prompt == "a1"} == {"exact"}
         assert {prompt.verifier for prompt in drawn if prompt.prompt[0] == "b" and prompt.prompt != "b1"} == {None}
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_prompts_come_in_the_order_of_their_file_where_they_are_not_shuffled(shuffle, tmp_path, model):
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"prompt": "a{row}", "answer": "x"}}\n' for row in range(40)))
+    task = {"train": str(tmp_path / "a.jsonl"), "shuffle": shuffle}
+    config = validate(
+        [
+            (
+                "mine",
+                {
+                    "seed": 3,
+                    "task": task,
+                    "model": {"path": str(model)},
+                    "rollout": {"max_tokens": 30, "stop_tokens": [1]},
+                },
+            )
+        ]
+    )
+    directory = RunDirectory(tmp_path / "run")
+    directory.task.mkdir(parents=True)
+    deployment = build_deployment(config, prepare(config, directory, lambda _: None), directory, token="")
+    prompts = Prompts(deployment.roles[DATA].settings.prompts)
+    drawn = [prompts.prompt(TrajectoryRef(f"{index}.0", index, 0, prompt=index)).prompt for index in range(80)]
+    rows = [f"a{row}" for row in range(40)]
+    assert sorted(drawn[:40]) == sorted(drawn[40:]) == sorted(rows)
+    assert (drawn == 2 * rows) == (not shuffle)
+    assert facts_of(config).shuffle_seed == (3 if shuffle else None)

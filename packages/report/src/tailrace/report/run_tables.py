@@ -229,6 +229,8 @@ def facts(record: Record) -> list[tuple[str, str]]:
         found.append(("trajectories lost / used twice", said))
         if "reward_exposed_s" in summary:  # a run of an earlier version has none
             found += _scores(summary)
+        if summary.get("unpredicted_share") is not None:
+            found += _predictions(summary)
     seats = run.seats()
     found += [(f"{name} stood on", str(seat)) for name, seat in seats[:_MOST_SEATS]]
     if len(seats) > _MOST_SEATS:
@@ -246,6 +248,14 @@ def _scores(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if summary["scores_failed"]:
         found.append(("attempts at a score that failed", f"{summary['scores_failed']:,}"))
     return found
+
+
+def _predictions(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Whether lengths were predicted ahead of the launches."""
+    found = [("prompts launched without a predicted length", percent(summary["unpredicted_share"]))]
+    if summary["predicted_ahead_s"] is not None:
+        found.append(("seconds for which the others had one (median)", f"{summary['predicted_ahead_s']:,.1f}"))
+    return [*found, ("launches waited for predictions (s)", f"{summary['waited_for_predictions_s']:,.1f}")]
 
 
 def _interruptions(record: Record) -> list[tuple[str, str]]:

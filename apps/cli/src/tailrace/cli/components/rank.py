@@ -351,7 +351,7 @@ def _of_run(directory: RunDirectory) -> Iterator[Example]:
             shares=prepared.shares,
             held_out=None,
             modes={},
-            shuffle_seed=config.seed,
+            shuffle_seed=config.shuffle_seed,
         )
     )
     families = _Families(config)
@@ -406,7 +406,7 @@ class _Families:
 
     def __init__(self, config: RunConfig) -> None:
         self._names = tuple(config.task.mix)
-        self._order = MixOrder(config.task.shares, shuffle_seed=config.seed) if len(self._names) > 1 else None
+        self._order = MixOrder(config.task.shares, shuffle_seed=config.shuffle_seed) if len(self._names) > 1 else None
 
     def __call__(self, index: int) -> str:
         return "" if self._order is None else self._names[self._order.pool(index)]

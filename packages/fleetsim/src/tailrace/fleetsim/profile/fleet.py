@@ -241,7 +241,7 @@ def measured_workload(config: RunConfig, machine: MachineProfile, seed: int) -> 
             f"found {len(shares)} sources of prompts and a profile of {len(set(part.sources)) or 1}, expected one that was "
             "measured with this configuration: tailrace profile"
         )
-    order = MixOrder(shares, shuffle_seed=config.seed) if len(shares) > 1 else None
+    order = MixOrder(shares, shuffle_seed=config.shuffle_seed) if len(shares) > 1 else None
     return MeasuredWorkload(part, seed=seed, max_tokens=config.rollout.max_tokens, order=order)
 
 

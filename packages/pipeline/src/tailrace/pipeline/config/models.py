@@ -537,3 +537,8 @@ class RunConfig(_Strict):
     """seed of what faults draw: the steps of those with everyN, and those of mtbf_s"""
     fleet: dict[str, Any] = {}
     """the modelled fleet, which only the simulator reads, see docs/simulator.md"""
+
+    @property
+    def shuffle_seed(self) -> int | None:
+        """The seed of the order of training prompts; None: the order of their files."""
+        return self.seed if self.task.shuffle else None

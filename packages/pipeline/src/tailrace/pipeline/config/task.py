@@ -61,6 +61,8 @@ class TaskConfig(_Strict):
     """prompts of a generated task, or of all that are mixed"""
     held_out_size: Positive = 256
     """held-out prompts of a generated task, or of all that are mixed; of a file, at most this many"""
+    shuffle: bool = True
+    """whether prompts come in an order drawn by `seed`; false: as their file has them, such as a curriculum"""
     prompt_column: str = "prompt"
     """the column of a file with the prompt; within another column with points: input.messages"""
     answer_column: str = "answer"

@@ -271,7 +271,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
             shares=prepared.shares,
             held_out=prepared.held_out,
             modes=modes,
-            shuffle_seed=config.seed,
+            shuffle_seed=config.shuffle_seed,
             end_tokens=end_markers(config, prepared.model),
         ),
         verifier=prepared.verifier,

@@ -33,7 +33,7 @@ def facts_of(config: RunConfig) -> Facts:
         tp=tp,
         trainer_devices=config.trainer.processes,
         shares=tuple(config.task.shares) or (1.0,),
-        shuffle_seed=config.seed,
+        shuffle_seed=config.shuffle_seed,
         silent_s=config.deadlines.silent_s,
         heads=_heads(config),
         devices_per_machine=1 if tp == 1 and _spans_one(config) else None,

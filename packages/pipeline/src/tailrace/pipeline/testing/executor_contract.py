@@ -21,13 +21,15 @@ from tailrace.controller.controller import Controller
 from tailrace.controller.spec import PipelineSpec
 from tailrace.faulttol import parse_fault
 from tailrace.faulttol.injection import LENDING, LOAD, PHASES
-from tailrace.pipeline.run.eventlog import EventLog
+from tailrace.pipeline.run.eventlog import EventLog, read_log
+from tailrace.pipeline.run.figures.predictions import PredictionFigures
 from tailrace.pipeline.testing.real_runs import Damages, Kills, KillsTheRanker, RealRuns, Watching, rarely
 from tailrace.pipeline.testing.small_run import (
     GROUPS,
     LOG,
     SAMPLES,
     STEPS,
+    NeverAnswersRole,
     commands_of,
     events_of,
     make_deployment,
@@ -229,6 +231,26 @@ class ExecutorContract(RealRuns):
         assert "trained" in learned or not downs
         assert events_of(tmp_path, c.PredictionFailed)
         assert run.counts.unpredicted > 0
+
+    def test_a_ranker_slower_than_the_run_holds_nobody_up(self, tmp_path: Path, model: Path) -> None:
+        """No launch waits for its answers: all go without one, and are counted."""
+
+        def slowed(deployment: Deployment) -> Deployment:
+            ranker = replace(deployment.roles[RANKER], factory=NeverAnswersRole)
+            return replace(deployment, roles={**deployment.roles, RANKER: ranker})
+
+        run = self.run(tmp_path, model, spec=_with_a_ranker(STEPS), changed=slowed)
+        assert self.downs(tmp_path) == []
+        assert commands_of(tmp_path, c.Predict)
+        assert run.counts.unpredicted == run.counts.admitted * SAMPLES
+        figures = PredictionFigures()
+        for instant in read_log(tmp_path / LOG):
+            figures.observe(instant.now, instant.events, instant.commands)
+        assert figures.plain() == {
+            "unpredicted_share": 1.0,
+            "predicted_ahead_s": None,
+            "waited_for_predictions_s": 0.0,
+        }
 
     def test_a_ranker_learns_unasked_and_its_successor_goes_on_with_what_it_has_learned(
         self, tmp_path: Path, model: Path

@@ -80,6 +80,13 @@ class FakeReplicaRole(ReplicaRole):
         return SlowEngine(max_num_seqs=16, max_model_len=256)
 
 
+class NeverAnswersRole(RankerRole):
+    """A ranker that takes longer for a prediction than the run lasts."""
+
+    def submit(self, commands: Sequence[c.Command]) -> None:
+        """Answer nothing."""
+
+
 class SeededEngine(SlowEngine):
     """The same, but how long the samples of a prompt are follows from their seeds."""
 

@@ -54,7 +54,7 @@ def _waste(rounds: list[PastRound]) -> Chart:
 
 
 def _mix(rounds: list[PastRound], record: Record, names: list[str]) -> Chart:
-    order = MixOrder(record.config.task.shares, shuffle_seed=record.config.seed)
+    order = MixOrder(record.config.task.shares, shuffle_seed=record.config.shuffle_seed)
     counts = [Counter(order.pool(prompt) for prompt in one.prompts) for one in rounds]
     places = list(range(1, len(rounds) + 1))
     data = [

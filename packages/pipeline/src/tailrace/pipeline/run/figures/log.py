@@ -15,6 +15,7 @@ from tailrace.pipeline.run.figures.detection import DetectionFold
 from tailrace.pipeline.run.figures.effective_time import EffectiveTime
 from tailrace.pipeline.run.figures.faults import FaultFold
 from tailrace.pipeline.run.figures.folding import Audience, follow
+from tailrace.pipeline.run.figures.predictions import PredictionFigures
 from tailrace.pipeline.run.figures.replicas import ReplicaFigures
 from tailrace.pipeline.run.figures.rounds import RoundFigures
 from tailrace.pipeline.run.figures.stream import StreamFigures
@@ -32,7 +33,10 @@ def log_figures(
         faults: those that were scripted.
     """
     spec = run.spec
-    plain = ScoreFigures(), RoundFigures(spec), StreamFigures(), ReplicaFigures(), AttachFigures()
+    plain = (
+        *(ScoreFigures(), RoundFigures(spec), StreamFigures(), ReplicaFigures(), AttachFigures()),
+        PredictionFigures(),
+    )
     struck, detection, effective = FaultFold(), DetectionFold(spec.detection), EffectiveTime(run, trainer_devices)
     follow(log, *plain, Audience(struck, detection), effective)
     found: dict[str, Any] = {}
