@@ -171,6 +171,7 @@ BEGINNINGS = {
     "more-words-than-the-context": (speaks("Speaks", "environment.options.words=40"), ["train.jsonl, line 1", "at most 48"]),
     "no-words-at-all": (speaks("Broken"), ["train.jsonl, line 1", "out of riddles"]),
 }  # fmt: skip
+RARELY = ["other-words-each-time", "no-words-at-all"]  # each starts an environment, which takes as long as 50 kinds
 
 KINDS = {
     # what to run
@@ -708,7 +709,9 @@ def test_bad_input_is_named_and_leaves_nothing(project, capsys, kind):
     assert tree(project) == before
 
 
-@pytest.mark.parametrize("kind", BEGINNINGS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.deep if kind in RARELY else ()) for kind in BEGINNINGS]
+)
 def test_an_environment_that_cannot_begin_is_named_before_anything_starts(project, capsys, kind):
     arguments, names = BEGINNINGS[kind]
     write("speaks.py", SPEAKS)()

@@ -10,6 +10,7 @@ from tailrace.pipeline.testing.turns_contract import TurnsContract
 from tailrace.runtime.hosts.local import LocalHost
 
 pytest.importorskip("torch", reason="a real trainer trains a real model")
+pytestmark = pytest.mark.long
 
 
 @pytest.mark.inherited(deep=[RoundsContract.test_a_member_that_hangs_in_a_round_is_replaced])

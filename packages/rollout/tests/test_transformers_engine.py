@@ -8,6 +8,7 @@ from tailrace.rollout import build_engine, engine_abilities
 from tailrace.rollout.testing import EngineAbilitiesContract, EngineContract
 
 
+@pytest.mark.inherited(deep=[EngineContract.test_a_seed_gives_the_same_tokens_whatever_runs_beside_it])
 class TestTransformersEngine(EngineContract):
     seeds = True
     digests = True
@@ -20,7 +21,6 @@ class TestTransformersEngine(EngineContract):
 @pytest.mark.inherited(
     keeps=[
         EngineAbilitiesContract.test_an_adapter_is_served_as_peft_computes_it,
-        EngineAbilitiesContract.test_digests_of_an_adapter_are_those_of_what_is_applied,
         EngineAbilitiesContract.test_memory_is_free_while_it_sleeps_and_it_goes_on_after,
     ]
 )

@@ -193,6 +193,11 @@ def test_an_attempt_is_a_process_with_a_deadline(model, monkeypatch, tmp_path):
     monkeypatch.setattr(compiled, "BACKEND", TRACED)
     assert compiled.attempt(model, "float32", "cpu", 100.0) == ""
     assert compiled.attempt(model, "float32", "cpu", 0.1) == "a layer did not compile in 0.1 s"
+
+
+@pytest.mark.deep
+def test_an_attempt_that_breaks_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiled, "BACKEND", TRACED)
     says = compiled.attempt(tmp_path, "float32", "cpu", 100.0)
     assert says.startswith("a layer does not compile: ")
     assert "\n" not in says

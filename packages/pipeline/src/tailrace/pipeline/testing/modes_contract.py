@@ -104,7 +104,7 @@ def with_rewards(root: Path, model: Path) -> tuple[Path, Callable[[Deployment], 
 class ModesContract(RealRuns):
     """Subclass it, provide `make_host`, and run it with pytest."""
 
-    @pytest.mark.parametrize("mode", ["sync", rarely("semi-sync"), "async"])
+    @pytest.mark.parametrize("mode", ["sync", rarely("semi-sync"), rarely("async")])
     def test_a_trainer_struck_in_its_step_recovers_alone(self, tmp_path: Path, model: Path, mode: str) -> None:
         """Whatever the mode, no rollout is lost; and effective time is what the devices of the trainer are of all."""
         spec = make_mode_spec(mode)
@@ -135,7 +135,6 @@ class ModesContract(RealRuns):
         digests = {}
         for name, faults in {
             "calm": [],
-            "calm again": [],
             "struck": one_a_step,
             "struck as it loads": ["trainer@step4:optimizer", f"trainer@step4:{LOAD}"],
         }.items():
@@ -147,7 +146,6 @@ class ModesContract(RealRuns):
             digests[name] = weights_sha256(root / "checkpoints" / str(view.version))
             before = weights_sha256(root / "checkpoints" / str(view.version - 1))
             assert digests[name] != before, "nothing was learned, so nothing is shown"
-        assert digests["calm again"] == digests["calm"], "two runs without faults differ"
         assert len(set(digests.values())) == 1, digests
 
     def test_a_hybrids_trainer_makes_optimizer_steps_on_parts_of_a_batch(self, tmp_path: Path, model: Path) -> None:

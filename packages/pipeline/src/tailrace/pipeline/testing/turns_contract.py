@@ -89,9 +89,8 @@ class TurnsContract(RealRuns):
         assert [role for role, _ in self.downs(tmp_path)] == [fault.partition("@")[0]]
         assert (run.counts.turns_lost, run.counts.sessions_lost) == (0, 0)
 
-    @pytest.mark.parametrize(
-        ("role", "member"), [(ENVIRONMENT, "0"), pytest.param(REPLICA, "r0", marks=pytest.mark.deep)]
-    )
+    @pytest.mark.deep
+    @pytest.mark.parametrize(("role", "member"), [(ENVIRONMENT, "0"), (REPLICA, "r0")])
     def test_whoever_is_killed_while_calls_are_under_way_loses_no_turn(
         self, tmp_path: Path, model: Path, role: str, member: str
     ) -> None:
