@@ -171,11 +171,21 @@ def model_directory(path):
     ("break_it", "words"),
     [
         (lambda path, _: (path / "config.json").write_text("{"), ["config.json", "damaged"]),
-        (lambda path, _: (path / "tokenizer.json").unlink(), ["tokenizer.json"]),
-        (lambda path, _: (path / "model.safetensors").unlink(), ["found no weights"]),
+        pytest.param(lambda path, _: (path / "tokenizer.json").unlink(), ["tokenizer.json"], marks=pytest.mark.deep),
+        pytest.param(
+            lambda path, _: (path / "model.safetensors").unlink(), ["found no weights"], marks=pytest.mark.deep
+        ),
         (lambda path, whole: (path / "model.safetensors").write_bytes(whole[:-3]), ["damaged", "expected"]),
-        (lambda path, whole: (path / "model.safetensors").write_bytes(whole[:20]), ["cut short"]),
-        (lambda path, _: (path / "model.safetensors").write_bytes(b"<html>not found</html>"), ["model.safetensors"]),
+        pytest.param(
+            lambda path, whole: (path / "model.safetensors").write_bytes(whole[:20]),
+            ["cut short"],
+            marks=pytest.mark.deep,
+        ),
+        pytest.param(
+            lambda path, _: (path / "model.safetensors").write_bytes(b"<html>not found</html>"),
+            ["model.safetensors"],
+            marks=pytest.mark.deep,
+        ),
         (
             lambda path, _: (path / "model.safetensors.index.json").write_text(
                 '{"weight_map": {"w": "part-2.safetensors"}}'

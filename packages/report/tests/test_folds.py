@@ -20,10 +20,10 @@ SURPLUS = c.Why.SURPLUS_SAMPLE
 
 
 @pytest.fixture(scope="module")
-def fuzzed():
+def fuzzed(request):
     """Random pipelines on random fleets, with members, messages and drivers that die."""
     found = []
-    for seed in range(60):
+    for seed in range(60 if request.config.getoption("deep") else 24):
         fuzz = FuzzSimulation(draw_case(seed))
         fuzz.run()
         found.append((seed, fuzz.simulation, folded(fuzz.simulation)))

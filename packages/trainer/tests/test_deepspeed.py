@@ -50,6 +50,7 @@ def zero(stage, config=trainer_processes.CONFIG):
         BackendContract.test_ppo_and_its_critic_are_those_of_the_reference_plain_and_streamed,
         BackendContract.test_the_proximal_policy_of_a_second_mini_batch_is_that_before_the_first,
         BackendContract.test_gradients_that_were_added_make_the_step_of_the_whole_batch,
+        BackendContract.test_every_loss_is_that_of_the_reference_plain_and_streamed,
     ]
 )
 class TestZero3(_Contract):

@@ -187,7 +187,14 @@ def check(received, expected):
             assert torch.equal(tensor, expected[name]), name
 
 
-@pytest.mark.parametrize("steps", [(None, None, None), (0, 0, 1), (1, 5, 5)])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param((None, None, None), marks=pytest.mark.deep),
+        (0, 0, 1),
+        pytest.param((1, 5, 5), marks=pytest.mark.deep),
+    ],
+)
 def test_every_worker_receives_every_update(fleet, steps):
     hosts = fleet()
     for seed, step in enumerate(steps):

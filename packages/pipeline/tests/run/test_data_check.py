@@ -130,7 +130,9 @@ PAYS = {
 }
 
 
-@pytest.mark.parametrize("form", PAYS)
+@pytest.mark.parametrize(
+    "form", [*list(PAYS)[:3], *(pytest.param(form, marks=pytest.mark.deep) for form in list(PAYS)[3:])]
+)
 def test_a_verifier_that_pays_a_right_answer_in_one_form_is_not_spoken_of(tmp_path, form):
     rows = [row(prompt=f"{n} + 1 =", answer=str(n + 1), solution=f"by counting: {n + 1}") for n in range(6)]
     assert checked(tmp_path, rows, f"def verify(response, answer, metadata): {PAYS[form]}").notes == []
@@ -200,14 +202,14 @@ def test_rows_that_are_left_out_are_not_written(tmp_path):
     ("verifier", "answer", "why"),
     [
         ("math", " ", "it is empty"),
-        ("math", "$$", "it is empty"),
+        pytest.param("math", "$$", "it is empty", marks=pytest.mark.deep),
         ("math", r"\boxed{}", "it is empty"),
-        ("math", "**", None),
-        ("math", ".", "it is empty"),
-        ("math", "word " * 30, "it is a text of 30 words"),
-        ("math", "word " * 30 + "\n#### 5", None),
+        pytest.param("math", "**", None, marks=pytest.mark.deep),
+        pytest.param("math", ".", "it is empty", marks=pytest.mark.deep),
+        pytest.param("math", "word " * 30, "it is a text of 30 words", marks=pytest.mark.deep),
+        pytest.param("math", "word " * 30 + "\n#### 5", None, marks=pytest.mark.deep),
         ("math", "word " * 30 + r"so \boxed{5}", None),
-        ("math", "{5}", None),
+        pytest.param("math", "{5}", None, marks=pytest.mark.deep),
         ("numeric", "twelve", "it is 'twelve' and no number"),
         ("numeric", "", "it is empty"),
         ("numeric", "5_2", "it is '5_2' and no number"),
