@@ -278,3 +278,23 @@ def test_a_delta_has_one_log_probability_for_each_token_and_a_place():
         c.PartialDelta("a", 0, 0, (1, 2), (0.0,))
     with pytest.raises(ValueError, match="found offset -1"):
         c.PartialDelta("a", -1, 0, (), ())
+
+
+# ---- contexts that repeat an earlier one ---------------------------------------------------------------------------------
+
+TOKENS = st.lists(st.integers(0, 1), max_size=5)
+
+
+@given(TOKENS, st.lists(st.tuples(TOKENS, st.sampled_from(c.SpanKind)), max_size=8))
+def test_what_contexts_repeat_is_the_longest_beginning_of_one_before(prompt, parts):
+    contexts, repeated = [list(prompt)], 0
+    for tokens, kind in parts:
+        if kind is c.SpanKind.FRESH:
+            alike = [next(n for n in range(len(tokens), -1, -1) if tokens[:n] == one[:n]) for one in contexts]
+            repeated += max(alike)
+            contexts.append([])
+        contexts[-1].extend(tokens)
+    assert c.repeated_tokens(prompt, parts) == repeated
+    counted = sum(len(tokens) for tokens, _ in parts) - repeated
+    assert max(map(len, contexts)) <= len(prompt) + counted
+    assert c.repeated_tokens(prompt, [one for one in parts if one[1] is not c.SpanKind.FRESH]) == 0

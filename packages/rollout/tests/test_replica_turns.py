@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.contracts import Abort, Finished, FinishReason, Interrupt, Interrupted, Pull, Sampling, TurnEnded
-from tailrace.rollout.resumption import finished_with
+from tailrace.contracts import Abort, Finished, FinishReason, Interrupt, Interrupted, Pull, Resume, Sampling, TurnEnded
+from tailrace.rollout.resumption import finished_with, request_of, tokens_left
 from tailrace.rollout.testing import MemorySource, fake_token
 
 from .replica_harness import DEADLINE_S, STOP, Harness, Slow, prompts, route
@@ -55,6 +55,17 @@ def test_a_stop_token_ends_a_turn_and_the_limit_the_response():
             ended = len(h.of(TurnEnded)) + len(h.of(Finished))
         assert_consistent(h.source)
         assert all(len(kept.tokens) >= LENGTH and kept.observed for kept in h.source.kept.values())
+
+
+@pytest.mark.parametrize("repeated", [0, 1, 3])
+def test_what_a_context_repeats_leaves_room_for_as_many_tokens(repeated):
+    """Five tokens of the first context, and of the second three that it begins with and one that was generated since."""
+    resume = Resume("a", (7, 8, 9), (1, 2, 3, 4, 5, 7, 8, 9, 6), (0.0,) * 9, context=5, repeated=repeated)
+    request = request_of(resume, Sampling(max_tokens=12, turns=True))
+    assert (request.prompt, request.kept) == ((7,), (8, 9, 6))
+    assert tokens_left(request, 100) == 12 - (9 - repeated)
+    full = request_of(resume, Sampling(max_tokens=9 - repeated, turns=True))
+    assert finished_with(full.kept, full.sampling) is FinishReason.LENGTH
 
 
 def test_a_turn_that_had_ended_is_told_again_without_the_engine():

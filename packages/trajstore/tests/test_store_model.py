@@ -68,6 +68,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert [value == 0.0 for value in resume.kept_logprobs] == known.observed
             assert resume.turn_ended == (known.status == "partial" and known.waits)
             assert resume.context == max(known.fresh, default=0)
+            assert (resume.repeated > 0) <= bool(known.fresh)
 
     @rule(owner=owners, name=names, count=st.integers(0, 3), skew=st.sampled_from([0, 0, 0, -1, 1]),
           version=st.none() | versions, end=st.sampled_from(["", "", "turn", "turn", "response"]),

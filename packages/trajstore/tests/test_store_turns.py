@@ -82,6 +82,7 @@ def test_a_context_of_its_own_from_its_beginning_to_the_archive(path):
     with TrajectoryStore(path) as store:
         (resume,) = store.begin("r1", 0, [item()])
         assert (resume.kept_tokens, resume.context) == ((5, 6, 1, 5, 90), 2)
+        assert resume.repeated == 1, "the prompt is 1, 2"
         assert store.append("r1", [delta(5, [7], turn_ends=True)]) == []
         told, last = store.conversations(["a"])[0].turns
         assert (told.fresh, last.fresh) == (True, False)

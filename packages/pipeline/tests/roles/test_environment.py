@@ -130,6 +130,13 @@ class Renders:
 
     def close(self):
         pass
+
+
+class Recalls(Renders):
+    """Begins a context with the prompt and one token more behind each turn."""
+
+    def step(self, action):
+        return {"observation": [3, 4, 5, 6], "done": False, "fresh": True}
 '''
 STOP = 0
 
@@ -406,6 +413,20 @@ def test_a_context_of_its_own_is_stored_and_played_again(make, replica, gather, 
     (failed,) = ask(make("Renders", options={"forks": True, "drifts": True}), gather, 4, "a")
     assert failed.lost
     assert "which is not what the store has" in failed.reason
+
+
+@pytest.mark.parametrize(("room", "ends"), [(1, False), (0, True)])
+def test_what_a_context_repeats_counts_as_no_response(room, ends, make, replica, gather, store):
+    """Three of the four tokens of the first answer are the prompt's; the second answer is the first one again."""
+    begin(store, "", 7, [3, 4, 5])
+    replica.says("a", "4 + 5")
+    first = replica.length["a"]
+    ask(make("Recalls"), gather, 1, "a")
+    replica.says("a", "6")
+    generated = replica.length["a"] - 4
+    (answered,) = ask(make("Recalls", max_tokens=generated + 1 + room), gather, 2, "a")
+    assert (answered.done, answered.reason) == ((True, FinishReason.LENGTH) if ends else (False, answered.reason))
+    assert answered.tokens == first + 4 + (generated - first) + (0 if ends else 4)
 
 
 def test_the_last_turn_that_it_may_have_ends_a_trajectory(make, replica, gather):

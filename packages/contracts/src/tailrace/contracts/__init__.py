@@ -157,6 +157,7 @@ from tailrace.contracts.trajectory import (
     SpanKind,
     TrajectoryRef,
     contexts_of,
+    repeated_tokens,
     same_rewards,
 )
 from tailrace.contracts.views import (
@@ -353,6 +354,7 @@ __all__ = [
     "named_tensors",
     "no_prefixes",
     "need_extra",
+    "repeated_tokens",
     "same_rewards",
     "shown",
     "weight_slices",

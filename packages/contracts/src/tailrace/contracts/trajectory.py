@@ -9,11 +9,12 @@ trained per token counts generated tokens alone.
 
 An episode whose agent forks, asks a sub-agent or rewrites its history has several *contexts* in one response. A *fresh*
 observation begins one: it is all that the model reads before the tokens behind it, and nothing before it is seen from there.
+What of it an earlier context begins with, too, is repeated: limits do not count that again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
@@ -140,6 +141,7 @@ class Resume:
         turn_ended: whether the last turn has ended and its environment has not answered, so that no token may follow yet.
         context: where the present context begins among the kept tokens: generation follows those from there on alone; 0 where
             it follows the prompt and all of them.
+        repeated: kept tokens that limits do not count: see `repeated_tokens`.
     """
 
     trajectory: str
@@ -149,6 +151,7 @@ class Resume:
     complete: bool = False
     turn_ended: bool = False
     context: int = 0
+    repeated: int = 0
 
 
 @record
@@ -279,6 +282,34 @@ def contexts_of(spans: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, int, 
     if end > begun:
         found.append((start, begun, end))
     return tuple(found)
+
+
+def repeated_tokens(prompt: Sequence[int], parts: Iterable[tuple[Sequence[int], int]]) -> int:
+    """Number of response tokens with which contexts repeat the beginning of an earlier one, such as the prompt.
+
+    Each context is compared with all before it, the first of which begins with the prompt; the longest beginning counts. So no
+    context has more tokens than the prompt and all response tokens that are not repeated.
+
+    Args:
+        prompt: prompt token ids.
+        parts: token ids of the response, in order, each with what they are (`SpanKind`).
+    """
+    contexts, found = [list(prompt)], 0
+    for tokens, kind in parts:
+        if kind == SpanKind.FRESH:
+            found += max(_alike(list(tokens), known) for known in contexts)
+            contexts.append([])
+        contexts[-1] += tokens
+    return found
+
+
+def _alike(first: list[int], second: list[int]) -> int:
+    """The number of equal items with which both begin."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:  # whole slices are compared much faster than items
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if first[low:middle] == second[low:middle] else (low, middle - 1)
+    return low
 
 
 _RELATIVE = 2.0**-21

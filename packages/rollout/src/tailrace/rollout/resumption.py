@@ -29,13 +29,18 @@ def finished_with(tokens: tuple[int, ...], sampling: Sampling) -> FinishReason |
     return None
 
 
+def limited(resume: Resume, sampling: Sampling) -> Sampling:
+    """The same, with a limit that counts all kept tokens, also those that contexts repeat."""
+    return replace(sampling, max_tokens=sampling.max_tokens + resume.repeated) if resume.repeated else sampling
+
+
 def request_of(resume: Resume, sampling: Sampling) -> Request:
     """What an engine is asked for: the rest of a response, behind its present context alone.
 
     Noise follows from the seed and a token's place in its context. So each context has a seed of its own: an agent that asks
     for the same twice gets two answers.
     """
-    kept, start = tuple(resume.kept_tokens), resume.context
+    kept, start, sampling = tuple(resume.kept_tokens), resume.context, limited(resume, sampling)
     if not start or len(kept) >= sampling.max_tokens:  # the engine says at once that it is complete
         return Request(resume.trajectory, tuple(resume.prompt_tokens), sampling, kept)
     begun = start + 1  # of a fresh context any part may pass for the prompt, and limits count all tokens

@@ -61,7 +61,7 @@ from tailrace.rollout.errors import (
 from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.reports import Reports
-from tailrace.rollout.resumption import finished_with, request_of
+from tailrace.rollout.resumption import finished_with, limited, request_of
 from tailrace.rollout.served_weights import WeightComparison, WeightSample
 from tailrace.rollout.standstill import GENERATING, IDLE, PULLING, Standstill
 
@@ -288,7 +288,7 @@ class ReplicaWork:
             sampling = self._sampling(refs[id_])
             self._reports.began(id_)
             if resume.complete:
-                reason = finished_with(kept, sampling) or FinishReason.STOP
+                reason = finished_with(kept, limited(resume, sampling)) or FinishReason.STOP
                 self._reports.event(Finished(self._replica, id_, len(kept), reason, answers=route.seq))
                 continue
             if resume.turn_ended:  # its replica died before it could say so

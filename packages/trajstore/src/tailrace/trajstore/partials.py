@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tailrace.contracts import FinishReason, PartialDelta, Resume, SpanKind
+from tailrace.contracts import FinishReason, PartialDelta, Resume, SpanKind, repeated_tokens
 from tailrace.trajstore.database import Database, select_ids
 from tailrace.trajstore.errors import TrajectoryDataError, TrajectoryStateError
 from tailrace.trajstore.packing import (
@@ -416,14 +416,16 @@ def _register(connection: sqlite3.Connection, owner: str, version: int, item: As
 def _kept(connection: sqlite3.Connection, item: Assignment, num: int) -> Resume:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
-    context = 0
+    context, parts = 0, []
     for data, values, count, kind in connection.execute(
         "SELECT tokens, logprobs, count, observation FROM delta WHERE num = ? ORDER BY start", (num,)
     ):
         context = len(tokens) if kind == SpanKind.FRESH else context
-        tokens += unpack_tokens(data)
+        parts.append((unpack_tokens(data), kind))
+        tokens += parts[-1][0]
         logprobs += unpack_logprobs(values, count)
-    return Resume(item.trajectory, item.prompt_tokens, tokens, logprobs, context=context)
+    repeated = repeated_tokens(item.prompt_tokens, parts) if context else 0
+    return Resume(item.trajectory, item.prompt_tokens, tokens, logprobs, context=context, repeated=repeated)
 
 
 def _json(item: Assignment) -> str:

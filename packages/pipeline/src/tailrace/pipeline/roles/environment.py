@@ -20,7 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tailrace.contracts import Call, CallFailed, Close, Command, Event, FinishReason, SessionOrigin, Turned
+from tailrace.contracts import (
+    Call,
+    CallFailed,
+    Close,
+    Command,
+    Event,
+    FinishReason,
+    SessionOrigin,
+    SpanKind,
+    Turned,
+    repeated_tokens,
+)
 from tailrace.environment import Action, EnvironmentPool, Observation, SessionError, SessionLostError, StepResult
 from tailrace.faulttol import FaultKind, strike
 from tailrace.pipeline.roles.calls import DATA_DOOR
@@ -56,8 +67,9 @@ class EnvironmentSettings:
     Args:
         environment: see `EnvironmentPool`, as are `options`, `workers`, `call_s`, `python` and `start_s`.
         max_turns: turns that are answered in a trajectory; the answer to the last one ends it.
-        max_tokens: most response tokens, answers included. An answer that leaves no token for the next turn ends its
-            trajectory, as the end of the context does; one that fits no response at all fails its group.
+        max_tokens: most response tokens, answers included but for what contexts repeat (`repeated_tokens`). An answer that
+            leaves no token for the next turn ends its trajectory, as the end of the context does; one that fits no response
+            at all fails its group.
         tokenizer, stop_token_ids, glue: see `Observations`.
     """
 
@@ -218,16 +230,19 @@ class EnvironmentRole:
         if turn.number >= self._max_turns:
             return (), FinishReason.LENGTH
         tokens = self._observations.tokens(result.observation, prompt.prompt)
-        if len(tokens) >= self._max_tokens:
+        before = _repeated(talk)
+        repeated = _repeated(talk, tokens) if result.fresh else before
+        new = len(tokens) - (repeated - before)
+        if new >= self._max_tokens:
             raise SessionError(
-                f"the environment {self._name!r} answered with {len(tokens):,} tokens, expected fewer than the "
+                f"the environment {self._name!r} answered with {new:,} tokens, expected fewer than the "
                 f"{self._max_tokens:,} of a response"
             )
         if not tokens:
             raise SessionError(
                 f"the environment {self._name!r} answered turn {turn.number} with nothing, expected an observation or `done`"
             )
-        full = turn.start + len(turn.response) + len(tokens) >= self._max_tokens
+        full = turn.start + len(turn.response) + len(tokens) - repeated >= self._max_tokens
         return ((), FinishReason.LENGTH) if full else (tokens, None)
 
     async def _session(self, talk: Conversation, prompt: Prompt, begun: str) -> _Session:
@@ -365,6 +380,16 @@ class ToolFaults:
             if self._kind is not None and pid is not None and strike(pid, self._kind):
                 self._kind = None
                 self._changed.notify_all()
+
+
+def _repeated(talk: Conversation, begins: Sequence[int] = ()) -> int:
+    """Response tokens of a conversation that its contexts repeat, with those of one that is to begin with these tokens."""
+    parts: list[tuple[Sequence[int], int]] = []
+    for turn in talk.turns:
+        parts.append((turn.response, SpanKind.GENERATED))
+        if turn.observation is not None:
+            parts.append((turn.observation, SpanKind.FRESH if turn.fresh else SpanKind.OBSERVATION))
+    return repeated_tokens(talk.prompt, [*parts, (begins, SpanKind.FRESH)])
 
 
 if TYPE_CHECKING:
