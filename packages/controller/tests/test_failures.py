@@ -103,7 +103,7 @@ def test_a_step_that_takes_longer_than_detection_allows_ends_the_run_and_says_wh
         run.later(5.0, leave=(c.Step,))
     assert run.view.failure is not None, f"it goes on after {run.now:.0f} s"
     assert "trainer 0 is down and is not restarted: stood still for " in run.view.failure
-    said = "by pipeline.detection it may stand still for 300 s: raise that if a healthy trainer needs longer"
+    said = "by pipeline.detection a trainer may stand still for 300 s: raise that if a healthy one needs longer"
     assert run.view.failure.endswith(said)
 
 

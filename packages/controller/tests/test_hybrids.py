@@ -90,7 +90,7 @@ def test_a_hybrids_fault_is_the_trainers_where_recovery_says_so(recovery, restar
 def test_nobody_begins_anew_on_devices_of_a_trainer_that_ends_the_run():
     run = started(options={"max_task_restarts": 0})  # in the first iteration
     given = run.go(c.Down("replica", "r0", "killed", c.Cause.DIED), leave=(c.Restart, c.Route, c.Fail))
-    assert "replica r0, on its devices, is down" in of(c.Fail, given)[0].reason
+    assert "replica r0, on its devices, is down: killed" in of(c.Fail, given)[0].reason
     assert not of(c.Restart, given)
 
 

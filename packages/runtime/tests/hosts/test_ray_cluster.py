@@ -38,6 +38,21 @@ host.leave()
 """
 
 
+SUCCESSOR = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from tailrace.runtime.hosts.ray import RayHost
+from tailrace.runtime.hosts.ray_cluster import RayCluster
+
+root = Path(sys.argv[1])
+left = RayCluster.read(root)
+host = RayHost(cluster=replace(left, run="another-run"), root=root)
+host.end_run(left.run)
+host.leave()
+"""
+
+
 def own_processes(root):
     """A process and all that descend from it."""
     parents = {}
@@ -125,6 +140,12 @@ def test_nobody_else_gets_at_a_cluster_of_ones_own(tmp_path, monkeypatch):
             assert [found for found in sockets if not on_loopback(found[0])] == []
         finally:
             driver.communicate()
+        os.kill(members[0], signal.SIGSTOP)  # it cannot notice that nobody controls it
+        subprocess.run([sys.executable, "-c", SUCCESSOR, str(tmp_path)], check=True, timeout=120)
+        deadline = time.monotonic() + 60.0
+        while lives := [pid for pid in members if Path(f"/proc/{pid}").exists()]:
+            assert time.monotonic() < deadline, f"{lives} live on"
+            time.sleep(0.1)
         assert cluster.address.startswith("127.0.0.1:")
         assert folder.name.startswith("tailrace-ray-")
         assert len(os.fsencode(session / "sockets" / "plasma_store")) <= 107

@@ -76,8 +76,8 @@ class Why(StrEnum):
     MACHINE_SILENT: machine `who` does not answer; `silent_s`, `limit_s`; a command also has `failures`, `allowed`, `left`.
     DIFFERS: a replica's engine has other weights than were published; `version`; a command also has `failures`, `allowed` and
         `left`.
-    HYBRID: replica `who`, which stands on the trainer's devices, is down, so the fault is the trainer's; a command also has
-        `failures`, `allowed`, `left`.
+    HYBRID: replica `who`, which stands on the trainer's devices, is down, so the fault is the trainer's; `limit_s` if it stood
+        still for longer; a command also has `failures`, `allowed`, `left`.
     TASK_RESTART: the whole task starts anew because of `who`, a role and an id; `task_restarts` in a row without a step.
     MACHINE: its machine is no longer used; `who`.
     STANDBY: its machine goes to the trainer, `who`, which lost its own.

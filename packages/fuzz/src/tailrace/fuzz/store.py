@@ -21,6 +21,8 @@ class Store(Tokens):
     Args:
         plane: the check of invariants 3 and 4.
         ends_in_environment: whether the environment of a trajectory is asked after its last turn too, and ends it.
+
+    `given_up` says whether the controller has given a replica up that may live until it begins anew.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Store(Tokens):
         self._ends_in_environment = ends_in_environment
         super().__init__(workload, samples, mixes_versions=mixes_versions)
         self._plane = plane
+        self.given_up: Callable[[str], bool] = lambda _: False
         self._begun: dict[str, int] = {}  # by the version that they were begun with last
         self._consumed: dict[str, int] = {}
 
@@ -44,6 +47,10 @@ class Store(Tokens):
             self._begun[ref.trajectory] = version
             self._plane.begins(ref, work, replica, version)
         return works
+
+    def fence(self, replica: str, name: str) -> None:
+        if self.given_up(replica):  # else the check finds who was to stop and did not
+            super().fence(replica, name)
 
     def keep(self, left: Iterable[tuple[str, int]]) -> None:
         left = list(left)

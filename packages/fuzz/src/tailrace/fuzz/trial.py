@@ -217,6 +217,7 @@ class FuzzSimulation:
             ),
             log=MortalLog(self._deaths),
         )
+        store.given_up = lambda replica: replica in self.simulation.controller.failures.held
         self.checker = Checker(case, self.simulation, plane)
         self.simulation.observers += [self.checker, LastWords(self._deaths)]
         self.simulation.executor = self._executor()

@@ -38,7 +38,7 @@ NUMBERS: dict[Why, frozenset[str]] = {
     Why.TASK_RESTART: frozenset({"task_restarts"}),
     Why.MACHINE_SILENT: frozenset({"silent_s", "limit_s", "failures", "allowed", "left"}),
     Why.DIFFERS: frozenset({"version", "failures", "allowed", "left"}),
-    Why.HYBRID: frozenset({"failures", "allowed", "left"}),
+    Why.HYBRID: frozenset({"limit_s", "failures", "allowed", "left"}),
     Why.NOT_TOLD: frozenset({"version"}),
     Why.NO_USE: frozenset({"version"}),
     Why.IN_ENVIRONMENTS: frozenset({"trajectories"}),
@@ -78,7 +78,7 @@ _MAY_BE_MISSING = {
     Why.SILENT: frozenset({"failures", "allowed", "left"}),
     Why.MACHINE_SILENT: frozenset({"silent_s", "limit_s", "failures", "allowed", "left"}),
     Why.DIFFERS: frozenset({"failures", "allowed", "left"}),
-    Why.HYBRID: frozenset({"failures", "allowed", "left"}),
+    Why.HYBRID: frozenset({"limit_s", "failures", "allowed", "left"}),
 }
 
 

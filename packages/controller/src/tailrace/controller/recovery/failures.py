@@ -92,7 +92,7 @@ class Failures:
         reason = c.Reason(why, who, {**own, **numbers})
         action = self._policy.on_down(failure)
         if action is _ACTIONS.RESTART_TRAINER and failure.hybrid:
-            self._trainer_too(member, failure)
+            self._trainer_too(member, failure, reason)
             if self.task is not None:
                 return  # all restart, it with them
             action = _ACTIONS.RESTART
@@ -138,12 +138,14 @@ class Failures:
                 del self._held[name]
                 self._begin(member, reason, machine)
 
-    def _trainer_too(self, member: MemberState, failure: c.Failure) -> None:
+    def _trainer_too(self, member: MemberState, failure: c.Failure, reason: c.Reason) -> None:
         """A hybrid's fault is one of the trainer, unless that is down already (RobustRL, section 4)."""
         trainer = self._members.get(TRAINER)
         if trainer is not None and trainer.health is c.Health.UP:
-            event = c.Down(TRAINER, trainer.id, f"{member.role} {member.id}, on its devices, is down", failure.cause)
-            self.went_down(event, c.Reason(c.Why.HYBRID, who=member.id))
+            why = f"{member.role} {member.id}, on its devices, is down: {failure.reason}"
+            limit = {name: reason.numbers[name] for name in ("limit_s",) if reason.why is c.Why.STILL}
+            event = c.Down(TRAINER, trainer.id, why, failure.cause)
+            self.went_down(event, c.Reason(c.Why.HYBRID, member.id, limit))
 
     def _use_older_checkpoint(self, member: MemberState, why: str) -> None:
         """Restart the trainer from an older checkpoint. The damaged one does not count as a failure of the trainer."""
@@ -225,10 +227,11 @@ class Failures:
             self.task = (over, member, reason)
         elif action is _ACTIONS.FAIL:
             before = f"; the task had been restarted for {'; '.join(self._causes)}" if self._causes else ""
-            if reason.why is c.Why.STILL and "limit_s" in reason.numbers:
+            if reason.why in (c.Why.STILL, c.Why.HYBRID) and "limit_s" in reason.numbers:
+                role = REPLICA if reason.why is c.Why.HYBRID else member.role
                 before += (
-                    f"; by pipeline.detection it may stand still for {reason.numbers['limit_s']:.0f} s: raise that if "
-                    f"a healthy {member.role} needs longer"
+                    f"; by pipeline.detection a {role} may stand still for {reason.numbers['limit_s']:.3g} s: raise that "
+                    f"if a healthy one needs longer"
                 )
             self._state.fail(
                 f"{member.role} {member.id} is down and is not restarted: {failure.reason} (failure {failure.failures} of "

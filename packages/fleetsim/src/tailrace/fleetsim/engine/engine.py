@@ -317,6 +317,10 @@ class ModelledEngine(Boundaries):
         """Number of trajectories in the queue."""
         return len(self._queue)
 
+    def holds(self, name: str) -> bool:
+        """Whether a trajectory is here; it may have ended since the engine was advanced."""
+        return name in self._works
+
     @property
     def ids(self) -> list[str]:
         """The trajectories in the batch and in the queue."""

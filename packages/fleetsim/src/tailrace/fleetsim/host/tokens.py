@@ -6,7 +6,7 @@ controller believes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tailrace import contracts as c
@@ -71,6 +71,7 @@ class Tokens:
         self.latency_sum_s = self.latency_max_s = 0.0
         self.latencies = 0
         self.reprefilled_tokens = 0
+        self.fences: dict[str, Callable[[str], None]] = {}  # by replica: it gets no more of a trajectory into the store
         self._groups: dict[int, list[ModelledSample]] = {}
         self._first_version: dict[int, int] = {}  # lengths drift with versions, but not those of a group under way
 
@@ -104,18 +105,31 @@ class Tokens:
     def unsaid_of(
         self, refs: Sequence[c.TrajectoryRef], replica: str, version: int, answers: int
     ) -> dict[str, c.Event]:
-        """The ends of trajectories or turns that a replica finds in the store as it begins them: nobody heard of them."""
+        """The ends of trajectories or turns that a replica finds in the store as it begins them: nobody heard of them.
+
+        They are this replica's from now on.
+        """
         found: dict[str, c.Event] = {}
         for ref in refs:
             name, known = ref.trajectory, self.trajectories.get(ref.trajectory)
             if known is None:
                 continue
+            if known.replica != replica:
+                self.fence(known.replica, name)
             if known.response:
                 found[name] = c.Finished(replica, name, known.response, self.reason(known.response), answers)
             elif known.ended_s is not None and self._goes_on(known, ref, version):
                 known.replica = replica
                 found[name] = c.TurnEnded(replica, name, known.kept, answers)
         return found
+
+    def fence(self, replica: str, name: str) -> None:
+        """Take nothing more of a trajectory from a replica that does not have it in the controller's eyes.
+
+        Such a one stood still, waits for its devices before it begins anew, and generates until then if it can.
+        """
+        if replica in self.fences:
+            self.fences[replica](name)
 
     def turns_ended(self, finished: Sequence[tuple[float, str, int]]) -> dict[str, int]:
         """Note those of what an engine has finished that are turns which an environment answers, and return their tokens."""

@@ -36,10 +36,19 @@ class Data(RoleModel):
                 tokens = tuple([self._world.tokens.prompt_tokens(prompt) for prompt in command.prompts])
                 self.member.say([c.Measured(command.prompts, tokens, command.seq)])
             if isinstance(command, c.Abort):
+                self._fence(command)
                 self._world.tokens.forget(command.trajectories)
                 if self._world.reorders:
                     self._world.dropped.note(command.trajectories, command.seq)
                 self.member.say([c.Discarded(command.seq)])
+
+    def _fence(self, command: c.Abort) -> None:
+        """A replica that is not told of an abort goes on with what it has of it, in vain."""
+        tokens = self._world.tokens
+        for name in command.trajectories:
+            known = tokens.trajectories.get(name)
+            if known is not None and known.replica not in command.replicas:
+                tokens.fence(known.replica, name)
 
     def die(self) -> None:
         super().die()

@@ -105,6 +105,7 @@ class ModelledReplica(RoleModel):
         self._generated = 0  # tokens that its engine had generated when its prefix cache was told last
         self._share, self._beside = 1.0, 1.0 / world.slows
         self._told = (self.time.now(), 0.0)  # time of its last report of load, and tokens generated until then
+        world.tokens.fences[id_] = self.fenced
         world.meters.append(self)
         world.pulsing.append(self)
         world.taking_turns.append(self)
@@ -216,6 +217,14 @@ class ModelledReplica(RoleModel):
         self._prefixes.clear()
         self.flush()  # the store has the trajectories that were complete before
         self.tokens.keep(left)
+
+    def fenced(self, name: str) -> None:
+        """Another replica begins a trajectory: if it is here yet, the store keeps the tokens until now and takes no more."""
+        if self.engine.holds(name):
+            left = self.engine.remove((name,), self.time.now())
+            self.flush()
+            self._leave(dict(left))
+            self.tokens.keep(left)
 
     # ---- commands -------------------------------------------------------------------------------------------------
 

@@ -459,6 +459,14 @@ class RayHost(OwnProcess):
         elif self._folder is not None and not os.environ.get("TAILRACE_DEBUG"):
             ray_session.remove(self._folder)
 
+    def end_run(self, run: str) -> None:
+        """End what another run left on this cluster, as Ray's namespace `run`: members and placement groups.
+
+        Ray kills a process that stands still after some seconds.
+        """
+        NamedActors(run, detached=True).end_all()
+        PlacementGroups(run, detached=True).end_all()
+
     def leave(self) -> None:
         """Leave the cluster to another controller."""
         self._ray.shutdown()

@@ -79,7 +79,7 @@ def check_left(directory: RunDirectory) -> RayCluster:
 
 
 def make_cluster(config: RunConfig, directory: RunDirectory) -> RayCluster:
-    """A place for the members of a run on Ray, which they keep when their controller dies. Members of an earlier one end."""
+    """A place for the members of a run on Ray, which they keep when their controller dies. A cluster of its own ends before."""
     left = RayCluster.read(directory.root)
     if left is not None:
         left.end()
@@ -89,15 +89,23 @@ def make_cluster(config: RunConfig, directory: RunDirectory) -> RayCluster:
         root, cores = directory.root.absolute(), cores_here(config)
         return start_cluster(root, cpus=_CPUS, unclaimed_s=unclaimed_s, machines=machines, cores=cores)
     run, token = name_run()
-    cluster = RayCluster(run, config.executor.ray_address, token, time.time(), unclaimed_s)
-    cluster.write(directory.root)
-    return cluster
+    return RayCluster(run, config.executor.ray_address, token, time.time(), unclaimed_s)
 
 
-def join(cluster: RayCluster, directory: RunDirectory) -> RayHost:
-    """The host of a new controller. If the cluster cannot be joined, it ends."""
+def join(cluster: RayCluster, directory: RunDirectory, left: RayCluster | None = None) -> RayHost:
+    """The host of a new controller. If the cluster cannot be joined, it ends.
+
+    Args:
+        left: where an earlier controller left members that end now: they would hold store and devices until they notice
+            that nobody controls them, and one that stands still would for ever.
+    """
     try:
-        return RayHost(cluster=cluster, root=directory.root.absolute(), epoch=next_epoch(directory))
+        host = RayHost(cluster=cluster, root=directory.root.absolute(), epoch=next_epoch(directory))
+        if left is not None and left.address == cluster.address and left.run != cluster.run:
+            host.end_run(left.run)
+        if cluster.keeper is None:
+            cluster.write(directory.root)
+        return host
     except BaseException:
         cluster.end()
         raise

@@ -275,10 +275,12 @@ class _Launch:
         if self.config.executor.name != "ray":
             return LocalHost()
         self._claim = Claim(self.directory.root)  # from now on: one that waits for Ray is not silent
+        left = None
         if not attaches or self._cluster is None:
             self.status.phase("starting Ray")
+            left = RayCluster.read(self.directory.root)
             self._cluster = make_cluster(self.config, self.directory)
-        return join(self._cluster, self.directory)
+        return join(self._cluster, self.directory, left)
 
     def _goes_on(
         self, controller: Controller, executor: Executor, roster: Roster, past: float, faults: Sequence[Fault]
