@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shutil
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -86,3 +87,18 @@ def test_no_app_that_can_run_is_status_1(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "auto" in out
     assert out.strip().endswith("no app's quick start can run here: see apps")
+
+
+def test_mps_is_told_with_how_to_start_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    absent = doctor_module._mps()
+    assert (absent.state, absent.text.endswith("nvidia-cuda-mps-control is not installed")) == ("note", True)
+    program = tmp_path / "nvidia-cuda-mps-control"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    assert doctor_module._mps().text.endswith(f"CUDA_MPS_PIPE_DIRECTORY={tmp_path} nvidia-cuda-mps-control -d")
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(tmp_path / "control"))
+        daemon.listen()
+        assert doctor_module._mps().state == "has"

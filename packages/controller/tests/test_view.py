@@ -27,6 +27,12 @@ def test_each_process_with_devices_has_its_seat_while_it_is_up():
     assert run.view.seats() == [("trainer 0", first), ("trainer 0.1", second)]
 
 
+def test_a_seat_tells_its_share_and_whether_it_computes_beside_others():
+    assert str(c.ProcessSeat("m", (0, 1))) == "GPU 0, 1 of machine m"
+    assert str(c.ProcessSeat("m", (3,), share=0.2)) == "GPU 3 of machine m (0.2 of each)"
+    assert str(c.ProcessSeat("m", (3,), share=0.2, mps=True)) == "GPU 3 of machine m (0.2 of each, by MPS)"
+
+
 def test_notes_are_those_of_members_that_are_up_and_noted_are_all():
     run = begun()
     run.go(c.Up("trainer", "0", notes=("slower",)), c.Up("replica", "r0", notes=("cold", "small")), leave=(c.Route,))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -58,7 +59,8 @@ try:
     specs = {
         ("trainer", "0"): RoleSpec(Role, gpus=0.6, cores=True, bundle=bundle[0]),
         ("trainer", "0.1"): RoleSpec(Role, gpus=0.6, cores=True, bundle=bundle[1]),
-        ("replica", "r0"): RoleSpec(Role, gpus=0.4, cores=True, bundle=bundle[0]),
+        ("replica", "r0"): RoleSpec(Role, gpus=0.2, cores=True, bundle=bundle[0]),
+        ("scorer", "0"): RoleSpec(Role, gpus=0.2, bundle=bundle[0]),
         ("replica", "r1"): RoleSpec(Role, gpus=0.4, cores=True, bundle=bundle[1]),
         ("data", "0"): RoleSpec(Role),
     }
@@ -67,7 +69,7 @@ try:
         member.call("ready").result(200)
     ran = {f"{role} {id_}": member.call("cores").result(60) for (role, id_), member in members.items()}
     seats = {f"{role} {id_}": member.seat for (role, id_), member in members.items()}
-    seats = {name: (seat.kind, seat.devices, seat.share) for name, seat in seats.items()}
+    seats = {name: (seat.kind, seat.devices, seat.share, seat.mps) for name, seat in seats.items()}
     print(json.dumps({"ran": ran, "seats": seats}), flush=True)
 finally:
     host.close()
@@ -75,22 +77,29 @@ finally:
 
 
 @pytest.mark.timeout(300)
-def test_a_rank_and_its_replica_are_pinned_to_one_core_and_say_so():
+def test_a_rank_and_its_replica_are_pinned_to_one_core_and_say_so(tmp_path):
+    """A judge beside them is on a device that is no core, and says that it joins the service that listens."""
     pytest.importorskip("ray")
     allowed = sorted(os.sched_getaffinity(0))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER], env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(tmp_path / "control"))
+        daemon.listen(64)
+        done = subprocess.run(
+            [sys.executable, "-c", DRIVER], env=environment, capture_output=True, text=True, timeout=280, check=False
+        )
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
     seats, ran = said["seats"], said["ran"]
-    cores = {name: devices for name, (_, devices, _) in seats.items()}
-    assert cores["trainer 0"] == cores["replica r0"]
+    assert {name for name, (*_, mps) in seats.items() if mps} == {"scorer 0"}
+    kind, (device,), *_ = seats.pop("scorer 0")
+    assert (kind, ran.pop("scorer 0")) == ("GPU", allowed)
+    cores = {name: devices for name, (_, devices, *_) in seats.items()}
+    assert cores["trainer 0"] == cores["replica r0"] == [device]
     assert cores["trainer 0.1"] == cores["replica r1"]
     assert sorted([*cores["trainer 0"], *cores["trainer 0.1"]]) == [0, 1]
-    assert {name: share for name, (_, _, share) in seats.items() if name != "data 0"} == {
-        "trainer 0": 0.6, "trainer 0.1": 0.6, "replica r0": 0.4, "replica r1": 0.4,
+    assert {name: share for name, (_, _, share, _) in seats.items() if name != "data 0"} == {
+        "trainer 0": 0.6, "trainer 0.1": 0.6, "replica r0": 0.2, "replica r1": 0.4,
     }  # fmt: skip
     assert cores["data 0"] == []
     assert ran["data 0"] == allowed  # it needs no device, and may use all cores

@@ -417,17 +417,19 @@ class ProcessSeat:
         devices: indices of its devices there, rising; empty if it has none.
         kind: what they are: ``GPU``, or ``core`` where a CPU's cores stand for devices.
         share: of each of them; 1 if it has them for itself.
+        mps: whether it computes beside others by NVIDIA's Multi-Process Service, not in turns with them.
     """
 
     machine: str
     devices: tuple[int, ...] = ()
     kind: str = "GPU"
     share: float = 1.0
+    mps: bool = False
 
     def __str__(self) -> str:
         if not self.devices:
             return f"machine {self.machine}"
-        share = f" ({self.share:g} of each)" if self.share < 1 else ""
+        share = f" ({self.share:g} of each{', by MPS' if self.mps else ''})" if self.share < 1 else ""
         return f"{self.kind} {', '.join(map(str, self.devices))} of machine {self.machine}{share}"
 
 

@@ -28,6 +28,7 @@ from tailrace.pipeline.errors import ConfigError
 from tailrace.reward.sandbox import AUTOMATIC, probe_sandbox
 from tailrace.rollout import RolloutError, check_engine_options, select_engine
 from tailrace.rollout.selection import GROUP as ENGINES
+from tailrace.runtime.hosts.mps import DIRECTORY, PROGRAM, mps_state
 
 State = Literal["has", "lacks", "note"]
 _MARKS = {"has": ("has  ", "green"), "lacks": ("lacks", "yellow"), "note": ("note ", "")}
@@ -168,6 +169,20 @@ def _devices() -> Iterator[Diagnosis]:
         text = f"{torch.cuda.get_device_name(index)}, {free / 1e9:.0f} of {total / 1e9:.0f} GB free"
         yield Diagnosis("devices", f"GPU {index}", "has", text)
     yield Diagnosis("devices", "CUDA", "has", f"{torch.version.cuda}, of torch {torch.__version__}")
+    yield _mps()
+
+
+def _mps() -> Diagnosis:
+    found = mps_state()
+    if found.runs:
+        where = f"its daemon listens in {found.directory}"
+        return Diagnosis("devices", "MPS", "has", f"{where}: processes on one GPU compute beside each other")
+    text = f"no daemon listens in {found.directory}: processes on one GPU take turns"
+    if found.installed:
+        text += f"; start one with: {DIRECTORY}={found.directory} {PROGRAM} -d"
+    else:
+        text += f"; {PROGRAM} is not installed"
+    return Diagnosis("devices", "MPS", "note", text)
 
 
 def _libraries() -> Iterator[Diagnosis]:

@@ -80,6 +80,7 @@ class RayMember:
         self._node: str | None = None
         self._pid: int | None = None
         self._devices: tuple[int, ...] = ()
+        self._mps = False
         self._killed = self._ending = False
         self._where = _translated(self._actor.where.remote(), self._dead, apart=known is not None)
         self._where.add_done_callback(self._remember)
@@ -107,7 +108,9 @@ class RayMember:
     @property
     def seat(self) -> ProcessSeat:
         """Its machine and the devices that Ray gave it there, once it is up."""
-        return ProcessSeat(self.machine, self._devices, "core" if self._cores else "GPU", self._share)
+        on_gpus = bool(self._devices) and not self._cores
+        kind = "core" if self._cores else "GPU"
+        return ProcessSeat(self.machine, self._devices, kind, self._share, mps=on_gpus and self._mps)
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method of the role. `ready` also finds out the member's process and machine."""
@@ -175,7 +178,7 @@ class RayMember:
 
     def _remember(self, future: Future[Any]) -> None:
         if not future.exception():
-            self._node, self._pid, self._devices, row = future.result()
+            self._node, self._pid, self._devices, row, self._mps = future.result()
             if self._known is not None and row is not None:  # it may have joined since the host looked
                 self._known.look([row])
 

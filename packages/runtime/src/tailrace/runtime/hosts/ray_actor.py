@@ -17,6 +17,7 @@ from tailrace.faulttol.elastic import NamedCaller
 from tailrace.runtime.errors import DeadlineError
 from tailrace.runtime.executor.seam import MemberDeadError
 from tailrace.runtime.hosts.mailbox import InjectedCalls, Mailbox
+from tailrace.runtime.hosts.mps import mps_state
 from tailrace.runtime.hosts.ray_placement import Machine, leave_group
 
 _LOOK_S = 1.0
@@ -81,13 +82,15 @@ class RoleActor:
         finally:
             os._exit(0)
 
-    def where(self) -> tuple[str, int, tuple[int, ...], Machine | None]:
-        """Ray's id of the machine, the process, the indices of its devices there, and the machine's row of `ray.nodes()`."""
+    def where(self) -> tuple[str, int, tuple[int, ...], Machine | None, bool]:
+        """Ray's id of the machine, the process, the indices of its devices there, the machine's row of `ray.nodes()`, and
+        whether what computes on a GPU there joins a Multi-Process Service.
+        """
         import ray
 
         node = ray.get_runtime_context().get_node_id()
         row = next((row for row in ray.nodes() if row["NodeID"] == node), None)
-        return node, os.getpid(), given_devices(), row
+        return node, os.getpid(), given_devices(), row, mps_state().runs
 
     def call(self, method: str, arguments: tuple[Any, ...], epoch: int | None = None) -> Any:
         return self._calls.call(self._role.result(), method, arguments, epoch)
