@@ -34,7 +34,7 @@ SIZES = {
     "streamrl/gsm8k-7b.toml": (SEVEN, 1, 4, 4, 1),
     "streamrl/gsm8k-7b-two-sites.toml": (SEVEN, 2, 8, 8, 1),
     "rollpacker/gsm8k-7b.toml": (SEVEN, 1, 8, 8, 1),
-    "rollpacker/judge.toml": (SEVEN, 1, 4, 4, 1),
+    "rollpacker/judge.toml": (SEVEN, 1, 8, 8, 1),
     "robustrl/gsm8k-7b-standby.toml": (SEVEN, 3, 8, 16, 1),
 }
 

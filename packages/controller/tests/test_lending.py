@@ -89,6 +89,17 @@ def test_a_cell_computes_only_once_its_devices_are_lent_and_their_replica_is_emp
     assert run.controller.lending.lent == ["r1"]
 
 
+def test_a_replica_beside_a_judge_is_shown_as_kept_and_is_not_lent():
+    told = Told()
+    run = colocated(told, judge_cell=0)
+    told.actions.append(c.LendReplica("r0"))
+    first = on(run, "r0")
+    run.go(*(c.Finished("r0", name, 10) for name in first), leave=(c.Route, c.Score))
+    assert run.view.failure is not None
+    assert "none on the cell of a judge" in run.view.failure
+    assert {load.replica: load.kept for load in told.seen[-1].loads} == {"r0": True, "r1": False}
+
+
 def test_devices_return_once_the_cell_has_ended_and_then_work_is_routed_again():
     told = Told()
     run = colocated(told)

@@ -110,7 +110,7 @@ class Phases(c.ProvisioningPolicy):
 def test_it_keeps_the_contract_of_its_axis():
     assert check_provisioning_policy(AdaptiveTPScaleDown(count=3), cases=20) > 20
     resized = lent = both = 0
-    for seed in range(120):
+    for seed in range(160):
         drive = ProvisioningDrive(Phases(AdaptiveTPScaleDown(count=4, short=2, long=1), seed), seed)
         had_lent = had_resized = False
         for _ in range(60):

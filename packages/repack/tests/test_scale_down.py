@@ -111,16 +111,24 @@ def test_the_half_is_whole_and_has_the_least_work(seeds):
             for first in range(0, 12, size)
         ]
         loads = [load(f"r{n}", *on, running=draw.randint(0, 4)) for n, on in enumerate(devices[: draw.randint(1, 6)])]
+        judged = draw.choice([None, 0, 1])  # the cell of a judge
+        loads = [replace(each, kept=judged in each.cells) for each in loads]
         half = half_of_cells(loads)
         parts, every = parts_of(loads), {cell for each in loads for cell in each.cells}
         assert len(half) <= len(every) / 2, f"seed {seed}"
+        assert judged not in half, f"seed {seed}"
         for each in loads:
             assert half.issuperset(each.cells) or half.isdisjoint(each.cells), f"seed {seed}: {each.replica} is divided"
         work = {part: sum(each.in_flight for each in loads if part >= set(each.cells)) for part in parts}
         lent = [part for part in parts if part <= half]
-        for kept in parts - set(lent):
+        for kept in (part for part in parts - set(lent) if judged not in part):
             lighter = sum(len(part) for part in lent if (work[part], min(part)) < (work[kept], min(kept)))
             assert lighter + len(kept) > len(every) // 2, f"seed {seed}: there was room for {set(kept)}"
+
+
+def test_a_replica_beside_a_judge_is_kept_however_little_it_has_to_do():
+    loads = [load("r0", 0, running=0, kept=True), load("r1", 1, running=9), load("r2", 0, running=0, kept=True)]
+    assert names(ScaleDown(count=3).plan(view([*loads, load("r3", 1, running=9)])), c.LendReplica) == ["r1", "r3"]
 
 
 def test_one_cell_is_never_lent():

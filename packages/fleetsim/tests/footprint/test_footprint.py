@@ -297,6 +297,19 @@ def test_devices_that_change_hands_move_the_state_and_the_weights_there_and_back
     assert not [one for one in counted().transfers if "shared devices" in one.what]
 
 
+def test_shares_of_a_half_or_less_stand_one_rank_to_a_device_with_their_replica_and_the_judge_on_the_first(tmp_path):
+    shares = (
+        "pipeline.provisioning=scale-down", "trainer.cells=2", "trainer.colocated=true", "executor.trainer_gpus=0.5",
+        "executor.replica_gpus=0.3", "executor.scorer_gpus=0.2", "rollout.options.gpu_memory_utilization=0.3",
+        f"reward.judge.model={tmp_path}", "reward.judge.template={response}", "reward.judge.memory_mib=6000",
+    )  # fmt: skip
+    found = counted("8xH100", *shares, target="rollpacker")
+    here = [[f"{one.role} {one.name}" for one in seat.members] for seat in found.standing.seats]
+    others = [[f"trainer 0.{number}", f"replica r{number}"] for number in (1, 2, 3)]
+    assert here == [["trainer 0", "replica r0", "scorer 0"], *others, [], [], [], []]
+    assert bytes_of(found.place("GPU 0"), "judge", "weights") == 6000 * 2**20
+
+
 def test_members_on_cores_are_counted_in_host_memory():
     on_cores = ("executor.device=cpu", "executor.trainer_gpus=0.5", "executor.replica_gpus=0.5")
     plain, pinned = (footprint(configuration("laminar", settings=settings)) for settings in ((), on_cores))

@@ -5,23 +5,27 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.controller.lending import cells_on
 from tailrace.pipeline.config.loading import read_toml
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.device_shares import check_shares, cores_here, takes_cores, trainer_group
+from tailrace.pipeline.run.device_shares import check_shares, cores_here, judge_cell, takes_cores, trainer_group
+from tailrace.pipeline.run.pools import cell_devices
 
 ROOT = Path(__file__).parents[4]
 
 
 def config(
-    trainer=0.0, replica=0.0, scorer=0.0, *, processes=1, replicas=2, tp=1, colocated=False, pipeline=None, **executor
-):
+    trainer=0.0, replica=0.0, scorer=0.0, *, processes=1, replicas=2, tp=1, colocated=False, pipeline=None, cells=1,
+    judge=None, **executor,
+):  # fmt: skip
     return RunConfig.model_validate(
         {
             "task": {"name": "chain_sum"},
             "pipeline": pipeline or {},
             "rollout": {"engine": "vllm", "replicas": replicas, "options": {"tensor_parallel_size": tp}},
-            "trainer": {"processes": processes, "colocated": colocated},
+            "trainer": {"processes": processes, "colocated": colocated, "cells": cells},
+            "reward": {"judge": {"model": judge, "template": "{response}"}},
             "executor": {"trainer_gpus": trainer, "replica_gpus": replica, "scorer_gpus": scorer, **executor},
         }
     )
@@ -103,6 +107,49 @@ def test_ranks_and_the_replicas_that_share_their_gpus_stand_in_parts_of_one_grou
     }
     assert {part.parts for part in beside.values()} == {(1.0, 1.0)}
     assert {part.strategy for part in beside.values()} == {"pack"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cells", "replicas"), [(2, 2, 4), (4, 2, 2), (4, 4, 8), (4, 2, 6), (8, 2, 8), (6, 3, 3)]
+)
+def test_a_replica_stands_on_a_gpu_of_the_cell_that_the_controller_lends_with_it(ranks, cells, replicas):
+    shares = config(
+        0.4, 0.6 * min(ranks / replicas, 1), processes=ranks, replicas=replicas, colocated=True, cells=cells
+    )
+    group, each = trainer_group(shares), cell_devices(shares)
+    for number in range(replicas):
+        rank = group["replica", f"r{number}"].index
+        assert cells_on((number,), each, cells) == (rank // (ranks // cells),), f"r{number} stands beside rank {rank}"
+
+
+def test_a_judge_stands_beside_the_rank_with_most_room_and_its_cell_is_known(tmp_path):
+    shares = {
+        "trainer": 0.5,
+        "replica": 0.3,
+        "scorer": 0.2,
+        "processes": 4,
+        "replicas": 4,
+        "colocated": True,
+        "cells": 2,
+    }
+    judged = config(**shares, judge=tmp_path)
+    check_shares(judged)
+    group = trainer_group(judged)
+    assert (group["scorer", "0"].index, group["scorer", "0"].parts) == (0, (1.0, 0.8, 0.8, 0.8))
+    assert judge_cell(judged) == 0
+    uneven = config(
+        **{**shares, "trainer": 0.2, "replicas": 6}, judge=tmp_path
+    )  # r0 and r1 beside rank 0, r2 beside rank 1
+    assert (trainer_group(uneven)["scorer", "0"].index, judge_cell(uneven)) == (1, 0)
+    alone = [
+        config(**shares),  # no judge
+        config(**{**shares, "scorer": 1.0}, judge=tmp_path),  # a device of its own
+        config(**{**shares, "trainer": 0.7}, judge=tmp_path),  # no room beside a rank and its replica
+        config(**{**shares, "colocated": False}, judge=tmp_path),
+    ]
+    for one in alone:
+        assert ("scorer", "0") not in trainer_group(one)
+        assert judge_cell(one) is None
 
 
 def test_the_shipped_configurations_ask_for_what_can_be_given():

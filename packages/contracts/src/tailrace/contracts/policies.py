@@ -582,7 +582,10 @@ class ProvisioningPolicy(AxisPolicy):
         return None
 
     def lends_devices(self) -> bool:
-        """Whether it may ever answer a `LendReplica` in a round: then cells of the trainer must share the replicas' devices."""
+        """Whether it may ever answer a `LendReplica` in a round: then cells of the trainer must share the replicas' devices.
+
+        It may not lend a replica that is `kept`: a judge beside it owes scores until the round's last response.
+        """
         return False
 
     def yields_from(self) -> float | None:

@@ -280,6 +280,7 @@ class ReplicaView:
         site: its datacenter; empty for the trainer's.
         in_environment: trajectories in flight whose last turn an environment answers. They hold no place and come back.
         max_running: most trajectories that its engine runs at once, as it says itself; 0 if it does not.
+        kept: whether its devices are not lent within a round: a judge has a share of one of them, or stands on its cells.
     """
 
     replica: str
@@ -303,6 +304,7 @@ class ReplicaView:
     site: str = ""
     in_environment: int = 0
     max_running: int = 0
+    kept: bool = False
 
     @property
     def places(self) -> int:

@@ -103,7 +103,8 @@ class ReplicaState:
     `differed` says that its engine had other weights than were published, and that it has served none since.
     `preemptions` counts those of this process, `preempted` those of all its processes; `cached` and `cached_tokens` likewise
     count tokens that its prefix cache had. `emptied` says how often that was emptied, `filled` how many tokens it took in.
-    `cells` are the trainer's cells on its `devices`. While its devices are `lent` to these cells, it gets no work. The last
+    `cells` are the trainer's cells on its `devices`. While its devices are `lent` to these cells, it gets no work; they are
+    `kept` where a judge stands on one of these cells. The last
     snapshot of this process came at `told_s`, on the run's clock, and the last sign of a token at `moved_s`. `asked` says what
     each `Interrupt` was for, by its number, that may still be answered.
     """
@@ -144,6 +145,7 @@ class ReplicaState:
     filled: float = 0.0
     devices: tuple[int, ...] = ()
     cells: tuple[int, ...] = ()
+    kept: bool = False
     lent: bool = False
     told_s: float | None = None
     moved_s: float = 0.0
@@ -193,6 +195,7 @@ class ReplicaState:
             self.member.site,
             len(self.away),
             self.max_running,
+            self.kept,
         )
         if not opens(view):
             object.__setattr__(view, "open", False)  # the view is not in use yet

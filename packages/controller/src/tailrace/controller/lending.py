@@ -68,6 +68,7 @@ class Lending:
             }
             replica.devices = devices_for(replica.member.tp, taken, replica.devices)
             replica.cells = cells_on(replica.devices, self._state.spec.cell_devices, self._state.spec.cells)
+            replica.kept = self._state.spec.judge_cell in replica.cells
 
     def lend(self, action: c.LendReplica) -> None:
         """Begin to lend a replica's devices."""

@@ -144,8 +144,11 @@ class Provisioning:
 
     def _lend(self, action: c.LendReplica) -> None:
         replica = self._fleet.replicas[action.replica]
-        if not replica.cells or replica.evaluating or not (replica.serves or replica.lent):
-            expected = "a replica on the devices of a cell of the trainer, that serves a version and runs no evaluation"
+        if not replica.cells or replica.kept or replica.evaluating or not (replica.serves or replica.lent):
+            expected = (
+                "a replica on the devices of a cell of the trainer, that serves a version and runs no evaluation, and none on "
+                "the cell of a judge"
+            )
             raise answered("provisioning", self._state.spec.provisioning, "plan", action, expected)
         self._lending.lend(action)
 

@@ -101,6 +101,8 @@ class PipelineSpec:
         colocated: whether the trainer's cells stand on the replicas' devices, so that a cell computes alone only on devices
             that are lent to it. With `pools`, on those of the hybrid ones.
         cell_devices: devices on which each cell stands, where `colocated`.
+        judge_cell: the cell on one of whose devices a judge has a share. They are not lent within a round, since the round ends
+            with its last score. None: no judge shares a device with a cell.
         cycle_s: least seconds between two decisions for changes of load alone; with hundreds of replicas, use 1.
         cycle_trajectories: most trajectories of the pool that one decision looks at. The rest follows in the next ones, so
             that a large backlog does not hold up other decisions.
@@ -155,6 +157,7 @@ class PipelineSpec:
     cells: int = 1
     colocated: bool = False
     cell_devices: int = 1
+    judge_cell: int | None = None
     cycle_s: float = 0.0
     cycle_trajectories: int = 8_192
     checkpoint_every: int = 1

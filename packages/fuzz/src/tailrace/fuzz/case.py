@@ -137,6 +137,7 @@ class Case(_Strict):
         fence: whether a version is sealed until its checkpoint is durable.
         cells: of the trainer.
         colocated: whether they stand on the devices of the replicas.
+        judge_cell: the one of them beside a judge, whose devices are not lent.
         machines: over which members are placed, and which may die; 0: they have none.
         hybrids: where they do, replicas on whose devices they stand: the others are a pool of their own; 0: all of them.
         step_s: deadline of a training step, which a healthy one may exceed; None: it exceeds none.
@@ -168,6 +169,7 @@ class Case(_Strict):
     far: Annotated[int, Field(ge=0)] = 0
     cells: Positive = 1
     colocated: bool = False
+    judge_cell: Annotated[int, Field(ge=0)] | None = None
     machines: Annotated[int, Field(ge=0)] = 0
     hybrids: Annotated[int, Field(ge=0)] = 0
     environments: EnvironmentsCase = EnvironmentsCase()
@@ -251,6 +253,7 @@ class Case(_Strict):
             buffer_groups=pipeline.buffer_prompts,
             cells=self.cells,
             colocated=self.colocated,
+            judge_cell=self.judge_cell,
             cell_devices=max(1, (min(self.hybrids, self.replicas) or self.replicas) // self.cells),
             cycle_s=pipeline.cycle_s,
             checkpoint_every=self.checkpoint_every,

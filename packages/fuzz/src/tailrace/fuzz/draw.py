@@ -179,6 +179,7 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     content["cells"] = Random(f"tailrace fuzz {seed}, cells").choice([1, 1, 2, 2, 3])
     if lends:
         content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2, "far": 0}
+        content["judge_cell"] = Random(f"tailrace fuzz {seed}, a judge").choice([None, None, 0, 1])
     if yields:
         content |= _hybrids(hybrids, content["replicas"])
     if lends or yields:

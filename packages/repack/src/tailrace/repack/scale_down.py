@@ -33,6 +33,7 @@ class ScaleDown(ProvisioningPolicy):
     those with the fewest trajectories, each with all replicas on its devices. Cells on the devices of one replica are lent
     together or not at all, so it may lend fewer than half, or none. The trajectories move to the other replicas, which compute
     the keys and values of their tokens anew.
+    It never lends the cells of a replica beside a judge, which owes the round's last scores; there are others for the half.
     It lends only if all replicas are up, if all trajectories at their expected lengths fit into the KV caches that remain, if
     each has a place in a decode batch there, and if the loan brings more than it costs (`seconds_of_loan`), as far as the last
     `remembers` steps tell. All devices return when the round ends, or when a replica that was kept goes down.
@@ -161,7 +162,7 @@ def half_of_cells(loads: Sequence[ReplicaView]) -> set[int]:
     """At most half of the cells that are on the devices of replicas. No replica stands on a chosen cell and on another one too.
 
     Cells that replicas join are chosen together. Those with the fewest trajectories come first; what does not fit into the
-    half is left out.
+    half is left out, and so are the cells of a replica that is `kept`.
 
     Args:
         loads: the replicas, each on at least one cell.
@@ -175,7 +176,8 @@ def half_of_cells(loads: Sequence[ReplicaView]) -> set[int]:
         return sum(load.in_flight for load in loads if part.issuperset(load.cells)), min(part)
 
     half, chosen = sum(map(len, together)) // 2, set[int]()
-    for part in sorted(together, key=work):
+    kept = {cell for load in loads if load.kept for cell in load.cells}
+    for part in sorted(filter(kept.isdisjoint, together), key=work):
         if len(chosen) + len(part) <= half:
             chosen |= part
     return chosen

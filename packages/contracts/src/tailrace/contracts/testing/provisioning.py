@@ -163,6 +163,7 @@ class ProvisioningDrive:
         self.members = [self.member(role, "0", Health.UP) for role in ("data", "trainer", "scorer", "relay")]
         self.cells, self.kv = self.random.choice([1, 2, 2, 4]), 0.01
         self.lent: set[str] = set()
+        self.judge_cell = 0 if seed % 4 == 3 else None
         self.devices: int | None = None  # of the start
         self.round: RoundView | None = None
         self.iterations: list[IterationRecord] = []
@@ -224,7 +225,8 @@ class ProvisioningDrive:
         first, kv = int(name.partition("-")[2]), self.kv
         (tp,) = (member.tp for member in self.members if member.id == name and member.role == "replica")
         cells = tuple(sorted({(first + place) % self.cells for place in range(tp)}))
-        return ReplicaView(name, self.version, False, 2, 16, kv, kv, kv, 0, True, 2, 1_000, cells=cells)
+        kept = self.batches is None and self.judge_cell in cells
+        return ReplicaView(name, self.version, False, 2, 16, kv, kv, kv, 0, True, 2, 1_000, cells=cells, kept=kept)
 
     def settle(self) -> None:
         """Ask the policy and carry out its actions until it answers none."""
@@ -361,6 +363,7 @@ class ProvisioningDrive:
             self.lent.add(action.replica)
             return
         assert self.round is not None, f"{self.where}: {action!r} between rounds"
+        assert not self.load(action.replica).kept, f"{self.where}: {action!r}, and it stands beside a judge"
         self.lent.add(action.replica)
         assert self.lent != set(up), f"{self.where}: {action!r}, and no replica has its devices"
 

@@ -144,20 +144,21 @@ def stand(config: RunConfig, machines: Machines) -> Standing:
     nodes: dict[StandingMember, int] = {}
     group = trainer_group(config)
     homes: dict[int, DeviceSeat] = {}  # of each part of the trainer's group
+    held: dict[tuple[int, int], float] = {}  # of each device by such parts, for all who are to stand there
     for place, rank in enumerate(ranks):
+        bundle = group.get((TRAINER, rank.name))
+        part = min(1.0, rank.devices if bundle is None else bundle.parts[place])
         free = _order(config.executor.placement, place, _at_site(rank, seats, machines), machines)
+        free = [seat for seat in free if held.get((seat.node, seat.index), 0.0) + part <= 1 + _ROUNDING]
         nodes[rank] = _take(rank, free, config, machines)
         if rank.devices:
-            homes[place] = next(seat for seat in seats if rank in seat.members)
-    for replica in replicas:
-        bundle = group.get((REPLICA, replica.name))
+            home = homes[place] = next(seat for seat in seats if rank in seat.members)
+            held[home.node, home.index] = held.get((home.node, home.index), 0.0) + part
+    others = ((SCORER, config.executor.scorer_gpus), (RANKER, ranker_gpus(config)))
+    for member in (*replicas, *(StandingMember(role, "0", devices) for role, devices in others if devices)):
+        bundle = group.get((member.role, member.name))
         beside = [homes[bundle.index]] if bundle is not None and bundle.index in homes else None
-        beside = beside or _at_site(replica, seats, machines)
-        nodes[replica] = _take(replica, beside, config, machines)
-    for role, devices in ((SCORER, config.executor.scorer_gpus), (RANKER, ranker_gpus(config))):
-        if devices:
-            other = StandingMember(role, "0", devices)
-            nodes[other] = _take(other, _at_site(other, seats, machines), config, machines)
+        nodes[member] = _take(member, beside or _at_site(member, seats, machines), config, machines)
     return Standing(tuple(seats), ranks, replicas, nodes)
 
 

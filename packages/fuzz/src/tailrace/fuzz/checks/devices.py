@@ -107,6 +107,8 @@ class DeviceCheck:
                 SHARED,
                 f"{command.replica} lends cells {command.cells} on devices {mine}, expected cells {sorted(cells)}",
             )
+        if spec.judge_cell in cells:
+            raise InvariantError(SHARED, f"{command.replica} lends cell {spec.judge_cell}, on which a judge stands")
         held = sorted(self._holds.get(command.replica, ()))
         if held:
             raise InvariantError(SHARED, f"the devices of {command.replica} are lent while it holds {held!r:.100}")

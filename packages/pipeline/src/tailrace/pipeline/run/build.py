@@ -29,7 +29,7 @@ from tailrace.pipeline.roles.trainer import TrainerRole, TrainerSettings
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
 from tailrace.pipeline.run.abilities import applies_adapters, check_abilities, sleep_level
-from tailrace.pipeline.run.device_shares import check_shares, cores_here, takes_cores, trainer_group
+from tailrace.pipeline.run.device_shares import check_shares, cores_here, judge_cell, takes_cores, trainer_group
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.engine import abilities_of, selected_engine
 from tailrace.pipeline.run.environments import (
@@ -174,6 +174,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         cells=config.trainer.cells,
         colocated=config.trainer.colocated,
         cell_devices=cell_devices(config),
+        judge_cell=judge_cell(config) if policies["provisioning"].lends_devices() else None,
         replica_batch=pipeline.prompts_per_replica * pipeline.samples_per_prompt,
         tp=tensor_parallel(config.rollout.options),
         buffer_groups=pipeline.buffer_prompts,

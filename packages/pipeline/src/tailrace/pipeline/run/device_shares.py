@@ -12,7 +12,7 @@ from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.errors import Gathered
 from tailrace.pipeline.run.facts import facts_of
 from tailrace.pipeline.run.pools import ranker_gpus, replica_pools, tensor_parallel
-from tailrace.runtime.executor.deployment import REPLICA, TRAINER, rank_id
+from tailrace.runtime.executor.deployment import REPLICA, SCORER, TRAINER, rank_id
 from tailrace.runtime.executor.seam import Bundle
 
 _ROUNDING = 1e-6
@@ -99,20 +99,31 @@ def check_shares(config: RunConfig) -> None:
 def trainer_group(config: RunConfig) -> dict[tuple[str, str], Bundle]:
     """The part of the trainer's group in which each of its ranks stands, and each replica that has a share of a rank's GPU.
 
-    Empty for a rank that stands alone.
+    Replicas stand beside ranks in order, so that each is on a GPU of the cell which the controller counts as its own. The
+    scorer with a judge stands beside them, where least is taken, if that leaves its share. Empty for a rank that stands alone.
     """
-    executor, ranks = config.executor, config.trainer.processes
+    executor, ranks, replicas = config.executor, config.trainer.processes, config.rollout.replicas
     shares = config.trainer.colocated and 0 < executor.trainer_gpus < 1 and 0 < executor.replica_gpus < 1
-    beside = range(config.rollout.replicas) if shares and not config.rollout.pools else range(0)
+    beside = {f"r{n}": n * ranks // replicas for n in range(replicas)} if shares and not config.rollout.pools else {}
     if ranks == 1 and not beside:
         return {}
     parts = [executor.trainer_gpus] * ranks
-    for number in beside:
-        parts[number % ranks] += executor.replica_gpus
-    whole = tuple(round(part, 6) for part in parts)
+    for rank in beside.values():
+        parts[rank] += executor.replica_gpus
     members = {(TRAINER, rank_id("0", rank)): rank for rank in range(ranks)}
-    members |= {(REPLICA, f"r{number}"): number % ranks for number in beside}
+    members |= {(REPLICA, name): rank for name, rank in beside.items()}
+    judges = executor.scorer_gpus if config.reward.judge.model is not None and beside else 0.0
+    if judges and min(parts) + judges <= 1 + _ROUNDING:
+        members[SCORER, "0"] = judged = parts.index(min(parts))
+        parts[judged] += judges
+    whole = tuple(round(part, 6) for part in parts)
     return {member: Bundle(TRAINER, index, whole, executor.placement) for member, index in members.items()}
+
+
+def judge_cell(config: RunConfig) -> int | None:
+    """The trainer's cell on one of whose GPUs a judge has a share; None where no cell shares one with it."""
+    bundle = trainer_group(config).get((SCORER, "0"))
+    return None if bundle is None else bundle.index * config.trainer.cells // config.trainer.processes
 
 
 def _whole(number: float) -> bool:

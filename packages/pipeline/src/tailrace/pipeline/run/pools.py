@@ -199,11 +199,12 @@ def check_shared(config: RunConfig, spec: PipelineSpec) -> None:
             f"devices of some replicas, and {len(spec.pools)} pools, expected replicas that are all alike"
         )
     part = config.executor.scorer_gpus
-    if lends and config.reward.judge.model is not None and part % 1:
+    if lends and config.reward.judge.model is not None and part % 1 and spec.judge_cell is None:
         raise ConfigError(
             f"keys 'executor.scorer_gpus' and 'pipeline.provisioning': found {part} of a device for the judge, beside a "
-            f"replica, and {config.pipeline.provisioning.name!r}, which may lend that device while the judge is needed; "
-            "expected whole devices of its own, such as 1, or 'static' or 'adaptive-tp', which lend none"
+            f"replica that is not known, and {config.pipeline.provisioning.name!r}, which may lend that device while the judge "
+            "is needed; expected whole devices of its own, such as 1, or shares of the ranks and replicas beside it too "
+            "(executor.trainer_gpus, executor.replica_gpus)"
         )
     if shared and spec.provisioning.watched_iterations():
         raise ConfigError(

@@ -32,12 +32,12 @@ def start_ahead(host: RayHost, config: RunConfig) -> None:
 
     first_commands = Controller(build_spec(config), relays=relay_count(config)).handle(Tick(), 0.0)
     places = {(one.role, one.id): one.place for one in first_commands if isinstance(one, Start)}
+    group = trainer_group(config)
     for role, ids in ((DATA, ["0"]), (SCORER, ["0"]), (RELAY, [str(index) for index in range(relay_count(config))])):
-        for id_ in ids:
+        for id_ in ids if (role, ids[0]) not in group else ():
             gpus = config.executor.scorer_gpus if role == SCORER else 0.0
             spec = RoleSpec(_nothing, gpus=gpus, home=role != RELAY, cores=takes_cores(config) and role == SCORER)
             host.prepare(role, id_, spec, places[role, id_])
-    group = trainer_group(config)
     if (TRAINER, "0") not in group:
         backend = {"name": config.trainer.backend}
         gpus = config.executor.trainer_gpus
