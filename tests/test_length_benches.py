@@ -131,6 +131,23 @@ def test_a_group_of_a_drift_counts_with_the_prediction_with_which_it_started(tmp
     assert list(groups[0].lengths.values()) == list(range(10, 10 + SAMPLES))
 
 
+def test_rankers_before_and_after_an_update_are_not_ranked_in_one_scale():
+    from ranker_drift import SAMPLES, Launched, over_updates
+
+    from tailrace.ranker import Example, LengthRanker, Prediction
+
+    texts = ["word " * (at + 1) for at in range(40)]
+    groups = []
+    for at in range(40):
+        scale, lengths = (1, 1_000)[at % 2], dict.fromkeys(map(str, range(SAMPLES)), at + 1)
+        groups.append(Launched(at, at % 2, Prediction(1.0, 99.0, (10.0 + at) * scale), lengths))
+    frozen = LengthRanker.train([Example(text, (len(text),) * 2) for text in texts], method="prompt-length", seed=0)
+    found = over_updates(groups, texts, frozen)
+    assert found["prompts"] == 40
+    assert found["recall20"] == found["frozen_recall20"] == found["prompt_length_recall20"] == pytest.approx(1.0)
+    assert over_updates(groups[::2], texts, frozen)["prompts"] == 20
+
+
 @pytest.mark.deep
 def test_the_mix_is_the_same_in_each_process_and_its_work_leads_to_the_answer():
     pytest.importorskip("reasoning_gym")

@@ -150,13 +150,22 @@ def figures(directory: Path, steps: int) -> dict[str, Any]:
         UPDATED: [one for one in known if one.prompt >= half and one.updates > before],
     }
     summary = json.loads((directory / "run" / "summary.json").read_text())
-    found = {part: measured(some, texts, frozen) for part, some in parts.items() if len(some) > 1}
+    found = {part: over_updates(some, texts, frozen) for part, some in parts.items() if len(some) > 1}
     return {
         "updates": updates,
         "unpredicted": summary["unpredicted"],
         "method": summary["ranker_method"],
         "parts": found,
     }
+
+
+def over_updates(groups: Sequence[Launched], texts: Sequence[str], frozen: LengthRanker) -> dict[str, float]:
+    """Means over the rankers that predicted, by prompts: an update may change the scale of scores, in which one ranks."""
+    by = {one.updates: [other for other in groups if other.updates == one.updates] for one in groups}
+    each = [measured(some, texts, frozen) for some in by.values() if len(some) > 1]
+    prompts = sum(one["prompts"] for one in each)
+    means = {key: sum(one[key] * one["prompts"] for one in each) / prompts for key in each[0]}
+    return {**means, "prompts": prompts}
 
 
 def measured(groups: Sequence[Launched], texts: Sequence[str], frozen: LengthRanker) -> dict[str, float]:
