@@ -360,7 +360,8 @@ class ExecutorConfig(_Strict):
     gpu_memory_gb: float = Field(default=80.0, gt=0)
     """memory of each GPU in 10^9 bytes; a run whose trainer or replicas would take more is refused"""
     scorer_gpus: float = Field(default=0.0, ge=0)
-    """GPUs of the scorer, for a judge; a share, with replicas that also take a share, places it beside a replica"""
+    """GPUs of the scorer, for a judge; a share, with replicas that also take a share, places it beside a replica, and with
+    ranks that do too beside both, on a cell that is then not lent within a round"""
     ranker_gpus: float = Field(default=0.0, ge=0)
     """GPUs of the ranker, for a language model; a share, as the scorer's"""
     placement: Literal["pack", "spread", "strict-pack", "strict-spread"] = "pack"

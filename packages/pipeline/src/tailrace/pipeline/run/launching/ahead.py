@@ -34,7 +34,9 @@ def start_ahead(host: RayHost, config: RunConfig) -> None:
     places = {(one.role, one.id): one.place for one in first_commands if isinstance(one, Start)}
     group = trainer_group(config)
     for role, ids in ((DATA, ["0"]), (SCORER, ["0"]), (RELAY, [str(index) for index in range(relay_count(config))])):
-        for id_ in ids if (role, ids[0]) not in group else ():
+        for id_ in ids:
+            if (role, id_) in group:
+                continue
             gpus = config.executor.scorer_gpus if role == SCORER else 0.0
             spec = RoleSpec(_nothing, gpus=gpus, home=role != RELAY, cores=takes_cores(config) and role == SCORER)
             host.prepare(role, id_, spec, places[role, id_])
