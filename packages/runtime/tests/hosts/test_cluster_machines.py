@@ -111,7 +111,7 @@ def member_on(machines, own):
 
     actor = Played()
     member = RayMember("r0", actor, None, 1, known=machines)
-    actor.answers[0].set_result(("n" * 10, 1, (), own))
+    actor.answers[0].set_result(("n" * 10, 1, (), own, False))
     return member, actor
 
 
