@@ -13,7 +13,7 @@ from tailrace.rollout.generation import generate
 from tailrace.rollout.testing import EngineAbilitiesContract, EngineContract
 from tailrace.rollout.testing.contract import greedy, save_tiny_model
 
-pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM")]
 
 
 @pytest.mark.inherited(deep=[EngineContract.test_a_small_cache_makes_it_preempt_and_changes_no_token])

@@ -25,6 +25,7 @@ from tailrace.trainer.worker import TrainerWorker
 sys.path.insert(0, str(Path(__file__).parent))
 import trainer_processes
 
+pytestmark = pytest.mark.long
 CONFIG = dataclasses.replace(trainer_processes.CONFIG, micro_batch_tokens=120)
 COMPILED = dataclasses.replace(CONFIG, compile=True)
 COUNTS = ("compiled_graphs", "graph_breaks", "recompiles")

@@ -24,6 +24,7 @@ from tailrace.trainer.warmstart import (
     warm_start,
 )
 
+pytestmark = pytest.mark.long
 EXAMPLES = [(f"{a} + {b} = ", f"<answer>{a + b}</answer>") for a in range(10) for b in range(10)]
 CONFIG = WarmStartConfig(steps=6, batch=8, lr=0.01, warmup_steps=2, processes=2, device="cpu")
 TINY: dict[str, Any] = {

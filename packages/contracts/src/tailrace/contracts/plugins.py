@@ -11,9 +11,15 @@ from tailrace.contracts.errors import PluginError, expected_one_of
 
 
 @functools.cache
-def _registered(group: str, path: tuple[str, ...]) -> EntryPoints:  # noqa: ARG001 - the result depends on it
-    """The entry points of a group in the installed distributions. Reading them takes 50 ms."""
-    return entry_points(group=group)
+def _installed(path: tuple[str, ...]) -> Any:  # noqa: ARG001 - the result depends on it
+    """All entry points of the installed distributions. Reading them takes 8 ms, for one group as for all."""
+    return entry_points()
+
+
+@functools.cache
+def _registered(group: str, path: tuple[str, ...]) -> EntryPoints:
+    found: EntryPoints = _installed(path).select(group=group)
+    return found
 
 
 def _points(group: str) -> EntryPoints:
