@@ -121,10 +121,15 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.path not in long)
 
 
+def pytest_collection():
+    gc.disable()  # nothing of what is imported and collected is garbage
+
+
 def pytest_collection_finish():
     # What collection made stays to the end: each full collection of garbage would look at all of it, for a quarter of a second.
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

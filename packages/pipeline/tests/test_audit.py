@@ -38,7 +38,7 @@ class TestAudit(RealRuns):
         return LocalHost(started_s)
 
     @pytest.mark.parametrize("training", ["streamed", pytest.param("in parts", marks=pytest.mark.deep)])
-    def test_a_run_with_faults_ends_on_the_bits_of_one_without(self, tmp_path, model, training):
+    def test_a_run_with_faults_ends_on_the_bits_of_one_without(self, tmp_path, model, training, deep):
         """The trainer dies twice, a replica and a relay once."""
         spec = make_spec(steps=2 * STEPS, training=TRAINING[training], fence=training == "streamed")
         run = self.run(tmp_path, model, spec=spec, faults=FAULTS)
@@ -51,6 +51,6 @@ class TestAudit(RealRuns):
         experiences = {row["trajectory"]: experience(row) for row in rows}
         again = Retraining(model, settings.backend, settings.config, 1, 1, made, experiences)
         assert train_again(again) == weights_sha256(tmp_path / "checkpoints" / str(run.version))
-        assert train_again(replace(again, updates=made[:-1])) == weights_sha256(
-            tmp_path / "checkpoints" / str(made[-2].version)
-        )
+        if deep:
+            before = weights_sha256(tmp_path / "checkpoints" / str(made[-2].version))
+            assert train_again(replace(again, updates=made[:-1])) == before
