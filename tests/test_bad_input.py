@@ -420,6 +420,26 @@ KINDS = {
         None,
         ["publish.fence", "checkpoint.every", "3", "every step"],
     ),
+    "newer-weights-behind-a-fence": (
+        settings("publish.fence=true", "checkpoint.newer_weights=true"),
+        None,
+        ["publish.fence", "checkpoint.newer_weights", "newer than the newest checkpoint"],
+    ),
+    "newer-weights-for-equal-bits": (
+        settings("pipeline.deterministic=true", "checkpoint.newer_weights=true"),
+        None,
+        ["pipeline.deterministic", "checkpoint.newer_weights", "same bits"],
+    ),
+    "newer-weights-that-lost-precision": (
+        settings("relay.codec=bf16", "checkpoint.newer_weights=true"),
+        None,
+        ["relay.codec", "bf16", "checkpoint.newer_weights", "delta"],
+    ),
+    "newer-weights-beside-a-critic": (
+        settings("trainer.advantages=gae", "checkpoint.newer_weights=true"),
+        None,
+        ["trainer.advantages", "checkpoint.newer_weights", "critic"],
+    ),
     "transport-unknown": (settings("relay.transport=rdma"), None, ["relay.transport", "rdma", "tcp"]),
     "codec-unknown": (settings("relay.codec=zip"), None, ["relay.codec", "zip", "delta"]),
     "seed-no-number": ([*RUN, "--seed", "x"], None, ["--seed", "'x'"]),

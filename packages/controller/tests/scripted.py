@@ -126,7 +126,9 @@ class Scripted:
         seq = command.seq
         match command:
             case c.Start(role=role, id=id_) | c.Restart(role=role, id=id_):
-                return [self._up(role, id_, getattr(command, "version", None), seq)]
+                weights = getattr(command, "weights", None)
+                version = getattr(command, "version", None) if weights is None else weights.version
+                return [self._up(role, id_, version, seq)]
             case c.Stop(role=role, id=id_):
                 return [c.Down(role, id_, "it was told to stop", c.Cause.STOPPED)]
             case c.Publish(sealed=True):

@@ -14,6 +14,7 @@ from tailrace.controller.ledger import Ledger
 from tailrace.controller.lending import Lending
 from tailrace.controller.members import Members
 from tailrace.controller.policies.tail_batching import InRounds
+from tailrace.controller.recovery.fall_back import FallBack
 from tailrace.controller.sources import Sources, sources
 from tailrace.controller.trainer_state import TrainerState
 from tailrace.controller.trajectories import Phase
@@ -287,7 +288,23 @@ def _failures_that_are_forgotten(patch):
     patch.setattr(Members, "failure", failure)
 
 
+def _newer_weights_and_the_batches_of_the_checkpoint(patch):
+    """A trainer that took newer weights gets the batches again that these were made of."""
+    to = FallBack.to
+
+    def back(fall_back, version):
+        taken = fall_back._state.trainer.taking is not None
+        if taken:
+            fall_back._state.ledger.roll_back(fall_back._state.trainer.fallbacks[-1])
+        to(fall_back, version)
+
+    patch.setattr(FallBack, "to", back)
+
+
 MUTANTS = {
+    "newer weights, and the batches of the checkpoint": Mutant(
+        _newer_weights_and_the_batches_of_the_checkpoint, (ONCE, CRASHED)
+    ),
     "failures that are forgotten": Mutant(_failures_that_are_forgotten, (PROGRESS,)),
     "a step before hybrids have left": Mutant(_a_step_before_hybrids_have_left, (SHARED,)),
     "hybrids that yield before their share": Mutant(_hybrids_that_yield_before_their_share, (SHARED, PROGRESS)),

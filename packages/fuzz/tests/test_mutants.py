@@ -20,6 +20,7 @@ SEEDS = 400
 TRIALS = 40
 # The seed of a small case that shows each; only to save time, any other seed does as well, and a stale one is told.
 FIRST = {
+    "newer weights, and the batches of the checkpoint": 32,
     "a step before hybrids have left": 7,
     "hybrids that yield before their share": 1136,
     "a queue that is lost": 716,

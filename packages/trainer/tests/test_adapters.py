@@ -191,6 +191,19 @@ def test_a_checkpoint_of_another_adapter_is_refused_and_changes_nothing(model, t
             worker.load(tmp_path / "whole")
 
 
+def test_a_newer_adapter_stands_beside_the_optimizer_of_a_checkpoint(model, tmp_path):
+    with TrainerWorker(model, CONFIG) as worker:
+        worker.step([batch(1)])
+        worker.save(tmp_path / "1", 1).result(60)
+        worker.step([batch(2)])
+        newer = {name: tensor.clone() for name, tensor in worker.weights()}
+    with TrainerWorker(model, CONFIG) as worker:
+        assert worker.load(tmp_path / "1", newer) == 1
+        for name, tensor in worker.weights():
+            assert torch.equal(tensor, newer[name])
+        assert worker.steps == 1
+
+
 def test_a_checkpoint_of_another_base_is_refused(model, tmp_path):
     other = build_model(tmp_path / "other", vocab_size=VOCAB, hidden=16, layers=2, head_dim=8, mlp=32, seed=9)
     with TrainerWorker(model, CONFIG) as worker:

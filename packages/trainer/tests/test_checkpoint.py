@@ -63,6 +63,41 @@ def assert_same_bits(found, expected):
         assert torch.equal(found[name], expected[name]), name
 
 
+def held_by(worker):
+    """The parameters as the optimizer has them."""
+    return {name: shard.clone() for name, shard in worker._model.local.items()}
+
+
+def test_newer_weights_in_fewer_bits_change_only_what_they_show_as_changed(model_path, tmp_path):
+    """In bfloat16, each parameter is the published one, or the checkpoint's float32 one that rounds to it."""
+    config = dataclasses.replace(CONFIG, dtype="bfloat16", lr=1e-5, warmup_steps=0)
+    with TrainerWorker(model_path, config) as worker:
+        worker.step([batch(1)])
+        worker.save(tmp_path / "v1", 1).result(60)
+        saved = held_by(worker)
+        moments = {name: value for name, value in state_of(worker).items() if name.startswith("exp_avg")}
+        for seed in (2, 3, 4):
+            worker.step([batch(seed)])
+        true = held_by(worker)
+        published = {name: tensor.clone() for name, tensor in worker.weights()}
+    with TrainerWorker(model_path, config) as worker:
+        worker.load(tmp_path / "v1", published)
+        assert_same_bits(dict(worker.weights()), published)
+        assert_same_bits({name: value for name, value in state_of(worker).items() if name in moments}, moments)
+        assert worker.steps == 1
+        kept, changed = 0, 0
+        for name, found in held_by(worker).items():
+            same = saved[name].to(torch.bfloat16) == published[name]
+            assert torch.equal(found[same], saved[name][same])
+            assert torch.equal(found[~same], published[name][~same].float())
+            kept, changed = kept + int(same.sum()), changed + int((~same).sum())
+        assert kept
+        assert changed
+        error = sum(float((found - true[name]).abs().sum()) for name, found in held_by(worker).items())
+        rounded = sum(float((published[name].float() - true[name]).abs().sum()) for name in true)
+        assert error < rounded  # than to round them all
+
+
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(model_path, tmp_path):
     with TrainerWorker(model_path, CONFIG) as worker:
         worker.step([batch(1), batch(2)])

@@ -322,6 +322,21 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldWeights:
+    """Published weights that others hold, for a trainer whose newest checkpoint is older.
+
+    Args:
+        version: their version.
+        steps: batches that they were trained on since the checkpoint.
+        sources: addresses of the relays and replicas that have them, best first.
+    """
+
+    version: int
+    steps: int
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Restart:
     """Replace a member by a fresh one; if the old process still lives, it is ended. Answered by `Up`.
 
@@ -329,6 +344,7 @@ class Restart:
         version: for the trainer, the checkpoint to resume from; None for the model that the run began with. For the data
             role, the version from which the trainer continues if the whole run restarts; None otherwise.
         tp: as in `Start`.
+        weights: for the trainer, newer weights to take in place of the checkpoint's; None: it takes those.
     """
 
     seq: int
@@ -338,6 +354,7 @@ class Restart:
     place: Place = field(default_factory=Place)
     reason: Reason = _POLICY
     tp: int | None = None
+    weights: HeldWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -438,7 +438,8 @@ class Up:
     """A member of a role is up and serves.
 
     Args:
-        version: for the trainer, the version of the checkpoint that it loaded; None for the model that the run began with.
+        version: for the trainer, the version of the weights that it loaded: those of its checkpoint, or newer ones that it took
+            from others (`Restart.weights`); None for the model that the run began with.
         machine: the machine it runs on, empty if unknown.
         address: for a relay, and a replica that offers what it serves, where others reach it.
         held: for the data role, finished trajectories in its store, scored or not, that were not consumed.

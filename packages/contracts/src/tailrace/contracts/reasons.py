@@ -70,6 +70,7 @@ class Why(StrEnum):
     FAILED: a member failed; `failures` in a row, of which the policy allows `allowed`, if it says so. More than those means
         that it starts on another machine, or is given up: then `left` members of its role are left to do its work.
     DAMAGED: its checkpoint cannot be used, so an older one is tried; `version` of the damaged one.
+    NOT_TAKEN: newer weights than those of its checkpoint could not be taken, so it starts with those; `version` of the newer.
     STILL: a member stands still with work in flight; `still_s`, `limit_s`; a command also has `failures`, `allowed` and `left`
         as above.
     SILENT: a member does not answer; `silent_s`, `limit_s`; a command also has `failures`, `allowed`, `left`.
@@ -151,6 +152,7 @@ class Why(StrEnum):
     TRAINING_SLOWER = "training-slower"
     FAILED = "failed"
     DAMAGED = "damaged"
+    NOT_TAKEN = "not-taken"
     STILL = "still"
     SILENT = "silent"
     MACHINE_SILENT = "machine-silent"

@@ -54,6 +54,10 @@ class EvaluationPlan:
         return ""
 
 
+_NOT_BOTH = {
+    "fence": "behind a fence no published weights are newer than the newest checkpoint",
+    "deterministic": "a trainer with newer weights than its optimizer's state does not end on the same bits",
+}
 AXES = ("admission", "batching", "routing", "sync", "relocation", "training", "provisioning", "recovery")
 
 
@@ -114,6 +118,8 @@ class PipelineSpec:
             oldest with full state; the newest two of those stay, and count too.
         fence: whether a version may be pulled only once its checkpoint is durable, so that no replica is ever newer than what
             the trainer can come back to. Every version must then have a checkpoint.
+        newer_weights: whether a trainer that restarts takes published weights from relays and replicas, where they are newer
+            than its newest checkpoint; the optimizer's state stays that of the checkpoint.
         scoring_attempts: how often a failing verifier is tried before the group is reported as failed.
         failed_groups_limit: number of groups whose verifier failed that ends the run, since the verifier is then wrong, not a
             response; and of groups that engines refused with no complete one between them.
@@ -135,7 +141,8 @@ class PipelineSpec:
             or runs. What an engine computes in one batch does then not depend on which message came first.
 
     Raises:
-        PolicyError: a fence, but not a checkpoint at every step; or a policy that does not inherit the base class of its axis.
+        PolicyError: a fence, but not a checkpoint at every step; newer weights with a fence, or where a run is to end on the
+            same bits whatever fails; or a policy that does not inherit the base class of its axis.
     """
 
     admission: AdmissionPolicy
@@ -165,6 +172,7 @@ class PipelineSpec:
     keep_checkpoints: int = 2
     keep_checkpoint_bytes: int = 0
     fence: bool = False
+    newer_weights: bool = False
     scoring_attempts: int = 3
     failed_groups_limit: int = 64
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
@@ -194,6 +202,10 @@ class PipelineSpec:
                 f"found a fence with full state every {self.checkpoint_every * self.full_checkpoint_every} steps, expected it "
                 "at each: a version without one would never be seen"
             )
+
+        for other in ("fence", "deterministic"):
+            if self.newer_weights and getattr(self, other):
+                raise PolicyError(f"found newer_weights with {other}, expected one of the two: {_NOT_BOTH[other]}")
 
     def stands_on_trainer(self, pool: str) -> bool:
         """Whether the replicas of a pool are hybrids; the name is empty where all are alike."""

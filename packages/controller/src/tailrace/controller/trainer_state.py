@@ -29,6 +29,7 @@ class TrainerState:
     `staleness_at_completion` counts trajectories by staleness, `consumed_staleness` by the version made and then by staleness,
     so that a fall-back can undo batches. `returns_to` is the version that the store was told to return to while the trainer,
     which is to come up with it, is not up yet.
+    `taking` is the version whose weights it is to take from others as it starts, and `refused` one that it could not take.
     `newest` is the newest version that was ever made, though the trainer may have fallen back behind it. `shown` is the newest
     version that anybody may see: published, or to be revealed.
     `published_before_durable` counts versions that replicas could pull while the trainer could not have come back to them.
@@ -54,6 +55,8 @@ class TrainerState:
     step: int = 0
     newest: int = 0
     returns_to: int | None = None
+    taking: int | None = None
+    refused: int | None = None
     published: int = -1
     shown: int = -1
     published_before_durable: int = 0
@@ -304,6 +307,7 @@ class TrainerState:
         self.sizes[version] = nbytes
         if full:
             self.durable = max(self.durable, version)
+            self.weights = [other for other in self.weights if other != version]  # they were saved alone before
             self.saving = [later for later in self.saving if later > version]
             if version in self.batches and version not in self.fallbacks:
                 self.fallbacks = sorted([*self.fallbacks, version])[-self.keep :]
@@ -346,6 +350,17 @@ class TrainerState:
         left = [version for version in self.fallbacks if version == self.first or version in checkpoints]
         return [*left, *sorted(known)]
 
+    def takes(self, version: int | None) -> None:
+        """Note the version whose weights it is to take from others as it starts; None for those of its checkpoint."""
+        self.taking = version
+
+    def took_none(self) -> int | None:
+        """Note that a start failed by what it was to load. Returns the version that it was to take, which it tries no more."""
+        if self.taking is not None:
+            self.refused, self.taking = self.taking, None
+            return self.refused
+        return None
+
     def unusable(self, version: int) -> bool:
         """Note that a checkpoint is damaged. Returns whether there is another."""
         return self._can_use([other for other in self.fallbacks if other != version])
@@ -371,8 +386,9 @@ class TrainerState:
             )
 
     def fall_back(self, version: int) -> None:
-        """Set the trainer back to the weights of a checkpoint."""
+        """Set the trainer back to the weights of a checkpoint, or to newer ones that it took."""
         self.saving, self.returns_to = [], None
+        self.taking = self.refused = None
         self.stepping, self.accumulating, self.accumulated, self.parts = None, None, [], 0
         self.adding, self.added_s = {}, 0.0
         self.consumed_staleness = {v: counts for v, counts in self.consumed_staleness.items() if v <= version}

@@ -61,6 +61,7 @@ def settings(case: Case) -> list[str]:
         "trainer": _shared(case),
         "checkpoint.every": case.checkpoint_every,
         "checkpoint.full_every": case.full_checkpoint_every,
+        "checkpoint.newer_weights": case.newer_weights,
         "publish.fence": case.fence,
         "evaluation.every": case.evaluation.every,
     }

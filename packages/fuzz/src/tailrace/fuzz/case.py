@@ -135,6 +135,7 @@ class Case(_Strict):
         peers: whether replicas pull from each other.
         replica_versions: versions that a replica generates with at once.
         fence: whether a version is sealed until its checkpoint is durable.
+        newer_weights: whether a trainer that restarts takes published weights that are newer than its checkpoint.
         cells: of the trainer.
         colocated: whether they stand on the devices of the replicas.
         judge_cell: the one of them beside a judge, whose devices are not lent.
@@ -159,6 +160,7 @@ class Case(_Strict):
     peers: bool = False
     replica_versions: Positive = 1
     fence: bool = False
+    newer_weights: bool = False
     scoring_attempts: Positive = 3
     failed_groups_limit: Positive = 1_000
     scoring_failures: Share = 0.0
@@ -259,6 +261,7 @@ class Case(_Strict):
             checkpoint_every=self.checkpoint_every,
             full_checkpoint_every=self.full_checkpoint_every,
             fence=self.fence,
+            newer_weights=self.newer_weights,
             scoring_attempts=self.scoring_attempts,
             failed_groups_limit=self.failed_groups_limit,
             fits_costs=pipeline.steps % 2 == 1,  # in place of those that it has

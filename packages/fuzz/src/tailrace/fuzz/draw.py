@@ -174,6 +174,8 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     partly = Random(f"tailrace fuzz {seed}, checkpoints of weights")
     content["full_checkpoint_every"] = partly.choice([1, 1, 1, 2, 3, 5])
     content["fence"] = fenced and content["checkpoint_every"] * content["full_checkpoint_every"] == 1
+    takes = Random(f"tailrace fuzz {seed}, newer weights").random() < SHARE_OF_NEWER
+    content["newer_weights"] = takes and not content["fence"]
     content["peers"] = Random(f"tailrace fuzz {seed}, peers").random() < SHARE_OF_NEWER
     content["replica_versions"] = Random(f"tailrace fuzz {seed}, versions").choice([1, 1, 1, 2, 3])
     content["cells"] = Random(f"tailrace fuzz {seed}, cells").choice([1, 1, 2, 2, 3])

@@ -68,6 +68,9 @@ class FuzzTrainer(Trainer):
     def loaded(self, version: int) -> None:
         self._lineage.loads(version)
 
+    def took(self, version: int) -> None:
+        self._lineage.takes(version)
+
     def stages(self, version: int) -> None:
         self._lineage.stages(version)
 

@@ -160,6 +160,7 @@ def _checkpoint_each(case: Case) -> Iterator[Case | None]:
     yield _with(case, checkpoint_every=1)
     yield _with(case, full_checkpoint_every=1)
     yield _with(case, fence=False)
+    yield _with(case, newer_weights=False)
     yield _with(case, peers=False)
     yield _with(case, replica_versions=1)
 

@@ -157,6 +157,7 @@ def _covered(case: Case, fuzz: FuzzSimulation) -> dict[str, Counter[str]]:
                 "evaluations": len(run.evaluations),
                 "replica restarts": run.replica_restarts,
                 "machines lent to the trainer": run.lent_machines,
+                "trainers that took newer weights": fuzz.lineage.taken,
                 "replicas added": came_and_went.added,
                 "replicas removed": came_and_went.removed,
             }
@@ -218,6 +219,7 @@ class FuzzSimulation:
             log=MortalLog(self._deaths),
         )
         store.given_up = lambda replica: replica in self.simulation.controller.failures.held
+        self.lineage = lineage
         self.checker = Checker(case, self.simulation, plane)
         self.simulation.observers += [self.checker, LastWords(self._deaths)]
         self.simulation.executor = self._executor()

@@ -65,6 +65,7 @@ REASONS = {
     ),
     Why.FAILED: "it failed, {failures:.0f} in a row",
     Why.DAMAGED: "the checkpoint of version {version:.0f} cannot be used",
+    Why.NOT_TAKEN: "the weights of version {version:.0f}, newer than its checkpoint's, could not be taken",
     Why.STILL: "stood still for {still_s:.0f} s with work in flight, longer than {limit_s:.0f} s",
     Why.SILENT: "did not answer for {silent_s:.0f} s, longer than {limit_s:.0f} s",
     Why.MACHINE_SILENT: "nobody on machine {who} answered for {silent_s:.0f} s, longer than {limit_s:.0f} s",

@@ -126,11 +126,16 @@ class TrainingBackend(Protocol):
         """
         ...
 
-    def load(self, directory: str | Path) -> int:
+    def load(self, directory: str | Path, weights: Mapping[str, torch.Tensor] | None = None) -> int:
         """Restore weights, optimizer and schedule from a checkpoint. Returns its version. Collective.
 
+        Args:
+            directory: the checkpoint.
+            weights: whole parameters, named and in the dtype as `weights` gives them, to take in place of the checkpoint's; a
+                run passes them with `checkpoint.newer_weights` only.
+
         Raises:
-            CheckpointError: the checkpoint is missing, damaged, or of another model.
+            CheckpointError: the checkpoint is missing, damaged, or of another model; or the weights are of another one.
         """
         ...
 

@@ -149,8 +149,9 @@ class CheckpointWriter:
         self._pending.append((directory, version, future))
         return future
 
-    def load(self, directory: Path) -> int:
-        """Restore the model from a checkpoint. Returns its version. Collective; see `restore`.
+    def load(self, directory: Path, weights: Mapping[str, Tensor] | None = None) -> int:
+        """Restore the model from a checkpoint, with other weights if they are given. Returns its version. Collective; see
+        `restore`.
 
         Raises:
             CheckpointTimeoutError: a checkpoint is being written, and no byte of it was until the deadline.
@@ -165,6 +166,7 @@ class CheckpointWriter:
                 self._model_path,
                 self._copy,
                 critic=self._critic,
+                weights=weights,
             )
         finally:
             self._copy.give_back()

@@ -18,7 +18,7 @@ from torch import Tensor
 from tailrace.trainer.adapters import described
 from tailrace.trainer.checkpoint_files import check_sizes, has_state, read_manifest, state_file
 from tailrace.trainer.errors import CheckpointError
-from tailrace.trainer.sharded_model import MOMENTS, Rows, ShardedModel
+from tailrace.trainer.sharded_model import MOMENTS, Rows, SavedState, ShardedModel
 from tailrace.trainer.tensor_file import CheckedFile, HostCopy
 from tailrace.trainer.weights_file import weights_sha256
 
@@ -36,6 +36,7 @@ def restore(
     copy: HostCopy,
     *,
     critic: ShardedModel | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> tuple[int, int]:
     """Load a checkpoint of any backend into this rank. Collective: every rank raises what the first to find a fault found.
 
@@ -46,21 +47,24 @@ def restore(
         base: the directory that the model was loaded from, which an adapter's checkpoint names by its digest.
         copy: memory for this rank's state, which nobody else uses meanwhile.
         critic: the critic's model, which gets its state too; None without one.
+        weights: whole parameters that the model takes in place of the checkpoint's, by name; None: it takes those.
 
     Returns:
         Its version, and the bytes that this rank has read of it.
 
     Raises:
-        CheckpointError: it is missing, damaged, of another model, or has weights alone. Nothing was changed, unless it is of
-            another number of ranks and damaged: the model is then not to be used before another checkpoint is loaded.
+        CheckpointError: it is missing, damaged, of another model, or has weights alone; or `weights` are of another model.
+            Nothing was changed, unless it is of another number of ranks and damaged: the model is then not to be used
+            before another checkpoint is loaded.
     """
     dist.barrier()  # the first rank may have put it there
-    parts: list[tuple[ShardedModel, _Part]] = []
+    parts: list[tuple[ShardedModel, SavedState]] = []
     saved: _StateFiles | None = None
     error: CheckpointError | None = None
     try:
         saved = _opened(directory, model, rank, world_size, base, copy, critic)
-        parts.append((model, _Part(saved, model, saved.steps)))
+        policy = _Part(saved, model, saved.steps)
+        parts.append((model, policy if weights is None else _NewerWeights(policy, model, weights)))
         if critic is not None:
             parts.append((critic, _Part(saved, critic, int(saved.manifest["critic"]["steps"]), OF_CRITIC)))
     except CheckpointError as found:
@@ -269,3 +273,36 @@ class _Part:
     def rows(self, kind: str, name: str, rows: slice, like: Tensor) -> Tensor:
         """See `SavedState`."""
         return self._files.rows(self._shapes[name], f"{self._prefix}{kind}/{name}", rows, like)
+
+
+class _NewerWeights:
+    """A checkpoint's state with other parameters in place of its own: see `SavedState`.
+
+    Parameters that were published may have fewer bits than the checkpoint's. Where the checkpoint's number rounds to the
+    published one it stays: it changed by less than those bits show, and is as near as they can tell.
+
+    Args:
+        saved: what the checkpoint has.
+        model: what is restored.
+        weights: whole parameters, by name.
+
+    Raises:
+        CheckpointError: they are not the model's.
+    """
+
+    def __init__(self, saved: _Part, model: ShardedModel, weights: Mapping[str, Tensor]) -> None:
+        self._saved, self._weights = saved, weights
+        self.steps, self.has_moments = saved.steps, saved.has_moments
+        if odd := sorted(model.shapes.keys() ^ weights.keys()):
+            raise CheckpointError(f"the newer weights are of another model: only one of the two has {odd[0]!r}")
+        for name, shape in model.shapes.items():
+            if (found := tuple(weights[name].shape)) != tuple(shape):
+                raise CheckpointError(f"the newer weights are of another model: {name!r} is {found}, expected {shape}")
+
+    def rows(self, kind: str, name: str, rows: slice, like: Tensor) -> Tensor:
+        """See `SavedState`."""
+        saved = self._saved.rows(kind, name, rows, like)
+        if kind != "parameter":
+            return saved
+        newer = self._weights[name][rows].to(saved.device)
+        return torch.where(saved.to(newer.dtype) == newer, saved, newer.to(saved.dtype))

@@ -17,7 +17,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
@@ -451,23 +451,29 @@ class TrainerWorker:
         with onloaded(self._models, self.config.offload) if full else contextlib.nullcontext():
             return self._checkpoints.save(Path(directory), version, full=full)
 
-    def load(self, directory: str | Path) -> int:
+    def load(self, directory: str | Path, weights: Mapping[str, Tensor] | None = None) -> int:
         """Restore weights, optimizer and schedule, bit for bit, from a checkpoint of any number of ranks and cells. Collective.
 
         Random state is restored only if the number of ranks is the same. What was accumulated is forgotten. The reference model
         stays the one that this worker was created with.
+
+        Args:
+            directory: the checkpoint.
+            weights: whole parameters of the policy, named and in the dtype as `weights` gives them, to take in place of the
+                checkpoint's, such as newer ones that were published. A number that the checkpoint has in more bits keeps them
+                where it rounds to the published one.
 
         Returns:
             The version of the checkpoint.
 
         Raises:
             CheckpointError: the checkpoint is missing, damaged, of another model, has weights alone, or one of the two has no
-                critic: on every rank, what the first that found it says. Nothing was changed, unless a checkpoint of another
-                number of ranks is damaged.
+                critic; or `weights` are of another model: on every rank, what the first that found it says. Nothing was
+                changed, unless a checkpoint of another number of ranks is damaged.
         """
         self._parts.forget()
         with onloaded(self._models, self.config.offload):
-            return self._checkpoints.load(Path(directory))
+            return self._checkpoints.load(Path(directory), weights)
 
     def export(self, directory: str | Path) -> None:
         """Write the weights as a Hugging Face model directory, without the trainer's state. Collective; not atomic."""

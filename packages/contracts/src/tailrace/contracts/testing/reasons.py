@@ -33,6 +33,7 @@ NUMBERS: dict[Why, frozenset[str]] = {
     Why.TRAINING_SLOWER: frozenset({"generation_s", "training_s", "cost_s"}),
     Why.FAILED: frozenset({"failures", "allowed", "left"}),
     Why.DAMAGED: frozenset({"version"}),
+    Why.NOT_TAKEN: frozenset({"version"}),
     Why.STILL: frozenset({"still_s", "limit_s", "failures", "allowed", "left"}),
     Why.SILENT: frozenset({"silent_s", "limit_s", "failures", "allowed", "left"}),
     Why.TASK_RESTART: frozenset({"task_restarts"}),

@@ -18,6 +18,7 @@ from tailrace import contracts as c
 from tailrace.controller.members import DATA, RANKER, REPLICA, TRAINER, MemberState, down
 from tailrace.controller.plugin_faults import answered
 from tailrace.controller.recovery.losses import lost
+from tailrace.controller.recovery.newer_weights import newer_weights
 from tailrace.controller.recovery.standby import standbys
 from tailrace.controller.state import State
 from tailrace.faulttol import Troubles
@@ -148,7 +149,14 @@ class Failures:
             self.went_down(event, c.Reason(c.Why.HYBRID, member.id, limit))
 
     def _use_older_checkpoint(self, member: MemberState, why: str) -> None:
-        """Restart the trainer from an older checkpoint. The damaged one does not count as a failure of the trainer."""
+        """Restart the trainer from an older checkpoint. The damaged one does not count as a failure of the trainer.
+
+        If it was to take newer weights, these may be what failed: first it is restarted from the same checkpoint alone.
+        """
+        refused = self._trainer.took_none()
+        if refused is not None:
+            self._restart(member, c.Reason(c.Why.NOT_TAKEN, numbers={"version": refused}))
+            return
         damaged = self._trainer.fallbacks[-1]
         if self._trainer.unusable(damaged):
             self._restart(member, c.Reason(c.Why.DAMAGED, numbers={"version": damaged}))
@@ -316,10 +324,22 @@ class Failures:
         if self._state.failure:
             return  # the run ends, and the process that it has may still compute on these devices
         version = {TRAINER: self._trainer.checkpoint, DATA: self.resumes_at}.get(member.role)
+        weights = None
+        if member.role == TRAINER:
+            weights = newer_weights(self._state) if self.resumes_at is None else None  # else the store returns to it
+            self._trainer.takes(None if weights is None else weights.version)
+            version = version if weights is None else self._trainer.fallbacks[-1]  # the first model has one too
         place = dataclasses.replace(
             self._members.place(member, machine),
             check=self._state.spec.machine_checks and reason.why is not c.Why.LOST_IN_CRASH,
         )
         self._outbox.send(
-            c.Restart, role=member.role, id=member.id, version=version, place=place, reason=reason, tp=member.own_tp
+            c.Restart,
+            role=member.role,
+            id=member.id,
+            version=version,
+            place=place,
+            reason=reason,
+            tp=member.own_tp,
+            weights=weights,
         )

@@ -100,7 +100,7 @@ class VirtualMember:
             return answer
         if method == "ready":
             self._ready = self._starting = answer
-            self._stops_to_load, arguments = len(arguments) > 1, arguments[:1]
+            self._stops_to_load, arguments = arguments[1:2] == (True,), (*arguments[:1], *arguments[2:])
             takes_s = self.model.starts_s(self.incarnation)
             self._host.time.at(self._host.time.now() + takes_s, self._serves, arguments)
         else:

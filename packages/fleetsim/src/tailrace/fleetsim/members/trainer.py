@@ -73,15 +73,20 @@ class Trainer(RoleModel):
     def starts_s(self, incarnation: int) -> float:
         return self.world.fleet.delays.trainer_restart_s if incarnation > 1 else 0.0
 
-    def ready(self, version: int | None) -> Ready:
-        """Start a fresh process with the weights of a checkpoint. Later consumption is rolled back in the store."""
+    def ready(self, version: int | None, weights: c.HeldWeights | None = None) -> Ready:
+        """Start a fresh process with a checkpoint's weights, or newer ones. Later consumption is rolled back in the store."""
         if version is not None and (version in self.world.injuries.damaged or not self.world.disk.get(version, False)):
             raise CheckpointUnusableError(f"the checkpoint of version {version} is damaged, or has weights alone")
+        if weights is not None and not self.relays.source(weights.version, weights.sources):
+            raise CheckpointUnusableError(f"nobody has the weights of version {weights.version} any more")
         self._reset()
+        self.loaded(version or 0)
+        if weights is not None:
+            version = weights.version
+            self.took(version)
         self.up, self.hung, self.version = True, False, version or 0
         self.world.rolled_back(self.version)
         self.world.tokens.roll_back(self.version)
-        self.loaded(self.version)
         return Ready(version)
 
     def die(self) -> None:
@@ -122,6 +127,9 @@ class Trainer(RoleModel):
 
     def loaded(self, version: int) -> None:
         """Called when it has loaded the weights of a checkpoint."""
+
+    def took(self, version: int) -> None:
+        """Called when it has taken the weights of a newer version from others."""
 
     def stages(self, version: int) -> None:
         """Called when it copies its weights to publish them as a version."""

@@ -143,9 +143,13 @@ class DataPlane:
 
 
 class Lineage:
-    """Which weights every version and checkpoint is. Weights are numbered: each step makes new ones."""
+    """Which weights every version and checkpoint is. Weights are numbered: each step makes new ones.
+
+    `taken` counts trainers that went on from weights which others had.
+    """
 
     def __init__(self) -> None:
+        self.taken = 0
         self._made = 0
         self._held = 0
         self._saved = {0: 0}
@@ -166,6 +170,11 @@ class Lineage:
         """The trainer starts from a checkpoint."""
         self._held = self._saved[version]
         self._staged = None
+
+    def takes(self, version: int) -> None:
+        """The trainer goes on from the weights of a version that others have."""
+        self._held = self._shown[version]
+        self.taken += 1
 
     def stages(self, version: int) -> None:
         """The trainer hands its weights over as a version; one that it did hand over is sent again from the copy."""

@@ -56,6 +56,15 @@ class VersionCheck:
             raise InvariantError(
                 FULL, f"the trainer is to go on from version {command.version}, expected one of {sorted(self._durable)}"
             )
+        weights = command.weights
+        if weights is None:
+            return
+        if command.role != TRAINER or not weights.sources or weights.version <= (command.version or 0):
+            raise InvariantError(WEIGHTS, f"{command.role} is to take {weights}, newer than version {command.version}")
+        if weights.version not in self._published:
+            raise InvariantError(
+                WEIGHTS, f"the trainer is to take the weights of version {weights.version}, which is not published"
+            )
 
     def stop(self, command: c.Stop) -> None:
         """A silent member is given up. One that is stopped for another reason may still answer."""

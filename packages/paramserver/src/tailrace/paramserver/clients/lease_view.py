@@ -239,6 +239,12 @@ class WeightLease(Mapping[str, Any]):
         return self.manifest.version
 
     @property
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits of the checksums of all chunks: the same wherever this publication is held whole."""
+        checksums = [self._checksums[index] for index in range(self.manifest.chunk_count)]
+        return f"{checksum(b''.join(value.to_bytes(8, 'big') for value in checksums)):016x}"
+
+    @property
     def tied(self) -> Mapping[str, str]:
         """Other names of tensors that share memory with one in here, and that one's name."""
         return self.manifest.tied

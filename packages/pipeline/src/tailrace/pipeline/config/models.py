@@ -315,6 +315,9 @@ class CheckpointConfig(_Strict):
     domains: Annotated[tuple[Literal["disk", "peer"], ...], BeforeValidator(as_tuple)] = ("disk",)
     """failure domains that hold a checkpoint before it counts as durable: disk, and peer for the memory of another machine, on
     which a relay stands"""
+    newer_weights: bool = False
+    """whether a trainer that restarts takes published weights from replicas (`relay.mode` = peer) or relays, where they are
+    newer than its newest checkpoint with full state: it repeats no step, and loses the optimizer's state of the steps since"""
 
 
 class PublishConfig(_Strict):

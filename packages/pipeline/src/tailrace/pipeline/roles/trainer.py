@@ -31,6 +31,7 @@ from tailrace.contracts import (
     Command,
     Event,
     Experience,
+    HeldWeights,
     Offload,
     Offloaded,
     PackedTokens,
@@ -44,6 +45,7 @@ from tailrace.faulttol.injection import LOAD
 from tailrace.faulttol.tensor_cores import open_tensor_cores, own_devices
 from tailrace.pipeline.roles.calls import DATA_DOOR, RankCalls
 from tailrace.pipeline.roles.checkpoint_retention import CheckpointRetention, on_own_disk
+from tailrace.pipeline.roles.newer_weights import taken
 from tailrace.pipeline.roles.peer_memory import PeerMemory, machine, node_address
 from tailrace.pipeline.roles.phase_stops import Stops
 from tailrace.pipeline.roles.publishing import Publishing
@@ -80,6 +82,8 @@ class TrainerSettings:
         save_timeout_s: deadline until more bytes of a checkpoint are written, or it is durable.
         interface: the network interface on which ranks speak, see `meeting_url`.
         offloads: whether `Offload` moves what the backend can move; otherwise only what torch keeps for reuse is freed.
+        weights_are_taken: whether a later trainer may go on from published weights without their checkpoint. So none are
+            published before their batch is marked as consumed.
     """
 
     model: Path
@@ -91,6 +95,7 @@ class TrainerSettings:
     save_timeout_s: float = 600.0
     interface: str = ""
     offloads: bool = True
+    weights_are_taken: bool = False
 
 
 class TrainerRole:
@@ -116,6 +121,7 @@ class TrainerRole:
         self._backend.on_phase = self.stops.at
         self._data = DATA_DOOR.open(start.data, start.data_s)
         self._held = settings.held
+        self._token, self._transfer, self._weights_are_taken = start.token, transfer, settings.weights_are_taken
         self._made: int | None = (
             None  # version of the last step; a checkpoint's weights may be published as a newer version
         )
@@ -164,25 +170,32 @@ class TrainerRole:
 
     # ---- for the executor -----------------------------------------------------------------------------------------
 
-    def ready(self, version: int | None = None, stops: bool = False) -> Ready:
+    def ready(self, version: int | None = None, stops: bool = False, weights: HeldWeights | None = None) -> Ready:
         """Load the checkpoint of a version; None for the model that the run began with. What came later is undone.
 
         Args:
             version: the version.
             stops: whether to stop before it is loaded, since a scripted fault strikes there.
+            weights: newer weights, which others hold, to take in place of the checkpoint's. What was trained on up to them
+                stays consumed.
 
         Raises:
-            CheckpointUnusableError: the checkpoint is missing, damaged, or of another model.
+            CheckpointUnusableError: the checkpoint is missing, damaged, or of another model; or nobody has the newer weights.
         """
         if stops:
             self.stops.stop_at(LOAD)
+        lost: tuple[str, ...] = ()
         if version is not None:
             self.stops.at(LOAD)
-            self._saving.restore(version, self._backend.load)
+            if weights is None:
+                self._saving.restore(version, self._backend.load)
+            else:
+                said, version = self._take(version, weights), weights.version
+                lost = (said,) if self._publishing is not None else ()  # all ranks would say the same
         if self._publishing is not None and self._held is None:
             self._saving.undo(version or 0)
             self._data.roll_back(version or 0)
-        return Ready(version, notes=tuple(self._backend.notes))
+        return Ready(version, notes=(*self._backend.notes, *lost))
 
     def submit(self, commands: Sequence[Command]) -> None:
         """Queue commands; what only lets a version be seen is carried out at once."""
@@ -235,6 +248,20 @@ class TrainerRole:
         """Send to this relay from now on, beginning with what it lacks of the newest version."""
         if self._follower is not None:
             self._follower.retarget(address)
+
+    def _take(self, version: int, wanted: HeldWeights) -> str:
+        """Load a checkpoint with newer weights in place of its own. Returns what was lost, in words."""
+        with taken(wanted, self._token, self._transfer) as (lease, source):
+            self._saving.restore(version, lambda directory: self._backend.load(directory, lease))
+            digest, kinds = lease.digest, {str(tensor.dtype) for tensor in lease.tensors.values()}
+        bits = (
+            "" if kinds == {"float32"} else ", and so are the bits of parameters below " + " and ".join(sorted(kinds))
+        )
+        return (
+            f"it took the weights of version {wanted.version} (digest {digest}) from {source}; the optimizer's state and "
+            f"schedule are of checkpoint {version}: {wanted.steps} step{'' if wanted.steps == 1 else 's'} of them "
+            f"{'is' if wanted.steps == 1 else 'are'} lost{bits}"
+        )
 
     def _let_others(self) -> None:
         alone, self._alone = self._alone, False
@@ -352,7 +379,7 @@ class TrainerRole:
     def _wait_for_marks(self) -> None:
         """Return once all batches so far are marked as consumed.
 
-        A checkpoint whose batch is not could be gone on from, and the batch be trained on again.
+        A checkpoint whose batch is not could be gone on from, and the batch be trained on again; so could published weights.
 
         Raises:
             Exception: one could not be marked.
@@ -418,6 +445,8 @@ class TrainerRole:
         fresh = command.version != self._staged
         if fresh and self._held is None:
             self._require(command.version, "publish")
+            if self._weights_are_taken:
+                self._wait_for_marks()
         with self._brought(*(("parameters",) if fresh and self._held is None else ())):
             if self._publishing is not None:
                 self._publishing.publish(command, self._weights if fresh else None)

@@ -87,6 +87,7 @@ def audit(directory: RunDirectory, progress: Callable[[int, int], None] = lambda
     config, expected = directory.configuration(), _last_weights(directory)
     rows = read_archive(directory.trained)
     made = updates(read_log(directory.events))
+    _require_own_weights(directory)
     known = {row["trajectory"]: row for row in rows}
     if missing := [name for update in made for name in update.trajectories if name not in known]:
         raise RunDirectoryError(
@@ -100,6 +101,22 @@ def audit(directory: RunDirectory, progress: Callable[[int, int], None] = lambda
     trainer = Retraining(model, table.backend, trainer_config(config), table.processes, table.cells, made, experiences)
     found = train_again(trainer, progress)
     return Audit(once, found == expected, expected, found, len(made))
+
+
+def _require_own_weights(directory: RunDirectory) -> None:
+    """Refuse a run whose trainer went on from newer weights than its optimizer's state: its bits cannot be made again."""
+    wanted: dict[int, int] = {}
+    for instant in read_log(directory.events):
+        for event in instant.events:
+            if isinstance(event, c.Up) and event.answers in wanted and event.version == wanted[event.answers]:
+                raise RunDirectoryError(
+                    f"{directory.events}: found a trainer that took the weights of version {event.version} from "
+                    "others, expected one that always went on from its checkpoint (checkpoint.newer_weights = false): an audit "
+                    "cannot make these weights again"
+                )
+        for command in instant.commands:
+            if isinstance(command, c.Restart) and command.weights is not None:
+                wanted[command.seq] = command.weights.version
 
 
 def _last_weights(directory: RunDirectory) -> str:

@@ -143,6 +143,8 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
             f"keys 'publish.fence' and 'checkpoint.{key}': found true and {value}, expected a checkpoint with full state at "
             "every step (1): a version without one would never be seen"
         )
+    with gathered.check():
+        _check_newer_weights(config, gathered)
     if not gathered.lines:  # it starts the environment, which takes seconds
         with gathered.check():
             check_environment(config)
@@ -185,6 +187,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         keep_checkpoints=config.checkpoint.keep,
         keep_checkpoint_bytes=int(config.checkpoint.keep_gb * 1e9),
         fence=config.publish.fence and not controls,
+        newer_weights=saved.newer_weights and not controls,
         evaluation=plan,
         fits_costs=config.rollout.cost_model is None and not config.rollout.pools,
         ranker=config.ranker is not None and not controls,
@@ -203,6 +206,33 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         raise ConfigError(f"key 'pipeline.batching': {error}") from error
     check_shared(config, spec)
     return spec
+
+
+def _check_newer_weights(config: RunConfig, gathered: Gathered) -> None:
+    """Add a line for each setting with which a trainer cannot go on from published weights."""
+    if not config.checkpoint.newer_weights:
+        return
+    key = "'checkpoint.newer_weights'"
+    if config.pipeline.deterministic:
+        gathered.add(
+            f"keys 'pipeline.deterministic' and {key}: found true and true, expected one of them: a trainer whose optimizer's "
+            "state is older than its weights does not end on the same bits"
+        )
+    elif config.publish.fence:
+        gathered.add(
+            f"keys 'publish.fence' and {key}: found true and true, expected one of them: behind a fence no published weights "
+            "are newer than the newest checkpoint"
+        )
+    if config.relay.codec in ("bf16", "fp8"):
+        gathered.add(
+            f"keys 'relay.codec' and {key}: found {config.relay.codec!r} and true, expected auto, none or delta: the trainer "
+            "would go on from weights that lost precision on their way"
+        )
+    if trainer_config(config).has_critic:
+        gathered.add(
+            f"keys 'trainer.advantages' and {key}: found a critic and true, expected advantages without one: its weights "
+            "are never published, and would stay those of the checkpoint"
+        )
 
 
 def check(config: RunConfig) -> None:
@@ -289,6 +319,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         save_timeout_s=config.deadlines.save_s,
         interface=config.trainer.interface,
         offloads=config.trainer.offloads,
+        weights_are_taken=config.checkpoint.newer_weights,
     )
     replicas = ReplicaSettings(
         engine=engine,

@@ -68,8 +68,11 @@ def checkpoints_in_words(config: CheckpointConfig, steps: int) -> str:
         saved = f"weights {each}, full state every {config.every * config.full_every:,}"
     again = f"{plan.repeats:,} steps" if plan.repeats > 1 else "one step"
     kept = f"{plan.full:,} with full state" + (f" and {plan.weights:,} of weights" if plan.weights else "")
+    instead = (
+        "; where others have newer weights, it takes those, and loses the optimizer's state of these steps instead"
+    )
     limit = f", of at most {config.keep_gb:g} GB" if config.keep_gb else ""
     return (
         f"{saved}; at most {kept} are kept{limit}; a trainer that is restarted repeats up to {again}, and those that are made "
-        "while a checkpoint is written"
+        f"while a checkpoint is written{instead if config.newer_weights else ''}"
     )

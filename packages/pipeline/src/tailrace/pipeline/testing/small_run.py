@@ -339,7 +339,8 @@ def _check_tokens(controller: Controller, executor: Executor, root: Path) -> Non
         try:
             return fingerprint(transfer.as_published(load_weights_file(root / "checkpoints" / str(version))))
         except (CheckpointError, OSError):
-            assert controller.spec.keep_checkpoints < STEPS or not view.made(version)  # it died with the trainer
+            saved = controller.spec.keep_checkpoints >= STEPS and not controller.spec.newer_weights
+            assert not saved or not view.made(version)  # it died with the trainer
             return None
 
     weights: dict[int, int | None] = {}

@@ -32,7 +32,7 @@ from typing import (
     runtime_checkable,
 )
 
-from tailrace.contracts import Command, Event
+from tailrace.contracts import Command, Event, HeldWeights
 from tailrace.faulttol import FaultKind
 from tailrace.runtime.errors import AnswerError
 from tailrace.runtime.executor.seam import Answer, Caller, Member
@@ -46,7 +46,7 @@ class Ready:
     """What a role says of itself once it serves; these are fields of its `Up` event.
 
     Args:
-        version: for the trainer, the version of the checkpoint that it loaded.
+        version: for the trainer, the version of the weights that it loaded.
         address: for a relay, and a replica that offers what it serves, where others reach it.
         held: for the data role, the finished trajectories in its store.
         partial: for the data role, the unfinished ones, each with its version and its number of response tokens.
@@ -121,8 +121,11 @@ class StrikesItself(Protocol):
 class TrainerCalls(StopCalls, Protocol):
     """One rank of the trainer."""
 
-    def ready(self, version: int | None = None, stops: bool = False, /) -> Ready:
-        """Load the checkpoint of a version; None for the model that the run began with. `stops` before it is loaded."""
+    def ready(self, version: int | None = None, stops: bool = False, weights: HeldWeights | None = None, /) -> Ready:
+        """Load the checkpoint of a version; None for the model that the run began with. `stops` before it is loaded.
+
+        With `weights` the parameters are those, and the rest is the checkpoint's.
+        """
         ...
 
     def adopt(self, held: Path | None = None, /) -> None:

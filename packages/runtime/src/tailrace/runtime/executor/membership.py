@@ -16,7 +16,7 @@ from tailrace.runtime.errors import DeadlineError, RoleError, StaleEpochError, S
 from tailrace.runtime.executor.command_deadlines import Answers
 from tailrace.runtime.executor.deployment import DATA, REPLICA, TRAINER, Deployment, rank_id
 from tailrace.runtime.executor.doors import Mail, Ready, Role, StoreCalls, TrainerCalls, ask
-from tailrace.runtime.executor.roster import Key, Listed, Roster
+from tailrace.runtime.executor.roster import Key, Listed, Roster, Spawning
 from tailrace.runtime.executor.running import Running
 from tailrace.runtime.executor.seam import Answer, Host, KnowsRoom, Member, MemberDeadError, RoleSpec
 from tailrace.runtime.executor.waits import Waits, error_of, together
@@ -64,7 +64,7 @@ class Membership:
         """Start a member, or have the controller take over one that stayed up from an earlier run."""
         ranks = self.ranks(command.role, command.id)
         if not ranks:
-            self._spawn(command, None, self._time.now())
+            self._spawn(command, self._time.now())
             return
         held = self.deployment.adopting_held
         answer = together(
@@ -82,7 +82,7 @@ class Membership:
         asked_s = self._time.now()
         for running in self.ranks(command.role, command.id)[:1]:
             self._end(running)
-        self._spawn(command, command.version, asked_s)
+        self._spawn(command, asked_s)
 
     def resize(self, command: c.Resize) -> None:
         """End a replica, and start it on another number of devices."""
@@ -141,7 +141,7 @@ class Membership:
         if listed.stopping is not None:
             self.stop(listed.stopping)
         elif not listed.up:  # it may have said so already; then it says it again
-            self._get_ready(ranks, command.seq, command.version if isinstance(command, c.Restart) else None)
+            self._get_ready(ranks, command)
 
     def _start_now(self, keys: Sequence[Key], listed: Listed) -> None:
         """Carry out what may have been logged only: nothing of this incarnation is there."""
@@ -157,7 +157,7 @@ class Membership:
         else:
             self.restart(listed.command)
 
-    def _spawn(self, command: c.Start | c.Restart, version: int | None, asked_s: float) -> None:
+    def _spawn(self, command: c.Start | c.Restart, asked_s: float) -> None:
         role, id_ = command.role, command.id
         ranks: list[Running] = []
         began_s = self._time.now()
@@ -168,7 +168,7 @@ class Membership:
             member = self._host.spawn(role, key[1], incarnation, spec, command.place)
             ranks.append(self._joins(key, member, id_))
         ranks[0].asked_s, ranks[0].destroy_s = asked_s, began_s - asked_s
-        self._get_ready(ranks, command.seq, version)
+        self._get_ready(ranks, command)
 
     def _joins(self, key: Key, member: Member, leader: str) -> Running:
         running = self.running[key] = Running(*key, member, self._sent, leader)
@@ -177,11 +177,12 @@ class Membership:
         running.answered = partial(self._wake, running.standing)
         return running
 
-    def _get_ready(self, ranks: Sequence[Running], seq: int, version: int | None) -> None:
-        role = ranks[0].role
+    def _get_ready(self, ranks: Sequence[Running], command: Spawning) -> None:
+        role, restart = ranks[0].role, command if isinstance(command, c.Restart) else None
+        version, weights = (None, None) if restart is None else (restart.version, restart.weights)
         ranks[0].loads = role == TRAINER and version is not None and self.strikes_while_loading(role)
-        ready = together([_ready(running, version) for running in ranks])
-        self._await(ranks, ready, seq, f"{ranks[0]} to come up")
+        ready = together([_ready(running, version, weights) for running in ranks])
+        self._await(ranks, ready, command.seq, f"{ranks[0]} to come up")
 
     def _await(self, ranks: Sequence[Running], answer: Answer, seq: int, what: str) -> None:
         first = ranks[0]
@@ -326,8 +327,10 @@ class Membership:
         return True
 
 
-def _ready(running: Running, version: int | None) -> Answer:
+def _ready(running: Running, version: int | None, weights: c.HeldWeights | None) -> Answer:
     """Ask a member to get ready, with the version if its role begins from one."""
+    if running.role == TRAINER and weights is not None:
+        return ask(running.member, TrainerCalls.ready, version, running.loads, weights)
     if running.loads:
         return ask(running.member, TrainerCalls.ready, version, True)
     if running.role == TRAINER:

@@ -221,6 +221,29 @@ class BackendContract:
             backend.step([_batch(4)])
             assert _differ(_weights(backend), after) == 0
 
+    def test_newer_weights_stand_beside_the_optimizer_of_a_checkpoint(self, tmp_path: Path) -> None:
+        """The parameters are the newer ones; moments and the schedule are the checkpoint's."""
+        directory = tmp_path / "7"
+        with closing(self.build(_model(tmp_path), self.config)) as backend:
+            backend.step([_batch(3)])
+            backend.save(directory, 7).result(60)
+            backend.step([_batch(4)])
+            newer = _weights(backend)
+            backend.step([_batch(5)])
+            straight = _weights(backend)
+        with closing(self.build(_model(tmp_path), self.config)) as backend:
+            before, first = _weights(backend), next(iter(newer))
+            for wrong in ({name: newer[name] for name in newer if name != first}, newer | {first: newer[first][:1]}):
+                with _raises(CheckpointError, "of another model"):
+                    backend.load(directory, wrong)
+            assert _differ(_weights(backend), before) == 0
+            assert backend.load(directory, newer) == 7
+            assert _differ(_weights(backend), newer) == 0
+            backend.step([_batch(5)])
+            assert _differ(_weights(backend), straight) > 0  # the moments of one step are lost
+            assert backend.load(directory) == 7
+            assert _differ(_weights(backend), newer) > 0
+
     def test_a_missing_checkpoint_is_named(self, tmp_path: Path) -> None:
         import pytest
 

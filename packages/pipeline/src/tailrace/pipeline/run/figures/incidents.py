@@ -176,8 +176,11 @@ def _what_then(member: _Key, commands: Sequence[c.Command], occupied: Collection
         return _OCCUPIED
     for command in commands:
         match command:
-            case c.Restart(role=role, id=id_, reason=reason) if (role, id_) == member:
-                return _restarted(reason)
+            case c.Restart(role=role, id=id_, reason=reason, weights=weights) if (role, id_) == member:
+                newer = (
+                    "" if weights is None else f", with the weights of version {weights.version} if others have them"
+                )
+                return _restarted(reason) + newer
             case c.Stop(role=role, id=id_, reason=reason) if (role, id_) == member and "left" in reason.numbers:
                 return _given_up(role, reason.numbers)
             case c.Fail():
@@ -201,6 +204,8 @@ def _given_up(role: str, numbers: Mapping[str, float]) -> str:
 def _restarted(reason: c.Reason) -> str:
     if reason.why is c.Why.DAMAGED:
         return f"it starts from the checkpoint before version {reason.numbers.get('version', 0):.0f}"
+    if reason.why is c.Why.NOT_TAKEN:
+        return f"it starts from its checkpoint alone, without the weights of version {reason.numbers.get('version', 0):.0f}"
     numbers = reason.numbers
     if "failures" not in numbers:
         return "it is restarted"
