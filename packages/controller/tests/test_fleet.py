@@ -177,7 +177,7 @@ def test_what_is_in_environments_comes_back_to_its_home():
 
 
 KEPT = {"id", "capacity", "member", "assigned", "away", "preempted", "failed_pulls", "pulls_from_s", "devices", "cells"}
-KEPT |= {"cached_tokens", "emptied", "filled", "differed", "moved_s", "kv_capacity_tokens", "max_running"}
+KEPT |= {"kept", "cached_tokens", "emptied", "filled", "differed", "moved_s", "kv_capacity_tokens", "max_running"}
 
 
 def test_a_fresh_process_has_nothing_of_the_one_before():

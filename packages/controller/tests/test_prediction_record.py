@@ -183,8 +183,37 @@ def test_recall_is_measured_after_every_sixteen_groups_on_the_last_128():
     record = PredictionRecord()
     for count in range(1, 200):
         states = [SimpleNamespace(generated=length(count))] * 2
-        group: Any = SimpleNamespace(prompt=count, predicted=float(length(count)), states=states)
+        group: Any = SimpleNamespace(prompt=count, predicted=float(length(count)), states=states, ranker=0)
         record.completed(group)
         assert record.ended == count
         measured = None if record.recall is None else record.recall.groups
         assert measured == (None if count < 32 else min(128, count - count % 16)), count
+
+
+def test_what_an_earlier_ranker_predicted_is_not_measured_with_what_a_later_one_does():
+    """It predicted ten times as much: in one order, what the later one finds would be chance."""
+    record = PredictionRecord()
+    for count in range(1, 161):
+        ranker = int(count > 96)
+        states = [SimpleNamespace(generated=length(count))] * 2
+        predicted = float(random.Random(count).randint(50_000, 90_000)) if ranker == 0 else float(length(count))
+        record.completed(SimpleNamespace(prompt=count, predicted=predicted, states=states, ranker=ranker))  # type: ignore[arg-type]
+        if count == 96:
+            assert record.recall.by_chance
+        if 112 <= count < 128:
+            assert record.recall is None, "of the later one there are too few"
+    assert record.recall.groups == 64
+    assert record.recall.recall > 0.99
+
+
+def test_a_group_says_which_ranker_predicted_it():
+    run = run_of(lambda prompt: float(length(prompt)), steps=4)
+    run.go(c.Tick(), leave=(c.Score,))
+    before = {group.index for group in run.controller.ledger.groups.values() if group.version is not None}
+    run.go(c.Activity("ranker", "0", "updated"), leave=(c.Score,))
+    run.catch_up()
+    to_the_end(run)
+    outcomes = run.view.prediction_outcomes
+    assert {each.ranker for each in outcomes} == {0, 1}
+    assert [each.ranker for each in outcomes if each.prompt in before] == [0] * len(before)
+    replayed(run)

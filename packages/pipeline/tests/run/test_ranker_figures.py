@@ -57,6 +57,17 @@ def test_recall_is_over_all_that_was_trained_on():
     }
 
 
+def test_each_ranker_is_measured_by_itself():
+    """The second one predicts a hundred times as much: in one order with the first, it alone would be right."""
+    first = [Outcome(prompt, float(prompt), (10 * prompt, 10 * prompt)) for prompt in range(100)]
+    second = [Outcome(100 + prompt, 100.0 * prompt, (prompt, prompt), 1) for prompt in range(50)]
+    alone = [ranker_figures(a_run(outcomes), None)["ranker_recall20"] for outcomes in (first, second)]
+    assert alone == [1.0, 1.0]
+    assert ranker_figures(a_run([*first, *second]), None)["ranker_recall20"] == 1.0
+    bad = [Outcome(each.prompt, -each.predicted, each.lengths, 1) for each in second]
+    assert ranker_figures(a_run([*first, *bad]), None)["ranker_recall20"] == pytest.approx(2 / 3, abs=1e-3)
+
+
 def test_without_texts_or_without_anything_trained_there_is_no_figure():
     assert ranker_figures(a_run(OUTCOMES), None)["prompt_length_recall20"] is None
     empty = ranker_figures(a_run([]), {})

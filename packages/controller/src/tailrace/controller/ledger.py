@@ -166,6 +166,7 @@ class Ledger:
         if group.version is not None:
             _contradiction(f"group {group.index}", f"of version {group.version}", "one that has not started")
         group.version, group.predicted = version, self.predictions.tokens.get(group.prompt)
+        group.ranker = self.predictions.rankers.get(group.prompt, self.predictions.ranker)
         self.counts.unpredicted += len(group.members) * (group.predicted is None)
         self._leaves_unstarted(group)
         group.states = group.fresh()
@@ -604,8 +605,7 @@ class Ledger:
 
     def predictions_are_old(self) -> None:
         """Note that the ranker has learned anew: predictions of groups that have not started are asked for again."""
-        started = {group.prompt for group in self.groups.values() if group.version is not None}
-        self.predictions.old = {prompt: None for prompt in self.predictions.tokens if prompt not in started}
+        self.predictions.learned_anew({group.prompt for group in self.groups.values() if group.version is not None})
 
     def predicted(self, events: Mapping[int, Predicted]) -> set[str]:
         """Take in what is predicted, by prompt. Returns the replicas whose views of trajectories are older than that."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tailrace.contracts import MeasuredLengths, MeasuredRecall, Predicted
@@ -31,16 +31,19 @@ class Outcome:
         prompt: index in the prompt stream.
         predicted: tokens that were predicted for each of its trajectories when it started; None if nothing was.
         lengths: generated tokens of each.
+        ranker: how often the ranker had learned anew before it predicted that, or before the start if nothing was predicted.
+            The order of scores of two of them says nothing.
     """
 
     prompt: int
     predicted: float | None
     lengths: tuple[int, ...]
+    ranker: int = 0
 
     @staticmethod
     def of(group: GroupState) -> Outcome:
         """The outcome of a group all of whose trajectories have finished."""
-        return Outcome(group.prompt, group.predicted, tuple([state.generated for state in group.states]))
+        return Outcome(group.prompt, group.predicted, tuple([state.generated for state in group.states]), group.ranker)
 
 
 def recall_of(scored: Iterable[tuple[float | None, Outcome]]) -> float | None:
@@ -91,7 +94,7 @@ class PredictionRecord:
     Args:
         recent: the last groups that ended with a prediction, oldest first.
         ended: how many did.
-        recall: measured on `recent`, every 16 groups; None until there are 32.
+        recall: measured on those of `recent` that the newest ranker predicted, every 16 groups; None until there are 32.
         trained: all groups that were trained on, by the version that they made.
         lengths: generated tokens of the last trajectories of groups that ended, trained on or not.
         measured: their distribution, measured at each step. What ends first is short, so there is none before a batch is whole.
@@ -113,7 +116,8 @@ class PredictionRecord:
         self.recent = [*self.recent[1 - _WINDOW :], outcome]
         self.ended += 1
         if self.ended % _EVERY == 0:
-            self.recall = measured_recall(self.recent)
+            newest = max(each.ranker for each in self.recent)
+            self.recall = measured_recall([each for each in self.recent if each.ranker == newest])
 
     def stepped(self, version: int, groups: Iterable[GroupState]) -> None:
         """Take in that these groups were trained on and made a version."""
@@ -162,12 +166,15 @@ class PredictedLengths(Asked):
             where no mean is predicted.
         quantiles: their median and their 0.9-quantile by prompt, where both are predicted.
         old: prompts that have not started, and whose prediction is of a ranker that has learned anew since.
+        ranker: how often it has learned anew; `rankers` has that number by prompt as it was when the prompt was predicted.
         record: what was predicted, beside how long it became.
     """
 
     tokens: dict[int, float] = field(default_factory=dict)
     quantiles: dict[int, tuple[float, float]] = field(default_factory=dict)
     old: dict[int, None] = field(default_factory=dict)
+    ranker: int = 0
+    rankers: dict[int, int] = field(default_factory=dict)
     record: PredictionRecord = field(default_factory=PredictionRecord)
 
     def of(self, prompt: int, generated: int) -> tuple[float | None, float | None]:
@@ -184,6 +191,7 @@ class PredictedLengths(Asked):
     def predict(self, event: Predicted) -> None:
         """Set what is predicted for a prompt, in place of what was."""
         self.tokens[event.prompt] = event.tokens if event.mean is None else event.mean
+        self.rankers[event.prompt] = self.ranker
         self.old.pop(event.prompt, None)
         self.quantiles.pop(event.prompt, None)
         if event.p90 is not None:
@@ -192,6 +200,11 @@ class PredictedLengths(Asked):
     def missing(self, prompt: int) -> bool:
         """Whether nothing is predicted for a prompt, or nothing new, and nobody was asked who could still answer."""
         return prompt not in self.asked and (prompt not in self.tokens or prompt in self.old)
+
+    def learned_anew(self, started: Container[int]) -> None:
+        """Note that the ranker has learned anew: what was predicted for prompts that have not started is old."""
+        self.ranker += 1
+        self.old = {prompt: None for prompt in self.tokens if prompt not in started}
 
     def ask_again(self) -> None:
         """Ask anew for what has no prediction, or an old one, since the ranker has learned."""
@@ -202,6 +215,7 @@ class PredictedLengths(Asked):
         """Forget a prompt that is not launched again. An answer that is still under way finds nobody who asked."""
         self.tokens.pop(prompt, None)
         self.quantiles.pop(prompt, None)
+        self.rankers.pop(prompt, None)
         self.asked.pop(prompt, None)
         self.old.pop(prompt, None)
 

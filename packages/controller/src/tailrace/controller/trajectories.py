@@ -135,9 +135,9 @@ class GroupState:
     `states` are its trajectories in order of their samples, once it has started. `scored` counts those with a reward;
     `rewards` has their rewards by sample, `tokens` their response tokens, `observed` those of them that environments answered,
     and `newer` counts those of versions newer than the group's. `predicted` are the response tokens that were predicted for
-    each of its trajectories when it started; None if nothing was. `kept` says that it was complete and kept before the task
-    started over. `candidate` is the complete group for a sampler. `round`,
-    `kind` and `draw` are those of its `Launch`. `cached` says in which prefix caches its trajectories left their prompt.
+    each of its trajectories when it started, None if nothing was, and `ranker` says by which one (`Outcome`). `kept` says that
+    it was complete and kept before the task started over. `candidate` is the complete group for a sampler. `round`, `kind` and
+    `draw` are those of its `Launch`. `cached` says in which prefix caches its trajectories left their prompt.
     """
 
     index: int
@@ -158,6 +158,7 @@ class GroupState:
     kind: str = ""
     draw: int | None = None
     predicted: float | None = None
+    ranker: int = 0
     kept: bool = False
     cached: dict[str, Left] = field(default_factory=dict)
 

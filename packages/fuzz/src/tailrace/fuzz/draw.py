@@ -201,7 +201,8 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     content["unscored"] = silent.choice([0.01, 0.05]) if silent.random() < SILENT else 0.0
     content["drops_s"] = silent.choice([0.5, 2.0]) if silent.random() < SILENT else 0.0
     if content["unscored"] and pipeline.get("detection", {}).get("name", "role-aware") != "role-aware":
-        content["full_checkpoint_every"] = 1  # each such score restarts the trainer, before it has made as many steps
+        # each such score restarts the trainer, before it has made more steps
+        content |= {"checkpoint_every": 1, "full_checkpoint_every": 1}
     if "recovery" not in policies:
         restarts_twice(Random(f"tailrace fuzz {seed}, a task that restarts twice"), content)
     hurry = Random(f"tailrace fuzz {seed}, deadlines")

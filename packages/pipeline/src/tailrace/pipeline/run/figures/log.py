@@ -33,14 +33,14 @@ def log_figures(
         faults: those that were scripted.
     """
     spec = run.spec
-    plain = [
+    plain = (
         ScoreFigures(),
         RoundFigures(spec),
         StreamFigures(),
         ReplicaFigures(),
         AttachFigures(),
         PredictionFigures(),
-    ]
+    )
     struck, detection, effective = FaultFold(), DetectionFold(spec.detection), EffectiveTime(run, trainer_devices)
     follow(log, *plain, Audience(struck, detection), effective)
     found: dict[str, Any] = {}

@@ -163,23 +163,31 @@ def prompt_characters(run: RunView, texts: Callable[[Sequence[int]], Sequence[st
 def ranker_figures(run: RunView, characters: Mapping[int, int] | None) -> dict[str, Any]:
     """The figures as fields of a summary.
 
-    Both recalls are of the longest 20 % of all trajectories that were trained on. A prediction counts as it stood when its
-    group started; without one, a trajectory stands below those that have one. The ceiling is what half of a group's own
-    responses tell of the other half; None if groups have one response.
+    Recalls and ceiling are of the longest 20 % of the trajectories that were trained on. A ranker that learns anew predicts
+    on another scale, so each is taken for each ranker by itself, weighted with its trajectories. A prediction counts as it
+    stood when its group started; without one, a trajectory stands below those that have one. The ceiling is what half of a
+    group's own responses tell of the other half; None if groups have one response.
 
     Args:
         characters: what `prompt_characters` found; None if there are no texts.
     """
-    outcomes = run.prediction_outcomes
+    rankers: dict[int, list[Outcome]] = {}
+    for outcome in run.prediction_outcomes:
+        rankers.setdefault(outcome.ranker, []).append(outcome)
+
+    def over(figure: Callable[[Sequence[Outcome]], float | None]) -> float | None:
+        found = [(figure(outcomes), sum(len(outcome.lengths) for outcome in outcomes)) for outcomes in rankers.values()]
+        told = [(value, weight) for value, weight in found if value is not None]
+        weights = sum(weight for _, weight in told)
+        return round(sum(value * weight for value, weight in told) / weights, 4) if weights else None
 
     def of(score: Callable[[Outcome], float | None]) -> float | None:
-        found = recall_of((score(outcome), outcome) for outcome in outcomes)
-        return None if found is None else round(found, 4)
+        return over(lambda outcomes: recall_of((score(outcome), outcome) for outcome in outcomes))
 
     return {
         "ranker_recall20": of(lambda outcome: outcome.predicted),
         "prompt_length_recall20": None if characters is None else of(lambda outcome: characters[outcome.prompt]),
-        "ranker_ceiling20": _ceiling(outcomes),
+        "ranker_ceiling20": over(_ceiling),
         "ranker_updates": run.ranker_updates,
         "unpredicted": run.counts.unpredicted,
     }
@@ -191,8 +199,7 @@ def _ceiling(outcomes: Sequence[Outcome]) -> float | None:
         for place, outcome in enumerate(outcomes)
         if outcome.lengths
     ]
-    found = ceiling20(examples) if examples else None
-    return None if found is None else round(found, 4)
+    return ceiling20(examples) if examples else None
 
 
 NO_RANKER = dict.fromkeys(
