@@ -6,6 +6,7 @@ import logging
 import math
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from tailrace.processes import Child, ChildError
 _log = logging.getLogger(__name__)
 BEGIN_S = 120.0
 """Seconds that a tracker's process has to begin: some libraries take ten to be imported, and longer on a busy machine."""
+_LINE = 300  # characters of what a tracker complains of
 MOST_WAITING = 1_000
 """Rows that wait for a slow tracker; what comes beyond them is left out."""
 
@@ -132,7 +134,7 @@ class _Lane:
         except Exception as error:  # whatever a tracker's library raises: the run goes on
             if self._left:
                 return
-            said = " ".join(str(error).split())[:300]
+            said = textwrap.shorten(str(error), _LINE, placeholder=" …")
             self._tell(f"has ended: {said or type(error).__name__}")
 
     def _open(self) -> Tracker:
