@@ -26,11 +26,12 @@ ELSEWHERE = restart("trainer", why=c.Why.FAILED, avoid=("m0",))
         ([restart("relay", why=c.Why.MACHINE, who="m1"), ELSEWHERE], False),
         ([restart("relay", why=c.Why.MACHINE, who="m0")], False),
         ([restart("relay", why=c.Why.FAILED, avoid=("m0",)), ELSEWHERE], False),
+        ([restart("replica", why=c.Why.FAILED), ELSEWHERE], True),  # it is among those that waited for their devices
     ],
 )
 def test_an_attached_controller_restarts_the_dead_and_those_on_a_machine_that_they_leave(commands, right):
     if right:
-        _check_attached([DEAD], commands)
+        _check_attached([DEAD], commands, held=("0",))
     else:
         with pytest.raises(InvariantError, match=RESTARTS):
-            _check_attached([DEAD], commands)
+            _check_attached([DEAD], commands, held=("0",))

@@ -34,6 +34,8 @@ from tailrace.runtime.executor.roster import Roster
 
 _NUMBER = re.compile(r"[re]?\d[\w.]*")
 
+FORGOTTEN_S = 600.0  # for which a scorer that may forget scores is waited for; else a run is at its limit before its end
+
 CRASHED, SAME = "the run does not break down", "the same seed gives the same bytes"
 
 
@@ -215,6 +217,7 @@ class FuzzSimulation:
                 deadlines,
                 call_s=min(patience_s, case.call_s),
                 step_s=patience_s if case.step_s is None else min(patience_s, case.step_s),
+                score_s=min(patience_s, FORGOTTEN_S) if case.unscored else patience_s,
             ),
             log=MortalLog(self._deaths),
         )

@@ -48,6 +48,7 @@ class Checker:
         self.stepped: Callable[[int], None] = lambda _: None
         self.silenced: Collection[tuple[str, str]] = ()
         self._steps = 0
+        self._held: Collection[str] = ()  # replicas that waited for their devices after the last instant
         self._shadow: Controller | None = None
         training, versions, devices, turns = self.training, self.versions, self.devices, self.turns
         self._on_event = {
@@ -87,8 +88,9 @@ class Checker:
             elif isinstance(event, c.Down) and event.reason.startswith("waited "):
                 self._check_late(event)
             elif isinstance(event, c.Attached):
-                _check_attached(events, commands)
+                _check_attached(events, commands, self._held)
         controller = self._simulation.controller
+        self._held = set(controller.failures.held)
         self.versions.routes([command for command in commands if isinstance(command, c.Route)])
         self.devices.restarts(commands)
         for command in commands:
@@ -207,8 +209,9 @@ class Checker:
             self.turns.abort(command)
 
 
-def _check_attached(events: Sequence[c.Event], commands: Sequence[c.Command]) -> None:
+def _check_attached(events: Sequence[c.Event], commands: Sequence[c.Command], held: Collection[str]) -> None:
     down = {(event.role, event.id) for event in events if isinstance(event, c.Down)}
+    down |= {("replica", name) for name in held}  # they died before; their devices may be free now
     alone = [one for one in commands if isinstance(one, c.Restart) and one.reason.why is not c.Why.TASK_RESTART]
     with_a_hybrid = [one for one in alone if one.reason.why is c.Why.HYBRID and ("replica", one.reason.who) in down]
     down |= {(command.role, command.id) for command in with_a_hybrid}  # its fault is the trainer's
