@@ -55,7 +55,7 @@ def test_kills_and_stops_in_the_middle_of_200_scores(judge_model, template):
     async def scenario():
         async with JudgeProcess(config) as process:
             await process.start()
-            for disturb, timeout_s in ((kill, 60.0), (stop, 3.0)):
+            for disturb, timeout_s in ((kill, 60.0), (stop, 10.0)):  # on a busy machine 50 scores took more than 3 s
                 outcomes = await scored_while(process, items, disturb, timeout_s)
                 lost = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, Unjudged)]
                 assert len(outcomes) == ITEMS

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from tailrace.processes import ProcessId
+from tailrace.runtime.errors import RoleError
 from tailrace.runtime.hosts import ray_session
 from tailrace.runtime.hosts.ray import RayAddressError, RayHost
-from tailrace.runtime.hosts.ray_cluster import start_cluster
+from tailrace.runtime.hosts.ray_cluster import RayCluster, start_cluster
 
 DRIVER = """
 import sys
@@ -190,6 +191,29 @@ def test_what_ray_removes_while_a_session_is_sealed_ends_nobody(tmp_path, monkey
     monkeypatch.setattr(Path, "iterdir", lambda path: iter(found))
     ray_session.seal(session)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (session.parent, session, found[1])} == {0o700}
+
+
+@pytest.mark.parametrize(("said", "keepers"), [("Exception: The current node timed out during startup.", 3), ("no", 1)])
+def test_a_start_that_ray_gave_too_little_time_begins_anew_and_no_other(tmp_path, monkeypatch, said, keepers):
+    """The third keeper comes up."""
+    pytest.importorskip("ray")
+    keeper = tmp_path / "keeper"
+    keeper.write_text(f"#!/bin/sh\necho x >> {tmp_path}/started\necho '{said}'; exit 1\n")
+    keeper.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(keeper))
+    read, there = RayCluster.read, RayCluster("run", "127.0.0.1:1", "token", 0.0, 1.0)
+    started = tmp_path / "started"
+
+    def found(root):
+        return there if started.exists() and len(started.read_text().split()) == 3 else read(root)
+
+    monkeypatch.setattr(RayCluster, "read", found)
+    if keepers == 3:
+        assert start_cluster(tmp_path, cpus=1, unclaimed_s=1.0) is there
+    else:
+        with pytest.raises(RoleError, match=f"did not start on this machine: {said}"):
+            start_cluster(tmp_path, cpus=1, unclaimed_s=1.0)
+    assert len(started.read_text().split()) == keepers
 
 
 def test_a_cluster_that_does_not_start_leaves_no_folder_and_is_not_looked_for_elsewhere(tmp_path, monkeypatch):

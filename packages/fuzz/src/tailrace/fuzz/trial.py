@@ -34,7 +34,9 @@ from tailrace.runtime.executor.roster import Roster
 
 _NUMBER = re.compile(r"[re]?\d[\w.]*")
 
-FORGOTTEN_S = 600.0  # for which a scorer that may forget scores is waited for; else a run is at its limit before its end
+FORGOTTEN_S = (
+    600.0  # for which a scorer that may forget scores is waited for; else a run is at its limit before its end
+)
 
 CRASHED, SAME = "the run does not break down", "the same seed gives the same bytes"
 

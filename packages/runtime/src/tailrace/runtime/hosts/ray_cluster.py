@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 CLUSTER, CLAIM, TOKEN, LOG = "cluster.json", "claim", "cluster.token", "cluster.log"
 START_S = 180.0
+_LATE = "timed out during startup"  # Ray gives a node of its own 30 s, which no setting changes
 _END_S = 20.0
 _LOOK_S = 0.05
 _CLAIM_S = 1.0
@@ -131,6 +132,16 @@ def start_cluster(root: Path, *, cpus: int, unclaimed_s: float, machines: int = 
     """
     need_extra("tailrace-runtime", "ray", "ray")
     environment(own=True)  # this process joins it, as do others that it starts
+    until = time.monotonic() + START_S
+    while True:
+        try:
+            return _start(root, cpus, unclaimed_s, machines, cores, until)
+        except RoleError as error:
+            if _LATE not in str(error) or time.monotonic() > until:
+                raise
+
+
+def _start(root: Path, cpus: int, unclaimed_s: float, machines: int, cores: int, until: float) -> RayCluster:
     for name in (CLUSTER, CLAIM):
         (root / name).unlink(missing_ok=True)
     (root / CLAIM).touch()
@@ -147,14 +158,13 @@ def start_cluster(root: Path, *, cpus: int, unclaimed_s: float, machines: int = 
             env={**os.environ, **authentication(root)},
         )
     try:
-        return _started(root, keeper)
+        return _started(root, keeper, until)
     except BaseException:  # an interrupt, too
         keeper.kill()
         raise
 
 
-def _started(root: Path, keeper: subprocess.Popen[bytes]) -> RayCluster:
-    until = time.monotonic() + START_S
+def _started(root: Path, keeper: subprocess.Popen[bytes], until: float) -> RayCluster:
     while (found := RayCluster.read(root)) is None:
         if keeper.poll() is not None:
             with (root / LOG).open("rb") as said:
