@@ -146,3 +146,13 @@ def test_a_hybrid_yields_once_its_share_of_the_batch_is_complete_while_others_ge
     run.go(*(c.Finished(other, name, 10) for name in on(run, other)), leave=(c.Route, c.Step))
     (lend,) = of(c.Lend, run.given)
     assert (lend.replica, dict(lend.reason.numbers)) == (hybrid, {"done": 1.0, "groups": 2.0})
+
+
+@pytest.mark.parametrize("numbers", [{"still_s": 40.0, "limit_s": 30.0}, {"still_s": 40.0}])
+def test_a_limit_that_a_detection_of_your_own_does_not_say_is_not_told(numbers):
+    run = started(options={"max_task_restarts": 0})
+    member = run.controller.members.get("replica", "r0")
+    event = c.Down("replica", "r0", "stood still", c.Cause.STILL)
+    run.controller.failures.went_down(event, c.Reason(c.Why.STILL, numbers=numbers))
+    assert member.health is c.Health.DOWN or run.view.failure is not None
+    assert ("a replica may stand still for 30 s" in (run.view.failure or "")) is ("limit_s" in numbers)

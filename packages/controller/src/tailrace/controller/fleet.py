@@ -104,9 +104,9 @@ class ReplicaState:
     `preemptions` counts those of this process, `preempted` those of all its processes; `cached` and `cached_tokens` likewise
     count tokens that its prefix cache had. `emptied` says how often that was emptied, `filled` how many tokens it took in.
     `cells` are the trainer's cells on its `devices`. While its devices are `lent` to these cells, it gets no work; they are
-    `kept` where a judge stands on one of these cells. The last
-    snapshot of this process came at `told_s`, on the run's clock, and the last sign of a token at `moved_s`. `asked` says what
-    each `Interrupt` was for, by its number, that may still be answered.
+    `kept` where a judge stands on one of these cells. The last snapshot of this process came at `told_s`, on the run's clock,
+    and the last sign of a token at `moved_s`. `asked` says what each `Interrupt` was for, by its number, that may still be
+    answered.
     """
 
     id: str

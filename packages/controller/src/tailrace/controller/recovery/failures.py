@@ -144,9 +144,10 @@ class Failures:
         trainer = self._members.get(TRAINER)
         if trainer is not None and trainer.health is c.Health.UP:
             why = f"{member.role} {member.id}, on its devices, is down: {failure.reason}"
-            limit = {name: reason.numbers[name] for name in ("limit_s",) if reason.why is c.Why.STILL}
+            limit_s = reason.numbers.get("limit_s") if reason.why is c.Why.STILL else None
+            numbers = {} if limit_s is None else {"limit_s": limit_s}
             event = c.Down(TRAINER, trainer.id, why, failure.cause)
-            self.went_down(event, c.Reason(c.Why.HYBRID, member.id, limit))
+            self.went_down(event, c.Reason(c.Why.HYBRID, member.id, numbers))
 
     def _use_older_checkpoint(self, member: MemberState, why: str) -> None:
         """Restart the trainer from an older checkpoint. The damaged one does not count as a failure of the trainer.
