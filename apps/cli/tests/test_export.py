@@ -12,9 +12,9 @@ from tailrace.cli.main import main
 from tailrace.contracts import FinishReason, PartialDelta
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.export import export
+from tailrace.pipeline.run.model_export import export
 from tailrace.trainer import AdapterConfig, TrainerConfig
-from tailrace.trainer.export import SHARD_BYTES
+from tailrace.trainer.checkpoint_export import SHARD_BYTES
 from tailrace.trainer.layout import PackedRow, TrainingSample
 from tailrace.trainer.microbatch import to_tensors
 from tailrace.trainer.small import build_model
@@ -153,7 +153,7 @@ def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(trained, tmp_pat
     assert main(["export", str(broken), "--version", "1", "--out", str(tmp_path / "older")]) == 0
     capsys.readouterr()
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr("tailrace.pipeline.run.export.shutil.disk_usage", lambda _: usage(10, 10, 1_000))
+    monkeypatch.setattr("tailrace.pipeline.run.model_export.shutil.disk_usage", lambda _: usage(10, 10, 1_000))
     assert "GB free, expected at least" in refused(root, "--out", tmp_path / "a")
 
 

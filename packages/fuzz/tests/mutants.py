@@ -14,8 +14,8 @@ from tailrace.controller.ledger import Ledger
 from tailrace.controller.lending import Lending
 from tailrace.controller.members import Members
 from tailrace.controller.policies.tail_batching import InRounds
+from tailrace.controller.pull_sources import Sources, sources
 from tailrace.controller.recovery.fall_back import FallBack
-from tailrace.controller.sources import Sources, sources
 from tailrace.controller.trainer_state import TrainerState
 from tailrace.controller.trajectories import Phase
 from tailrace.controller.weights import Weights

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tailrace.repack.best_fit import peak_kv
+from tailrace.repack.relocation import peak_kv
 
 
 def peak_slowly(kv, left, capacity):

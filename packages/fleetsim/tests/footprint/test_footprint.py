@@ -8,7 +8,7 @@ from tailrace.fleetsim.errors import DoesNotFitError, FleetError, UnknownNameErr
 from tailrace.fleetsim.footprint import Machines, footprint, read_machines
 from tailrace.fleetsim.footprint.hosts import checkpoint_plan
 from tailrace.fleetsim.footprint.memory import MemoryPlace, OwnedBytes
-from tailrace.fleetsim.footprint.standing import stand
+from tailrace.fleetsim.footprint.placement import stand
 from tailrace.fleetsim.hardware import device, model, shape_of
 from tailrace.pipeline.config.target import configuration
 

@@ -26,9 +26,9 @@ from tailrace.controller.errors import ControllerError
 from tailrace.controller.groups import Groups
 from tailrace.controller.history import RoundHistory
 from tailrace.controller.lending import Lending
+from tailrace.controller.length_requests import LengthRequests
 from tailrace.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.controller.plugin_faults import blame, policies_of
-from tailrace.controller.predictions import Predictions
 from tailrace.controller.provisioning import Provisioning
 from tailrace.controller.recovery.detection import Detection
 from tailrace.controller.recovery.failed_groups import FailedGroups
@@ -68,7 +68,7 @@ class Controller:
         self.sessions, self.discards, self.scoring = state.sessions, state.discards, state.scoring
         self.rounds = Rounds(state)
         self.refill = Refill(state, self.rounds)
-        self.predictions = Predictions(state, self.refill)
+        self.predictions = LengthRequests(state, self.refill)
         self.coordinator = Coordinator(state, self.refill)
         self.environments = Environments(state)
         self.weights = Weights(state)

@@ -25,8 +25,8 @@ from tailrace import contracts as c
 from tailrace.controller.fleet import EVICTION, FOR_PULL, MOVE, ReplicaState
 from tailrace.controller.plugin_faults import answered, listed, pulls, relocations
 from tailrace.controller.pool import first_of, in_turn, room
+from tailrace.controller.pull_sources import Sources, sources
 from tailrace.controller.refill import Refill
-from tailrace.controller.sources import Sources, sources
 from tailrace.controller.state import State
 from tailrace.controller.trajectories import GroupState, TrajectoryState
 

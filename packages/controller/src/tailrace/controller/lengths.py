@@ -1,6 +1,6 @@
 """Lengths of prompts and responses: what is measured, what is predicted and asked for, and how good predictions were.
 
-The ledger owns all of it; `predictions.py` asks for it. A prediction counts as it stood when its group started: whatever a
+The ledger owns all of it; `length_requests.py` asks for it. A prediction counts as it stood when its group started: whatever a
 ranker says later may know the responses that it predicts.
 """
 

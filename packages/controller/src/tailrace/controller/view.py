@@ -12,9 +12,9 @@ from tailrace import contracts as c
 from tailrace.controller.batches import Batches
 from tailrace.controller.coordinator import Coordinator
 from tailrace.controller.evaluations import EvaluationResult
+from tailrace.controller.length_requests import LengthRequests
 from tailrace.controller.lengths import Outcome
 from tailrace.controller.members import ENVIRONMENT, LEAVING, RELAY, REPLICA, TRAINER
-from tailrace.controller.predictions import Predictions
 from tailrace.controller.recovery.failures import Failures
 from tailrace.controller.refill import Refill
 from tailrace.controller.spec import PipelineSpec
@@ -27,7 +27,7 @@ from tailrace.repack import OnlineFit
 class _Parts(Protocol):
     owned: State
     coordinator: Coordinator
-    predictions: Predictions
+    predictions: LengthRequests
     failures: Failures
     refill: Refill
     batches: Batches

@@ -5,7 +5,6 @@ from tailrace.repack.adaptive_tp import AdaptiveTP, AdaptiveTPScaleDown, to_size
 from tailrace.repack.allocation import Allocation, allocate, allocate_across
 from tailrace.repack.balanced import Balanced
 from tailrace.repack.batch_time import batch_like, batch_time_s
-from tailrace.repack.best_fit import BestFit, NoRelocation
 from tailrace.repack.consolidation import ReplicaLoad, consolidate
 from tailrace.repack.dispatch import Dispatch, plan_dispatch
 from tailrace.repack.errors import FitError, LoadError, NothingFitsError, RepackError, UnmeasuredError
@@ -17,6 +16,7 @@ from tailrace.repack.migration import Migration
 from tailrace.repack.online_fit import FittedCosts, OnlineFit, StepTimes
 from tailrace.repack.parallelism import Arrangement, StageShare, fewest_devices, round_sizes, share_devices
 from tailrace.repack.prefix_aware import PrefixAware
+from tailrace.repack.relocation import BestFit, NoRelocation
 from tailrace.repack.routing import LeastLoaded, RoundRobin
 from tailrace.repack.scale_down import ScaleDown
 from tailrace.repack.skew_aware import SkewAware

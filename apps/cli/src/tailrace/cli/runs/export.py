@@ -14,7 +14,7 @@ from tailrace.cli.errors import CommandError
 from tailrace.cli.runs.clean import size
 from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.export import export as export_run
+from tailrace.pipeline.run.model_export import export as export_run
 
 _LINE_EVERY_S = 2.0
 

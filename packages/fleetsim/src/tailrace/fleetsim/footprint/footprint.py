@@ -9,7 +9,7 @@ from tailrace.fleetsim.footprint.hosts import host_places
 from tailrace.fleetsim.footprint.machines import Machines
 from tailrace.fleetsim.footprint.memory import MemoryPlace, check_heads, counts_activations, device_places
 from tailrace.fleetsim.footprint.model import RunModel, run_model
-from tailrace.fleetsim.footprint.standing import Standing, ranks_and_replicas, stand
+from tailrace.fleetsim.footprint.placement import Standing, ranks_and_replicas, stand
 from tailrace.fleetsim.footprint.transfers import StepTransfer, transfers
 from tailrace.fleetsim.results.result import Result
 from tailrace.pipeline.config.models import RunConfig

@@ -8,7 +8,7 @@ from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.footprint.machines import Machines
 from tailrace.fleetsim.footprint.memory import options_of
 from tailrace.fleetsim.footprint.model import RunModel
-from tailrace.fleetsim.footprint.standing import Standing, StandingMember
+from tailrace.fleetsim.footprint.placement import Standing, StandingMember
 from tailrace.fleetsim.footprint.transfers import COPY, FETCH, OFFLOAD, PUBLISH, WRITE, StepTransfer, seconds_of
 from tailrace.fleetsim.hardware import models
 from tailrace.fleetsim.results.result import Result

@@ -15,7 +15,7 @@ from tailrace.fleetsim.footprint.memory import (
     weight_bytes,
 )
 from tailrace.fleetsim.footprint.model import RunModel
-from tailrace.fleetsim.footprint.standing import Standing, StandingMember
+from tailrace.fleetsim.footprint.placement import Standing, StandingMember
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.roles.weights import SLOTS
 from tailrace.pipeline.run.abilities import sleep_level

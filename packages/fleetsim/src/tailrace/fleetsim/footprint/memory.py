@@ -14,7 +14,7 @@ from tailrace.fleetsim.cost.capacity import kv_capacity_tokens
 from tailrace.fleetsim.errors import DoesNotFitError, FleetError
 from tailrace.fleetsim.footprint.machines import Machines
 from tailrace.fleetsim.footprint.model import RunModel, run_model
-from tailrace.fleetsim.footprint.standing import DeviceSeat, Standing, StandingMember
+from tailrace.fleetsim.footprint.placement import DeviceSeat, Standing, StandingMember
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import trainer_config
 from tailrace.pipeline.run.device_shares import takes_cores

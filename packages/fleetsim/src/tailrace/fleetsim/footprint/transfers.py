@@ -21,7 +21,7 @@ from tailrace.fleetsim.footprint.hosts import (
 from tailrace.fleetsim.footprint.machines import Machines
 from tailrace.fleetsim.footprint.memory import state_bytes
 from tailrace.fleetsim.footprint.model import RunModel
-from tailrace.fleetsim.footprint.standing import Standing
+from tailrace.fleetsim.footprint.placement import Standing
 from tailrace.fleetsim.hardware.links import Link
 from tailrace.fleetsim.profile.machine import MachineProfile, load_machine
 from tailrace.pipeline.config.models import RunConfig

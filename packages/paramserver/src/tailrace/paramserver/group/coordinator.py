@@ -39,7 +39,7 @@ from tailrace.paramserver.group.messages import (
     TimePassed,
     Watch,
 )
-from tailrace.paramserver.group.sources import Assign, Expire, PullSchedule
+from tailrace.paramserver.group.pull_schedule import Assign, Expire, PullSchedule
 from tailrace.paramserver.group.topology import Forest, Progress, plan
 
 _ALL = 2**62  # more chunks than any version has

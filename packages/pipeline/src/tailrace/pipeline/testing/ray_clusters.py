@@ -49,6 +49,7 @@ def joined_cluster(
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_raylet_start_wait_time_s": "120",  # of 30 s a busy machine may take more
+        "RAY_worker_niceness": "0",  # not Ray's 15: beside another program a run would nearly stand still
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # a cluster of its own that this process had may have left the contrary
     }
     started: list[subprocess.Popen[Any]] = []

@@ -26,7 +26,7 @@ from tailrace.controller.trajectories import GroupPhase
 _COMMANDS = 8  # in which the prompts that may be launched soon are asked for, as launches go on
 
 
-class Predictions:
+class LengthRequests:
     """Asks for lengths, if the run has a ranker or a policy plans with tokens. The ledger owns them."""
 
     def __init__(self, state: State, refill: Refill) -> None:

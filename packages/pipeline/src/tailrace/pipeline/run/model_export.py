@@ -23,9 +23,9 @@ from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.prompts.stop_tokens import stop_tokens
 from tailrace.trainer.adapters import ADAPTER_CONFIG
+from tailrace.trainer.checkpoint_export import SHARD_BYTES, ExportSource, put
 from tailrace.trainer.checkpoint_files import checkpoints, partial_directory, put_in_place, sync
 from tailrace.trainer.errors import CheckpointError
-from tailrace.trainer.export import SHARD_BYTES, ExportSource, put
 
 _SPARE_BYTES = 1 << 20
 _GENERATION = "generation_config.json"

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.paramserver import VersionNotYet
-from tailrace.paramserver.group.sources import Assign, Expire, PullSchedule
+from tailrace.paramserver.group.pull_schedule import Assign, Expire, PullSchedule
 
 HELD = frozenset({7})
 FAR = 1e9
