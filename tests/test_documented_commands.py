@@ -21,7 +21,7 @@ ELSEWHERE = {
     "init": "apps/cli/tests/test_init.py",
     "config": "apps/cli/tests/test_config_command.py",
     "rank": "apps/cli/tests/test_rank.py",
-    "status": "apps/cli/tests/test_watching.py",
+    "status": "apps/cli/tests/test_controller_watcher.py",
     "watch": "apps/cli/tests/test_watch_page.py",
     "report": "packages/report/tests",
     "query": "apps/cli/tests/test_query.py",

@@ -7,6 +7,11 @@ staleness depends on time, so that no two runs have the same; here batch t was d
 t - k, where k is drawn from the range of --staleness for each step. Delays, prompts, noise and learning rate are the same for
 all losses. `grpo` without staleness stands beside them. A loss may have options: --losses gspo,clip_low=0.2,clip_high=0.28.
 DIR/results.jsonl holds what is done, and a second call goes on. A training takes about two minutes of one core.
+
+    uv run python tools/bench/staleness_learning.py DIR MODEL --seconds 20
+
+measures what a batch costs with each loss: all losses in turn on the same batch, that many times, in processor time of one
+thread; and what drawing it takes, which is the same for all. Steps times these seconds is accuracy against seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +20,9 @@ import argparse
 import json
 import random
 import statistics
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,19 +105,9 @@ def training(
     task = get_task(TASK)
     rows, held_out = task.generate("train", PROMPTS * steps, seed), task.generate("heldout", HELD_OUT, seed)
     delays = random.Random(f"delays {seed}")
-    name, *options = (part.strip() for part in loss.split(","))
-    config = TrainerConfig(
-        lr=lr,
-        warmup_steps=3,
-        loss=name,
-        loss_options={key: float(value) for key, _, value in (each.partition("=") for each in options) if value},
-        threads=1,
-        device="cpu",
-        micro_batch_tokens=2048,
-    )
     accuracy: dict[int, float] = {}
     metrics: list[dict[str, float]] = []
-    with TrainerWorker(model, config) as worker:
+    with TrainerWorker(model, configured(loss, lr)) as worker:
         versions = {0: weights(worker)}
         for step in range(steps):
             version = max(0, step - (delays.randint(*staleness) if loss != FRESH else 0))
@@ -135,6 +132,46 @@ def training(
         "accuracy": accuracy,
         "reward": [round(each["reward_mean"], 4) for each in metrics],
     } | {name: statistics.fmean(each[name] for each in metrics) for name in means}
+
+
+def configured(loss: str, lr: float) -> TrainerConfig:
+    """The trainer of a loss with its options, as the command line names it."""
+    name, *options = (part.strip() for part in loss.split(","))
+    return TrainerConfig(
+        lr=lr,
+        warmup_steps=3,
+        loss=name,
+        loss_options={key: float(value) for key, _, value in (each.partition("=") for each in options) if value},
+        threads=1,
+        device="cpu",
+        micro_batch_tokens=2048,
+    )
+
+
+def seconds(policy: Policy, model: Path, losses: list[str], lr: float, rounds: int) -> Iterator[str]:
+    """Seconds of a batch with each loss, in turn: the median of the rounds, the least and the most; and over the first loss."""
+    rows = get_task(TASK).generate("train", PROMPTS, 0)
+    began = time.perf_counter()
+    drawn = policy.draw(rows, SAMPLES, 0)
+    drawing_s = time.perf_counter() - began
+    with ExitStack() as stack:
+        workers = {loss: stack.enter_context(TrainerWorker(model, configured(loss, lr))) for loss in losses}
+        took: dict[str, list[float]] = {loss: [] for loss in losses}
+        for number in range(rounds + 1):  # the first one loads libraries
+            for loss, worker in workers.items():
+                worker.weights_version = number
+                batch = [experiences(drawn, 0, number)]
+                began = time.process_time()
+                worker.step(batch)
+                took[loss].append(time.process_time() - began)
+    tokens = sum(len(tokens) for tokens, _ in drawn.responses)
+    yield f"{tokens} response tokens, drawn in {drawing_s:.2f} s"
+    yield "| loss | seconds | over the first |"
+    yield "|---|---|---|"
+    first = took[losses[0]][1:]
+    for loss, found in took.items():
+        ratio = statistics.median(mine / its for mine, its in zip(found[1:], first, strict=True))
+        yield f"| {loss} | {statistics.median(found[1:]):.3f} ({min(found[1:]):.3f}-{max(found[1:]):.3f}) | {ratio:.2f} |"
 
 
 def weights(worker: TrainerWorker) -> dict[str, torch.Tensor]:
@@ -171,7 +208,16 @@ def main() -> None:
     parser.add_argument("--staleness", nargs=2, type=int, default=[3, 6])
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--lr", type=float, default=7e-4)
+    parser.add_argument(
+        "--seconds", type=int, metavar="ROUNDS", help="what a batch costs with each loss, and nothing else"
+    )
     args = parser.parse_args()
+    if args.seconds:
+        torch.set_num_threads(1)
+        policy = Policy(args.models[0])
+        print("\n".join(seconds(policy, args.models[0], args.losses, args.lr, args.seconds)))
+        policy.engine.close()
+        return
     args.dir.mkdir(parents=True, exist_ok=True)
     path = args.dir / "results.jsonl"
     results = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

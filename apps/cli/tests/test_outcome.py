@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from tailrace.cli.runs.watching import show_outcome
+from tailrace.cli.runs.controller_watcher import show_outcome
 from tailrace.controller.controller import Controller
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import build_spec

@@ -23,9 +23,9 @@ from tailrace.cli.runs.controller_process import (
     ControllerProcess,
     LeftController,
 )
+from tailrace.cli.runs.controller_watcher import unwatched, watch
 from tailrace.cli.runs.host_resources import store_note
 from tailrace.cli.runs.preflight import check, check_on_paper, footprint_here
-from tailrace.cli.runs.watching import unwatched, watch
 from tailrace.contracts import shown
 from tailrace.fleetsim.footprint import read_machines
 from tailrace.pipeline.config.models import RunConfig

@@ -12,9 +12,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
-from tailrace.reward.code.rows import CodeTests, program_in, read_tests
+from tailrace.reward.code.rows import CodeTests, read_tests
 from tailrace.reward.code.run import CodeRun, run_tests
 from tailrace.reward.errors import ScoringError
+from tailrace.reward.extraction import program_in
 from tailrace.reward.items import TURNS, Recheck, ScoreItem, ScoringResult, said
 from tailrace.reward.sandbox import Sandbox, select_sandbox
 from tailrace.reward.settings import CodeSettings

@@ -10,8 +10,8 @@ import pytest
 
 from tailrace.cli.errors import CommandError
 from tailrace.cli.runs.controller_process import ATTACH, LOG, LeftController
+from tailrace.cli.runs.controller_watcher import RunWatcher, unwatched, watch
 from tailrace.cli.runs.run import RunOptions, run
-from tailrace.cli.runs.watching import RunWatcher, unwatched, watch
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory, write_json
