@@ -50,7 +50,7 @@ if find_spec("hypothesis") is not None:
 DEEP_PARTS = 72
 """Parts of the long tests, of which `.ci/run` runs one: the number of its commit, counted round."""
 
-LEAST_EXAMPLES = 20
+LEAST_EXAMPLES = 10
 """A property test that has fewer keeps them all without --deep."""
 
 PIECES = 3

@@ -108,11 +108,11 @@ class SmallRun:
         return {name for name in before if not torch.equal(before[name], after[name])}
 
 
-@pytest.fixture
-def small_run(tmp_path):
-    """Makes the small run of a test."""
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory):
+    """Makes small runs, each in a directory of its own."""
 
     def make(**attention: int) -> SmallRun:
-        return SmallRun(tmp_path, **attention)
+        return SmallRun(tmp_path_factory.mktemp("small"), **attention)
 
     return make

@@ -1,4 +1,7 @@
-"""A whole run that trains an adapter: it alone is saved, whoever is killed comes back, and the audit finds the same bits."""
+"""A whole run that trains an adapter: it alone is saved, whoever is killed comes back, and the audit finds the same bits.
+
+It also asks for compiled layers where there is no compiler: that it had none is said wherever one looks.
+"""
 
 import json
 import sys
@@ -35,10 +38,18 @@ def test_what_does_not_fit_is_one_line_before_anything_starts(tmp_path, capsys, 
     assert not (tmp_path / "run").exists()
 
 
-def test_only_the_adapter_is_trained_saved_and_published(small_run):
+@pytest.fixture(scope="module")
+def trained(small_run):
     run = small_run(heads=2, kv_heads=1, head_dim=32)
-    trainer = "adapter = { rank = 4, alpha = 8 }\noptions = { lr = 1e-2, threads = 1 }"
-    run.train(trainer, "local", "--kill", "replica@step1:pull")  # while it loads an adapter
+    trainer = "adapter = { rank = 4, alpha = 8 }\noptions = { lr = 1e-2, threads = 1, compile = true }"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", "no-such-compiler")
+        run.train(trainer, "local", "--kill", "replica@step1:pull")  # while it loads an adapter
+    return run
+
+
+def test_only_the_adapter_is_trained_saved_and_published(trained):
+    run = trained
     summary = json.loads((run.directory / "summary.json").read_text())
     assert (summary["adapter"], summary["restarts"]["replica"]) == ("applied", 1)
     assert [fault["phase"] for fault in summary["faults"] if fault["role"] == "replica"] == ["pull"]
@@ -52,6 +63,22 @@ def test_only_the_adapter_is_trained_saved_and_published(small_run):
     changed = run.trained("--merge")
     assert changed
     assert all(name.endswith("proj.weight") for name in changed)
+
+
+def test_why_layers_are_not_compiled_stands_in_status_summary_and_report(trained, capsys):
+    run = trained
+    why = "found no C++ compiler (no-such-compiler), which torch.compile needs on a CPU"
+    line = f"trainer 0: found compile = true with {run.model}: {why}; its layers are not compiled"
+    summary, status = (json.loads((run.directory / f"{name}.json").read_text()) for name in ("summary", "status"))
+    assert summary["warnings"] == [line]  # once, though the trainer that took the killed one's place said it too
+    assert status["notes"] == [line]
+    assert [incident["text"] for incident in status["incidents"]].count(line) == 2
+    assert line in (run.directory / "report.html").read_text()
+    assert main(["status", str(run.directory)]) == 0
+    assert why in " ".join(capsys.readouterr().out.split())
+    (run.directory / "summary.json").unlink()  # the log alone says it too
+    assert main(["report", str(run.directory)]) == 0
+    assert line in (run.directory / "report.html").read_text()
 
 
 def on_sglang(python):

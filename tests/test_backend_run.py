@@ -59,22 +59,3 @@ def test_it_trains_comes_back_and_is_exported(name, small_run, capsys):
             (line,) = capsys.readouterr().err.splitlines()
             assert "key 'trainer.critic': found settings of a critic with advantages 'group'" in line
         assert last.read_bytes() == saved
-
-
-def test_why_layers_are_not_compiled_stands_in_status_summary_and_report(small_run, monkeypatch, capsys):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    run = small_run()
-    run.train("options = { threads = 1, compile = true }", "local")
-    why = "found no C++ compiler (no-such-compiler), which torch.compile needs on a CPU"
-    line = f"trainer 0: found compile = true with {run.model}: {why}; its layers are not compiled"
-    summary, status = (json.loads((run.directory / f"{name}.json").read_text()) for name in ("summary", "status"))
-    assert summary["warnings"] == [line]  # once, though the trainer that took the killed one's place said it too
-    assert status["notes"] == [line]
-    assert [incident["text"] for incident in status["incidents"]].count(line) == 2
-    assert line in (run.directory / "report.html").read_text()
-    capsys.readouterr()
-    assert main(["status", str(run.directory)]) == 0
-    assert why in " ".join(capsys.readouterr().out.split())
-    (run.directory / "summary.json").unlink()  # the log alone says it too
-    assert main(["report", str(run.directory)]) == 0
-    assert line in (run.directory / "report.html").read_text()

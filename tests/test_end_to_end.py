@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.cli.main import main
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.launching.attaching import SILENT_S
 from tailrace.trajstore import read_trained
@@ -79,6 +80,20 @@ def tailrace(*arguments):
     )
 
 
+@pytest.fixture
+def here(capsys):
+    """Runs a command in this process, which has imported what a new one would import again. Returns what it prints."""
+
+    def run(*words, status=0):
+        capsys.readouterr()
+        found = main([str(word) for word in words])
+        said = "".join(capsys.readouterr())
+        assert found == status, said
+        return said
+
+    return run
+
+
 def steps_done(run):
     log = run / "events.jsonl"
     return log.read_text().count('"is":"Stepped"') if log.exists() else 0
@@ -93,18 +108,15 @@ def verify(response, answer, metadata):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_status_summary_and_report_say_the_same_of_a_graded_run(config, tmp_path):
+def test_status_summary_and_report_say_the_same_of_a_graded_run(config, tmp_path, here):
     (tmp_path / "graded.py").write_text(GRADED)
     run, own = tmp_path / "run", f"task.verifier={tmp_path / 'graded.py'}:verify"
     # What is compared does not depend on the engine; this one is soon up.
     settings = ("--set", own, "--set", "rollout.engine=transformers")
-    said, _ = (
-        first := tailrace("run", config, "--run-dir", run, "--plain", "--executor", "local", *settings)
-    ).communicate(timeout=500)
-    assert first.returncode == 0, said
+    said = here("run", config, "--run-dir", run, "--plain", "--executor", "local", *settings)
     summary = json.loads((run / "summary.json").read_text())
-    status = json.loads(tailrace("status", "--json", run).communicate(timeout=60)[0])
-    shown = " ".join(tailrace("status", run).communicate(timeout=60)[0].split())
+    status = json.loads(here("status", "--json", run))
+    shown = " ".join(here("status", run).split())
     page = (run / "report.html").read_text()
     facts = {name: html.unescape(value) for name, value in re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", page)}
     rows = dict(re.findall(r"<td[^>]*>((?:before|after) RL, sampled)</td>(.*?)</tr>", page, re.DOTALL))
@@ -136,14 +148,12 @@ def test_status_summary_and_report_say_the_same_of_a_graded_run(config, tmp_path
     assert (facts["restarts"], summary["replica_restarts"], status["replica_restarts"]) == ("0", 0, 0)
 
     moved = run.rename(tmp_path / "moved")
-    audited = tailrace("audit", moved)
-    said, _ = audited.communicate(timeout=300)
-    assert audited.returncode == 0, said
+    here("audit", moved)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_files_in_and_nothing_lost_whatever_is_killed(config, tmp_path, deep):
+def test_files_in_and_nothing_lost_whatever_is_killed(config, tmp_path, deep, here):
     run = tmp_path / "run"
     # An engine takes as long to start as the steps do: three start, not five. All suites of hosts kill one of several.
     few = () if deep else ("--set", "rollout.replicas=1")
@@ -157,10 +167,7 @@ def test_files_in_and_nothing_lost_whatever_is_killed(config, tmp_path, deep):
         os.kill(pid, signal.SIGKILL)
     first.wait()
     until(lambda: not RunDirectory(run).running(), None)
-    status = tailrace("status", "--json", run)
-    said, _ = status.communicate(timeout=60)
-    assert status.returncode == 0, said
-    found = json.loads(said)
+    found = json.loads(here("status", "--json", run))
     assert (found["step"], found["alive"], found["over"], found["replicas"]) == (steps_done(run), False, True, [])
 
     second = tailrace("run", "--resume", run, "--plain")
@@ -178,9 +185,7 @@ def test_files_in_and_nothing_lost_whatever_is_killed(config, tmp_path, deep):
     assert (run / "report.html").stat().st_size > 10_000
     assert any(run.joinpath("tensorboard").iterdir())
 
-    again = tailrace("run", config, "--run-dir", run)
-    said, _ = again.communicate(timeout=60)
-    assert again.returncode == 2, said
+    said = here("run", config, "--run-dir", run, status=2)
     assert said.count("\n") == 1, said
 
 

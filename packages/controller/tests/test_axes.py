@@ -52,7 +52,7 @@ OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
 }
 
 TRIED = {"cases", "failures"}
-"""What says how many cases a suite tries: a third of its own number, unless it goes deep."""
+"""What says how many cases a suite tries: a sixth of its own number, unless it goes deep."""
 
 # What a suite counts may be nothing: staleness on-policy, failures survived, moves of a policy that moves nothing.
 IDLE = {
@@ -76,7 +76,7 @@ def test_each_axis_has_a_suite():
 def test_it_keeps_the_rules_of_its_axis(axis, name, options, deep):
     suite = SUITES[axis]
     tried = {name: each.default for name, each in inspect.signature(suite).parameters.items() if name in TRIED}
-    fewer = {} if deep else {name: count // 3 for name, count in tried.items()}
+    fewer = {} if deep else {name: count // 6 for name, count in tried.items()}
     counted = suite(load(f"tailrace.{axis}", name)(**options), **fewer)
     assert counted or (axis, name) in IDLE, "the suite had nothing to check"
 

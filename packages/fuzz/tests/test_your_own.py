@@ -75,7 +75,7 @@ def test_an_object_is_that_object():
 def test_a_batching_policy_says_how_many_samples_a_group_has():
     mine = Redundant(samples=3, surplus_samples=1, surplus_groups=1)
     assert {draw_case(seed, {"batching": mine}).pipeline.samples_per_prompt for seed in range(10)} == {3}
-    assert not fuzz(12, batching=mine).found
+    assert not fuzz(6, batching=mine).found
     with pytest.raises(CaseError, match="expected an admission with room for them"):
         fuzz(1, batching=mine, admission="on-policy")
 
@@ -85,7 +85,7 @@ def test_a_plugin_by_name_is_in_every_case():
 
 
 def test_a_gate_that_promises_too_much_is_found_shrunk_and_replayed(tmp_path):
-    found = fuzz(40, admission=Lax(2), shrink_s=1, out=tmp_path).found
+    found = fuzz(20, admission=Lax(2), shrink_s=1, out=tmp_path).found
     assert found
     again = replay(found[0].path, admission=Lax(2)).failure
     assert again.same_as(found[0].failure)
@@ -93,7 +93,7 @@ def test_a_gate_that_promises_too_much_is_found_shrunk_and_replayed(tmp_path):
 
 
 def test_processes_find_the_same(deep):
-    alone, beside = (fuzz(12 if deep else 6, processes=count, shrink_s=0, sync="interrupting") for count in (1, 2))
+    alone, beside = (fuzz(12 if deep else 4, processes=count, shrink_s=0, sync="interrupting") for count in (1, 2))
     assert alone.summary.ended == beside.summary.ended
     assert alone.summary.covered == beside.summary.covered
 

@@ -50,7 +50,9 @@ def test_built_ins_keep_it_on_other_examples(name, seed, small_model):
 GIVEN: dict[str, Any] = {"epochs": 2, "batch": 16, "most_tokens": 64, "lora_rank": 2, "init_lr": 1e-3}
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize(
+    "objective", [OBJECTIVES[0], *(pytest.param(each, marks=pytest.mark.deep) for each in OBJECTIVES[1:])]
+)
 def test_those_that_fine_tune_a_model_keep_it(objective, small_model):
     check_method(Sft(objective=objective, **GIVEN), init=small_model)
 

@@ -41,7 +41,7 @@ def hurt():
 
 def test_spans_of_a_member_cover_the_run_without_overlap(hurt, deep):
     fuzzed = []
-    for seed in range(20 if deep else 8):
+    for seed in range(20 if deep else 4):
         fuzz = FuzzSimulation(draw_case(seed))
         fuzz.run()
         fuzzed.append((fuzz.simulation, seen(fuzz.simulation)))

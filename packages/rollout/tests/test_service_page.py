@@ -14,6 +14,7 @@ from tailrace.rollout.testing import save_tiny_model
 README = Path(__file__).parents[1] / "README.md"
 
 
+@pytest.mark.deep  # test_service_on_engines.py shows what the program does
 def test_the_program_runs(tmp_path):
     section = README.read_text().split("### In a training loop of your own\n")[1]
     program = re.search(r"```python\n(.*?)```", section, re.DOTALL).group(1)

@@ -190,9 +190,14 @@ def test_an_attempt_that_fails_leaves_the_layers_as_they_are_and_is_said(model, 
     )
 
 
-def test_an_attempt_is_a_process_with_a_deadline(model, monkeypatch, tmp_path):
+@pytest.mark.deep  # whole runs that compile are deep, too
+def test_an_attempt_is_a_process(model, monkeypatch):
     monkeypatch.setattr(compiled, "BACKEND", TRACED)
     assert compiled.attempt(model, "float32", "cpu", 100.0) == ""
+
+
+def test_an_attempt_has_a_deadline(model, monkeypatch):
+    monkeypatch.setattr(compiled, "BACKEND", TRACED)
     assert compiled.attempt(model, "float32", "cpu", 0.1) == "a layer did not compile in 0.1 s"
 
 

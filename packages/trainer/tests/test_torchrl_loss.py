@@ -1,7 +1,5 @@
 """TorchRL's losses behind this trainer's door: value and gradient beside its own on the same tokens."""
 
-import json
-import os
 import re
 import subprocess
 import sys
@@ -16,9 +14,11 @@ pytest.importorskip("torch")
 
 import torch
 
-from tailrace.trainer import TrainerConfigError
+from tailrace.contracts import Experience, Segment
+from tailrace.trainer import TrainerConfig, TrainerConfigError, TrainerWorker
 from tailrace.trainer.losses import LossTokens, open_loss
 from tailrace.trainer.losses.torchrl import TorchRlLoss
+from tailrace.trainer.small import build_model
 from tailrace.trainer.testing import check_loss
 
 pytestmark = pytest.mark.skipif(find_spec("torchrl") is None, reason="needs the extra torchrl")
@@ -125,7 +125,7 @@ def test_what_is_not_a_loss_of_tokens_is_one_line(options, what):
     assert "\n" not in str(found.value)
 
 
-def test_the_trainer_steps_with_the_one_of_the_documentation(tmp_path):
+def test_the_trainer_steps_with_the_one_of_the_documentation(tmp_path, monkeypatch):
     """The example, in a package of its own that an entry point makes known: the same step as with our `dapo`."""
     text = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
     (example,) = (code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "TorchRlDapo" in code)
@@ -134,37 +134,22 @@ def test_the_trainer_steps_with_the_one_of_the_documentation(tmp_path):
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: their-losses\nVersion: 1\n")
     (package / "entry_points.txt").write_text("[tailrace.loss]\ntorchrl-dapo = their_losses:TorchRlDapo\n")
-    found = subprocess.run(
-        [sys.executable, "-c", STEPS],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert found.returncode == 0, found.stderr
-    theirs, ours = (json.loads(line) for line in found.stdout.splitlines()[-2:])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "their_losses", raising=False)
+    model = build_model(tmp_path / "model", vocab_size=10)
+    group = [
+        Experience("0.0", 0, (1, 2, 3), (Segment(0, (4, 5), (-2.3, -1.9)),), reward=1.0),
+        Experience("0.1", 0, (1, 2, 3), (Segment(0, (6, 7, 8), (-2.3, -3.0, -2.3)),), reward=0.0),
+    ]
+    steps = []
+    for name in ("torchrl-dapo", "dapo"):
+        config = TrainerConfig(lr=1e-4, loss=name, loss_options={"clip_high": 0.3}, normalisation="token", threads=1)
+        with TrainerWorker(model, config) as worker:
+            metrics = [worker.step([group]) for _ in range(2)][-1]
+        steps.append({key: metrics[key] for key in ("loss", "grad_norm", "kl_approx") if key in metrics})
+    theirs, ours = steps
     assert theirs == pytest.approx(ours, rel=1e-6)
     assert ours["grad_norm"] > 0
-
-
-STEPS = """
-import json
-from tailrace.contracts import Experience, Segment
-from tailrace.trainer import TrainerConfig, TrainerWorker
-from tailrace.trainer.small import build_model
-
-model = build_model("model", vocab_size=10)
-group = [
-    Experience("0.0", 0, (1, 2, 3), (Segment(0, (4, 5), (-2.3, -1.9)),), reward=1.0),
-    Experience("0.1", 0, (1, 2, 3), (Segment(0, (6, 7, 8), (-2.3, -3.0, -2.3)),), reward=0.0),
-]
-for name in ("torchrl-dapo", "dapo"):
-    config = TrainerConfig(lr=1e-4, loss=name, loss_options={"clip_high": 0.3}, normalisation="token", threads=1)
-    with TrainerWorker(model, config) as worker:
-        metrics = [worker.step([group]) for _ in range(2)][-1]
-    print(json.dumps({key: metrics[key] for key in ("loss", "grad_norm", "kl_approx") if key in metrics}))
-"""
 
 
 def test_importing_the_adapter_loads_no_torchrl():

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-PART = 0.2
+PART = 0.12
 """The worlds of a test that are played without --deep."""
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -78,7 +78,7 @@ def received(relays, token):
     return {relay.name: relay_status(relay.address, token=token).transfers["chunks_received"] for relay in relays}
 
 
-@pytest.mark.parametrize("place", [1, 2])
+@pytest.mark.parametrize("place", [1, pytest.param(2, marks=pytest.mark.deep)])
 def test_a_relay_killed_in_the_middle_of_a_broadcast(spawn, token, big, check, until, place):
     relays = [spawn() for _ in range(4)]
     living = [relay for relay in relays if relay is not relays[place]]

@@ -17,7 +17,7 @@ GIVEN = int(os.environ.get("TAILRACE_SCHEDULES", "0"))
 
 @pytest.mark.timeout(320 + GIVEN)
 def test_nothing_wrong_is_shown_and_nothing_hangs(deep):
-    schedules = GIVEN or (200 if deep else 50)
+    schedules = GIVEN or (200 if deep else 30)
     failed, faults, read = {}, collections.Counter(), 0
     for seed in range(schedules):
         outcome = run(seed)

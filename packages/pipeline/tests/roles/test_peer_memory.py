@@ -85,7 +85,9 @@ def test_a_durable_checkpoint_is_on_disk_and_on_one_other_machine(machines, save
         verify(tmp_path / "checkpoints" / str(version))
 
 
-@pytest.mark.parametrize("loss", ["gone", "damaged", "cut short"])
+@pytest.mark.parametrize(
+    "loss", ["gone", *(pytest.param(each, marks=pytest.mark.deep) for each in ("damaged", "cut short"))]
+)
 def test_what_the_disk_lost_comes_back_from_the_other_machine(machines, saved, make_trainer, tmp_path, loss):
     role = saved(machines, count=2)
     expected, directory = weights(role), tmp_path / "checkpoints" / "2"

@@ -14,7 +14,6 @@ from tailrace.reward.judge import Judge, JudgeConfig, JudgeItem, JudgeProcess, U
 
 pytestmark = pytest.mark.long
 BATCH = 4
-ITEMS = 200
 
 
 def gone(pid):
@@ -37,8 +36,9 @@ async def scored_while(process, items, disturb, timeout_s):
     return [outcome for task in tasks for outcome in await task]
 
 
-def test_kills_and_stops_in_the_middle_of_200_scores(judge_model, template):
-    items = [JudgeItem("1 2 3 " * (1 + n % 20), str(n % 10), str(n % 7)) for n in range(ITEMS)]
+def test_kills_and_stops_in_the_middle_of_many_scores(judge_model, template, deep):
+    count = 200 if deep else 80
+    items = [JudgeItem("1 2 3 " * (1 + n % 20), str(n % 10), str(n % 7)) for n in range(count)]
     config = JudgeConfig(judge_model(), template, batch_items=BATCH, threads=1, device="cpu")
     with Judge(config) as judge:
         expected = judge.score(items)
@@ -58,10 +58,10 @@ def test_kills_and_stops_in_the_middle_of_200_scores(judge_model, template):
             for disturb, timeout_s in ((kill, 60.0), (stop, 10.0)):  # on a busy machine 50 scores took more than 3 s
                 outcomes = await scored_while(process, items, disturb, timeout_s)
                 lost = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, Unjudged)]
-                assert len(outcomes) == ITEMS
+                assert len(outcomes) == count
                 assert lost, "nothing was under way when the process was disturbed"
                 assert not any(outcomes[n].permanent for n in lost)
-                assert all(outcomes[n] == pytest.approx(expected[n], abs=1e-5) for n in range(ITEMS) if n not in lost)
+                assert all(outcomes[n] == pytest.approx(expected[n], abs=1e-5) for n in range(count) if n not in lost)
                 if disturb is kill:
                     assert len(lost) <= BATCH, "only what was in the batch is lost"
                 again = await process.score([items[n] for n in lost], 60.0)
@@ -79,7 +79,7 @@ def test_kills_and_stops_in_the_middle_of_200_scores(judge_model, template):
             waiting = asyncio.create_task(process.score(items, 60.0))
             await asyncio.sleep(0.001)
         outcomes = await waiting
-        assert len(outcomes) == ITEMS
+        assert len(outcomes) == count
         assert outcomes[-1] == Unjudged("the judge was closed", permanent=False)
         assert gone(seen[-1])
         with pytest.raises(JudgeClosedError):
@@ -107,10 +107,11 @@ def test_a_judge_that_cannot_be_made_says_so_at_the_start_and_to_each_item(judge
 @pytest.mark.deep
 def test_a_scheduler_loses_no_score_when_its_judge_is_killed(judge_model, template):
     """The judge dies three times in the middle of 200 scores, which share batches with each other and wait for nobody else."""
+    count = 200
     config = JudgeConfig(judge_model(), template, batch_items=BATCH, threads=1, device="cpu")
     items = [
         ScoreItem(str(n), "1 2 3 " * (1 + n % 20), str(n % 7), "judge", {}, prompt_text=str(n % 10))
-        for n in range(ITEMS)
+        for n in range(count)
     ]
     with Judge(config) as judge:
         expected = judge.score([JudgeItem(item.response_text, item.prompt_text, item.answer) for item in items])
@@ -129,8 +130,8 @@ def test_a_scheduler_loses_no_score_when_its_judge_is_killed(judge_model, templa
         assert len(killed) == 3
         assert all(gone(pid) for pid in killed)
         rewards = {outcome.trajectory: outcome.reward for outcome in outcomes}
-        assert len(outcomes) == len(rewards) == ITEMS + 1
+        assert len(outcomes) == len(rewards) == count + 1
         assert rewards.pop("n") == 1.0
-        assert [rewards[str(n)] for n in range(ITEMS)] == pytest.approx(expected, abs=1e-5)
+        assert [rewards[str(n)] for n in range(count)] == pytest.approx(expected, abs=1e-5)
 
     asyncio.run(scenario())
