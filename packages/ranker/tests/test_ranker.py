@@ -195,8 +195,75 @@ def test_an_update_that_finds_fewer_is_not_kept():
     ranker = LengthRanker.train(examples, Worsens())  # type: ignore[arg-type]
     update = ranker.update(examples)
     assert update.recall_after == update.recall_before == 1.0
-    assert ranker.version == 1
+    assert (update.kept, ranker.version) == (False, 1)
     assert ranker.rank(["a", "aaa"]) == [1, 0]
+
+
+class Blurs(Says):
+    """Predicts the number that a prompt is, of which an update blurs every second one."""
+
+    blurred: ClassVar[bool] = False
+
+    def predict(self, prompts):
+        return [
+            Prediction(at + 2, 1.2 * at + 4, float(at % 7 if self.blurred and at % 2 else at))
+            for at in map(int, prompts)
+        ]
+
+    def update(self, examples, setting):
+        return type("Other", (type(self),), {"blurred": not self.blurred})()
+
+
+class Sharpens(Blurs):
+    blurred: ClassVar[bool] = True
+
+
+def numbered(prompts, version=0, factor=1):
+    """Prompts that are numbers, with lengths nearly as large."""
+    return [Example(f"{at}", (factor * (at + 1), factor * (at + 3)), version=version) for at in prompts]
+
+
+def _windows(factor=1):
+    """Prompts that come anew, 20 at a time: of each window some are the longest."""
+    return [numbered(range(at, 200, 10), at, factor) for at in range(10)]
+
+
+def test_an_update_that_looked_as_good_is_given_up_once_what_finishes_says_that_it_finds_fewer():
+    ranker = LengthRanker.train(numbered(range(0, 200, 7)), Blurs())  # type: ignore[arg-type]
+    update = ranker.update(numbered(range(5), 1, factor=50))  # one prompt is held back, and coverage has left its band
+    assert (update.drifted, update.kept) == (True, True)
+    told = [ranker.reconsider(window) for window in _windows()]
+    assert sum(told) == 1, "once decided it stays"
+    assert told.index(True) < 5
+    assert ranker.rank(["3", "150", "199"]) == [2, 1, 0]
+    assert ranker.reconsider(numbered(range(200, 240))) is False, "it is decided"
+    assert ranker._rivals is None
+
+
+def test_an_update_that_was_not_kept_is_taken_once_what_finishes_says_that_it_finds_more():
+    ranker = LengthRanker.train(numbered(range(0, 200, 7)), Sharpens())  # type: ignore[arg-type]
+    update = ranker.update(numbered(range(0, 50, 7), 1))
+    assert (update.drifted, update.kept) == (False, False)
+    assert ranker.rank(["3", "150", "199"]) == [1, 0, 2]
+    assert sum(ranker.reconsider(window) for window in _windows()) == 1
+    assert ranker.rank(["3", "150", "199"]) == [2, 1, 0]
+    found = [one for window in _windows() for one in window]
+    assert 0.8 < ranker.report(found)["coverage90"] <= 1.0, "its lengths were corrected by what it was judged by"
+
+
+def test_equally_good_ones_are_not_changed_for_each_other():
+    class Same(Says):
+        def update(self, examples, setting):
+            return Same(2 * self.score)
+
+    ranker = LengthRanker.train(made_examples(40), Same())  # type: ignore[arg-type]
+    assert not ranker.reconsider(made_examples(5)), "there was no update"
+    ranker.update(made_examples(40, seed=2))
+    before = ranker._predictor
+    assert not any(ranker.reconsider(made_examples(30, seed=seed)) for seed in range(3, 12))
+    assert ranker._predictor is before
+    with pytest.raises(ExampleError, match="found no examples"):
+        ranker.reconsider([])
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

@@ -2,14 +2,15 @@
 
 import itertools
 import math
+import random
 from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.ranker import MeasureError, recall, tau_b
-from tailrace.ranker.recall import tail_count
+from tailrace.ranker import Example, MeasureError, recall, tau_b
+from tailrace.ranker.recall import compare_orders, tail_count
 
 SMALL = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), min_size=1, max_size=5)
 SHARES = st.sampled_from([0.05, 0.1, 0.2, 0.5, 0.6, 1.0])
@@ -92,3 +93,55 @@ def test_tau_b_by_all_pairs(rows):
 def test_what_cannot_be_measured_is_one_line(scores, lengths, share, said):
     with pytest.raises(MeasureError, match=said):
         recall(scores, lengths, share)
+
+
+def order_by_draws(old, new, examples, seed):
+    """What 200 draws of the prompts say, each measured by `recall` itself."""
+    prompts = list(dict.fromkeys(example.prompt for example in examples))
+    drawn, gains = random.Random(seed), []
+    for _ in range(200):
+        rows = [at for each in drawn.choices(prompts, k=len(prompts)) for at in _places(examples, each)]
+        lengths = [length for at in rows for length in examples[at].lengths]
+        before, after = (
+            recall([scores[at] for at in rows for _ in examples[at].lengths], lengths, 0.2) for scores in (old, new)
+        )
+        gains.append(after - before)
+    return sum(gain > 1e-9 for gain in gains) / 200, sum(gain < -1e-9 for gain in gains) / 200
+
+
+def _places(examples, prompt):
+    return [at for at, example in enumerate(examples) if example.prompt == prompt]
+
+
+def drawn_orders(seed, prompts, noise, samples=4):
+    """Examples whose prompts have lengths of their own, and an order of them for each noise on their logarithm."""
+    drawn = random.Random(seed)
+    means = [drawn.gauss(4, 0.6) for _ in range(prompts)]
+    examples = [
+        Example(f"{at}", tuple(max(1, round(math.exp(drawn.gauss(mean, 0.4)))) for _ in range(samples)))
+        for at, mean in enumerate(means)
+    ]
+    return examples, *[[mean + size * drawn.gauss(0, 1) for mean in means] for size in noise]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_two_orders_are_compared_as_draws_of_the_prompts_say(seed):
+    examples, old, new = drawn_orders(seed, 6 + 5 * seed, (0.2, 1.0) if seed % 2 else (1.5, 0.1))
+    examples += [Example(examples[0].prompt, (7,), version=1)]  # a prompt comes again as a whole
+    old, new = [*old, old[0]], [*new, new[0]]
+    found = compare_orders(old, new, examples, seed)
+    assert found == order_by_draws(old, new, examples, seed)
+    assert compare_orders(new, old, examples, seed) == found[::-1]
+    assert compare_orders(old, [3 * math.atan(score) for score in old], examples, seed) == (0, 0)
+
+
+def test_a_better_order_is_told_from_chance_by_enough_prompts_and_chance_is_not_called_better():
+    told = {
+        (prompts, noise): [compare_orders(old, new, examples) for examples, old, new in drawn]
+        for prompts, noise in ((7, (0.1, 1.2)), (120, (0.1, 1.2)), (7, (0.6, 0.6)), (60, (0.6, 0.6)))
+        for drawn in [[drawn_orders(seed, prompts, noise) for seed in range(10)]]
+    }
+    assert all(fewer >= 0.975 for _, fewer in told[120, (0.1, 1.2)])
+    assert sum(fewer >= 0.975 for _, fewer in told[7, (0.1, 1.2)]) < 8, "of seven prompts one or two are in the tail"
+    for prompts in (7, 60):
+        assert sum(max(shares) >= 0.975 for shares in told[prompts, (0.6, 0.6)]) <= 1, "equally good: one in twenty"

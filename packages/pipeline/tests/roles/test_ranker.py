@@ -152,6 +152,26 @@ def test_it_learns_anew_when_its_predictions_are_off_and_only_then(make, data, g
     assert after[PROMPTS - 1].tokens > 3 * before[PROMPTS - 1].tokens
 
 
+def test_what_finishes_after_an_update_decides_again_which_of_both_predicts(
+    make, data, gather, until, tmp_path, monkeypatch
+):
+    trained().save(tmp_path / "given")
+    role, given, says = make(path=tmp_path / "given"), [], []
+
+    def reconsider(ranker, examples):
+        given.append([example.prompt for example in examples])
+        return says[len(given) - 1]
+
+    monkeypatch.setattr(LengthRanker, "reconsider", reconsider)
+    for last, says[:] in ((0, [False]), (1, [False, True])):  # what is as it was predicted leads to no update
+        data.finish(lambda prompt: 10 * (prompt + 1), version=last)
+        until(lambda: len(given) > last and not role._new, "what has finished")  # noqa: B023 - it is called here
+        assert sorted(given[last]) == sorted(map(text, range(PROMPTS)))
+    learns(role, gather, "updated")
+    assert (role._learned, role._ranker.version) == (1, 0)
+    assert read_note(tmp_path / "saved" / "1").method == "prompt-length", "its successor has what predicts now"
+
+
 def test_its_successor_goes_on_with_what_it_has_learned_even_if_it_died_while_it_saved(make, data, gather, tmp_path):
     role = make()
     data.finish(lambda prompt: 10 * (prompt + 1))

@@ -4,7 +4,8 @@ train ──► held back: a fifth of the prompts ──► measured: the refere
   │                                                 │
   └─ learned: the rest ──► predictor ──► predict, rank, report
                               ▲
-                update(recent examples): a new predictor, kept unless it finds fewer of the longest
+                update(recent examples): a new predictor beside the old one, of which one predicts
+                reconsider(newer examples): which one, by all responses that neither has learned from
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tailrace.ranker.example import Example, check_examples
 from tailrace.ranker.learned.methods import Sft
 from tailrace.ranker.methods import Choosing, Deadline, Method, Predictor, Progress, Setting, load_method, silent
 from tailrace.ranker.prediction import Prediction, ranked
-from tailrace.ranker.recall import ceiling20, measure
+from tailrace.ranker.recall import ceiling20, compare_orders, measure
 from tailrace.ranker.saved import SavedRanker, read_ranker, registered_name, write_ranker
 from tailrace.ranker.splits import halves, hold_out, prompts_of
 from tailrace.ranker.trials import (
@@ -38,6 +39,8 @@ from tailrace.ranker.trials import (
 HELD_BACK = 0.2
 LEAST_PROMPTS = 5
 """Different prompts of which some can be held back."""
+JUDGED_PROMPTS = 200
+"""Prompts by which two predictors are told apart at most; after that the one that predicts is the only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +51,52 @@ class Update:
         version: the ranker's version from now on.
         drifted: whether recall or coverage of the old predictor was outside its band on these examples.
         recall_before: recall20 of the old predictor, on those of these prompts that were held back.
-        recall_after: recall20 of the new one, on the same.
+        recall_after: recall20 of the one that predicts from now on, on the same.
+        kept: whether that is the new one.
     """
 
     version: int
     drifted: bool
     recall_before: float
     recall_after: float
+    kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rivals:
+    """The old predictor and the new one of an update, and what tells them apart.
+
+    Args:
+        old, new: what each learned.
+        corrections: of the old one and of the new one.
+        drifted: whether the old one had drifted.
+        judged: examples with responses that neither has learned from.
+        scores: of the old one and of the new one, one for each of them.
+    """
+
+    old: Predictor
+    new: Predictor
+    corrections: tuple[Correction, Correction]
+    drifted: bool
+    judged: tuple[Example, ...] = ()
+    scores: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+
+    def with_examples(self, examples: Sequence[Example]) -> Rivals:
+        """The same, judged by further examples."""
+        prompts = [example.prompt for example in examples]
+        old, new = (tuple(one.score for one in each.predict(prompts)) for each in (self.old, self.new))
+        scores = (*self.scores[0], *old), (*self.scores[1], *new)
+        return dataclasses.replace(self, judged=(*self.judged, *examples), scores=scores)
+
+    def takes_new(self, seed: int) -> bool:
+        """Whether the new one is to predict: it finds more by two standard errors; or the old one has drifted, and it does not
+        find fewer by one."""
+        more, fewer = compare_orders(*self.scores, self.judged, seed)
+        return more >= _TWO_ERRORS or (self.drifted and fewer < _ONE_ERROR)
+
+
+_ONE_ERROR, _TWO_ERRORS = 0.84, 0.975
+"""Shares of random draws in which what is above 0 by one standard error, or two, is above 0."""
 
 
 class LengthRanker:
@@ -88,6 +130,7 @@ class LengthRanker:
         self._name, self._method, self._predictor = name, method, predictor
         self._version, self._band, self._memory = version, band, tuple(memory)
         self._setting, self._budget_s, self._correction = setting, budget_s, correction
+        self._rivals: Rivals | None = None
 
     @classmethod
     def train(
@@ -231,8 +274,9 @@ class LengthRanker:
         """Learn from recent examples (StreamRL, section 5.2: online fine-tuning with recent generation results).
 
         A fifth of their prompts is held back to compare; with fewer than five prompts all are used for both. The new predictor
-        is kept unless its recall20 is lower; lengths are corrected by what was held back, or by all if that has too few
-        samples. The version rises by one either way.
+        predicts from now on if it finds more of the longest there by two standard errors, or if the old one has drifted and it
+        does not find fewer by one; otherwise the old one goes on. `reconsider` decides again by what finishes later.
+        Lengths are corrected by what was held back, or by all if that has too few samples. The version rises by one either way.
 
         Raises:
             ExampleError: there are no examples.
@@ -241,27 +285,49 @@ class LengthRanker:
         setting = dataclasses.replace(self._setting, deadline=Deadline(self._budget_s))
         its = dataclasses.replace(setting, deadline=setting.deadline.part(LEARNING))
         learn, held = self._held_back(known)
+        drifted = self.drifted(held if self.needs_samples else known)
         prompts = [example.prompt for example in held]
         old, before = self._predictor, measure(self.predict(prompts), held)
         newer = old.update(recent(learn, self._memory), its)
         after = measure(newer.predict(prompts), held)
-        kept = newer if self._method.needs_samples or after["recall20"] >= before["recall20"] else old
         checked = held if has_enough(held) else known
-        if has_enough(checked):
-            correction = correction_of(kept.predict([example.prompt for example in checked]), checked)
-        else:
-            correction = self._correction if kept is old else Correction()
-        if self._method.needs_samples:  # what it knows of these prompts is all that it has
-            kept = kept.update(recent(known, self._memory), setting)
-        self._predictor, self._correction = kept, correction
+        corrections = _corrected(old, checked, self._correction), _corrected(newer, checked, Correction())
+        rivals = Rivals(old, newer, corrections, drifted).with_examples(held)
+        kept = self.needs_samples or rivals.takes_new(self._setting.seed)
+        self._predictor, self._correction, self._rivals = (newer if kept else old), corrections[kept], rivals
+        if self.needs_samples:  # what it knows of these prompts is all that it has
+            self._predictor, self._rivals = newer.update(recent(known, self._memory), setting), None
         self._memory = latest(recent(known, self._memory))
         self._version += 1
-        return Update(
-            self._version,
-            self._band.left_by(before["recall20"], before["coverage90"], prompts_of(held)),
-            before["recall20"],
-            before["recall20"] if kept is old else after["recall20"],
-        )
+        recalls = before["recall20"], after["recall20"]
+        return Update(self._version, drifted, recalls[0], recalls[kept], kept)
+
+    def reconsider(self, examples: Sequence[Example]) -> bool:
+        """Decide again which predictor of the last update predicts, by these examples, too.
+
+        What decides are all responses that neither has learned from: what the update held back, and all examples that this
+        was given since, up to `JUDGED_PROMPTS` prompts. After that, and after `load`, there is nothing to decide.
+
+        Args:
+            examples: with responses that finished after those of the update.
+
+        Returns:
+            Whether another one predicts from now on than before.
+
+        Raises:
+            ExampleError: there are no examples.
+        """
+        known = check_examples(examples)
+        if self._rivals is None:
+            return False
+        rivals = self._rivals.with_examples(known)
+        kept, before = rivals.takes_new(self._setting.seed), self._predictor
+        self._rivals = rivals if prompts_of(rivals.judged) < JUDGED_PROMPTS else None
+        self._predictor = rivals.new if kept else rivals.old
+        if self._predictor is before:
+            return False
+        self._correction = _corrected(self._predictor, rivals.judged, rivals.corrections[kept])
+        return True
 
     def _held_back(self, examples: Sequence[Example]) -> tuple[Sequence[Example], Sequence[Example]]:
         """What an update learns from, and what it compares on."""
@@ -386,6 +452,13 @@ def _loaded(
 def _divided(examples: Sequence[Example], seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
     """What is learned from and what is held back; of a few prompts all are both."""
     return (examples, examples) if prompts_of(examples) < LEAST_PROMPTS else hold_out(examples, HELD_BACK, seed)
+
+
+def _corrected(predictor: Predictor, examples: Sequence[Example], otherwise: Correction) -> Correction:
+    """The correction of a predictor by these examples, if they have enough samples."""
+    if not has_enough(examples):
+        return otherwise
+    return correction_of(predictor.predict([example.prompt for example in examples]), examples)
 
 
 def _path(value: str | Path | None) -> Path | None:

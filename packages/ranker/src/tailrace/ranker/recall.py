@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -155,6 +156,43 @@ def ceiling(examples: Sequence[Example], share: float, seed: int = 0) -> float |
                 recall([means[example.prompt] for example in asked], [example.lengths[0] for example in asked], share)
             )
     return fmean(found)
+
+
+_DRAWS = 200
+_ROUNDING = 1e-9
+
+
+def compare_orders(
+    old: Sequence[float], new: Sequence[float], examples: Sequence[Example], seed: int = 0
+) -> tuple[float, float]:
+    """Shares of random draws in which the new scores find more, and fewer, of the longest 20 % than the old ones.
+
+    A draw takes as many prompts with replacement, with all their samples, and measures both orders (the paired bootstrap):
+    chance that is common to both counts for neither.
+
+    Args:
+        old, new: one score for each example.
+        examples: at least one.
+        seed: of the draws.
+    """
+    prompts: dict[str, list[tuple[float, float, tuple[int, ...]]]] = {}
+    for before, after, example in zip(old, new, examples, strict=True):
+        prompts.setdefault(example.prompt, []).append((before, after, example.lengths))
+    rows, drawn = list(prompts.values()), random.Random(seed)
+    more = fewer = 0
+    for _ in range(_DRAWS):
+        chosen = [
+            (before, after, length)
+            for row in drawn.choices(rows, k=len(rows))
+            for before, after, lengths in row
+            for length in lengths
+        ]
+        count = tail_count(len(chosen), SHARES["recall20"])
+        olds, news, long = (_inside(column, count) for column in zip(*chosen, strict=True))
+        gain = math.fsum((b - a) * each for a, b, each in zip(olds, news, long, strict=True))
+        more += gain > _ROUNDING
+        fewer += gain < -_ROUNDING
+    return more / _DRAWS, fewer / _DRAWS
 
 
 def mean_measures(found: Sequence[Mapping[str, float]]) -> dict[str, Any]:

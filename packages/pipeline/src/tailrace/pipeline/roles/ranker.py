@@ -3,7 +3,8 @@
     Predict ──► texts (data role) ──► LengthRanker.predict ──► Predicted, or PredictionFailed for what has no length
                                             ▲
     responses that finished (data role) ────┴─ a thread looks every `look_s`: train once there is enough, then update when
-                                               recall or coverage on the newest has left its band
+                                               recall or coverage on the newest has left its band; what finishes after an
+                                               update decides again whether the old or the new one predicts
 
 It learns whether it is asked or not, and answers meanwhile with what it knew before. What it has learned is saved, so that its
 successor goes on from there. A prompt counts once all its samples have finished: those that finish first are the shortest.
@@ -177,11 +178,13 @@ class RankerRole:
             except RankerOptionError as error:  # the machine may have been busy: the next prompts are tried, too
                 self._warn(error)
                 return
-        elif ranker.drifted(examples):
-            newer, did = copy.copy(ranker), UPDATED  # an update replaces what it knows, it changes none of it
-            newer.update(examples)
         else:
-            return
+            newer, did = copy.copy(ranker), UPDATED  # an update replaces what it knows, it changes none of it
+            if not newer.reconsider(examples):
+                if not newer.drifted(examples):
+                    self._ranker = newer
+                    return
+                newer.update(examples)
         if self._closing.is_set():
             return
         _save(newer, self._settings.saved)
