@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import sqlite3
 import threading
 from pathlib import Path
@@ -231,6 +232,27 @@ def test_consuming_twice_is_impossible(tmp_path):
         assert store.audit()["inconsistent"] == ["a", "b"]
         with pytest.raises(sqlite3.IntegrityError):
             store.consume(["a"], 3)
+
+
+def test_rewards_that_come_together(store):
+    """Each as if it came alone, but that those which come too late are left out; a broken one leaves all as they were."""
+    finish(store, "a", "b", "dropped", reward=None)
+    finish(store, "held-out", "trained")
+    store.begin("r0", 0, [item("running")])
+    store.discard(["dropped"], "surplus")
+    store.consume(["trained"], 1)
+    late = dict.fromkeys(("unknown", "dropped", "running", "trained"), 0.5)
+    store.set_rewards(late | {"a": 0.25, "b": 0.75, "held-out": 0.0})
+    assert {one.trajectory: one.reward for one in store.experiences(["a", "b", "held-out", "trained"])} == {
+        "a": 0.25,
+        "b": 0.75,
+        "held-out": 0.0,
+        "trained": 1.0,
+    }
+    with pytest.raises(TrajectoryDataError, match="trajectory b: found reward nan"):
+        store.set_rewards({"a": 1.0, "b": math.nan})
+    assert [one.reward for one in store.experiences(["a", "b"])] == [0.25, 0.75]
+    assert store.audit()["inconsistent"] == []
 
 
 def test_what_may_not_be_consumed(store):

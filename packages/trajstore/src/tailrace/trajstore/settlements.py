@@ -11,7 +11,8 @@ import json
 import math
 import sqlite3
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import groupby
 from operator import itemgetter
@@ -263,20 +264,14 @@ class Settlements:
             return [conversation_of(connection, row) for row in kept]
 
     def set_reward(self, trajectory: str, reward: float) -> bool:
-        if not math.isfinite(reward):
-            raise TrajectoryDataError(f"trajectory {trajectory}: found reward {reward!r}, expected a finite number")
         with self._database.transaction() as connection:
-            status, num, joined = _standing(connection, trajectory)
-            if status is Status.DISCARDED:
-                return False
-            if status is not Status.COMPLETE:
-                raise TrajectoryStateError(
-                    f"trajectory {trajectory}: found {status}, expected complete, to set a reward"
-                )
-            connection.execute("UPDATE trajectory SET reward = ? WHERE num = ?", (reward, num))
-            if not joined:
-                join_deltas(connection, num)
-        return True
+            return _give_reward(connection, trajectory, reward)
+
+    def set_rewards(self, rewards: Mapping[str, float]) -> None:
+        with self._database.transaction() as connection:
+            for trajectory, reward in rewards.items():
+                with suppress(TrajectoryStateError, UnknownTrajectoryError):  # raised before anything is changed
+                    _give_reward(connection, trajectory, reward)
 
     def discard(self, ids: Sequence[str], reason: str) -> list[str]:
         with self._database.transaction() as connection:
@@ -478,6 +473,21 @@ def _require_known(ids: Iterable[str], known: Container[str]) -> None:
     for name in ids:
         if name not in known:
             raise UnknownTrajectoryError(f"found no trajectory {name} in the store; it was never begun")
+
+
+def _give_reward(connection: sqlite3.Connection, trajectory: str, reward: float) -> bool:
+    """Set the reward of a finished trajectory. Returns False if it was discarded."""
+    if not math.isfinite(reward):
+        raise TrajectoryDataError(f"trajectory {trajectory}: found reward {reward!r}, expected a finite number")
+    status, num, joined = _standing(connection, trajectory)
+    if status is Status.DISCARDED:
+        return False
+    if status is not Status.COMPLETE:
+        raise TrajectoryStateError(f"trajectory {trajectory}: found {status}, expected complete, to set a reward")
+    connection.execute("UPDATE trajectory SET reward = ? WHERE num = ?", (reward, num))
+    if not joined:
+        join_deltas(connection, num)
+    return True
 
 
 def _standing(connection: sqlite3.Connection, trajectory: str) -> tuple[Status, int, bool]:

@@ -20,7 +20,7 @@ import os
 import shutil
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -288,6 +288,16 @@ class TrajectoryStore:
             TrajectoryDataError: the reward is not a finite number.
         """
         return self._ledger.set_reward(trajectory, reward)
+
+    def set_rewards(self, rewards: Mapping[str, float]) -> None:
+        """Give finished trajectories their rewards, in one transaction.
+
+        Those for which `set_reward` would come too late are left out: unknown, discarded, begun anew or consumed ones.
+
+        Raises:
+            TrajectoryDataError: a reward is not a finite number. No trajectory then has its new reward.
+        """
+        self._ledger.set_rewards(rewards)
 
     def discard(self, ids: Sequence[str], reason: str) -> list[str]:
         """Drop trajectories on purpose, whatever their state.

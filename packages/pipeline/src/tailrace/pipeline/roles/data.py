@@ -10,7 +10,6 @@ A caller may repeat a call whose answer was lost because this process died: the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -44,10 +43,8 @@ from tailrace.trajstore import (
     Assignment,
     Conversation,
     Prompt,
-    TrajectoryStateError,
     TrajectoryStore,
     Turn,
-    UnknownTrajectoryError,
 )
 
 _OPEN_S, _CLOSE_S = 30.0, 10.0
@@ -223,11 +220,8 @@ class DataRole:
         return of_turns(experience.turns, float(about["reward"]), bool(about["done"]), last)
 
     def set_rewards(self, rewards: Mapping[str, float]) -> None:
-        """Store rewards of finished trajectories."""
-        for trajectory, reward in rewards.items():
-            # The trajectory was dropped and started again or forgotten, so the reward came too late.
-            with suppress(TrajectoryStateError, UnknownTrajectoryError):
-                self._store.set_reward(trajectory, reward)
+        """Store rewards of finished trajectories, but for those that were dropped, started again or forgotten meanwhile."""
+        self._store.set_rewards(rewards)
 
     # ---- for the ranker -------------------------------------------------------------------------------------------
 
