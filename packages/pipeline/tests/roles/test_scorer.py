@@ -102,6 +102,15 @@ def test_outcomes_come_before_all_is_verified(make, data, gather):
     assert [len(asked) for asked in data.asked] == [64, 64, 22]
 
 
+def test_outcomes_that_are_stored_together_are_told_together(make, data, gather):
+    role, stored, told = make(), [], []
+    data.set_rewards, put = lambda rewards: stored.append([*rewards]), role._loop.queue.put
+    role._loop.queue.put = lambda *events: (told.append([event.trajectory for event in events]), put(*events))
+    role.submit([Score(1, tuple(f"right-{number}" for number in range(64)))])
+    gather(role, lambda events: len(events) == 64, "all outcomes")
+    assert told == stored
+
+
 def test_a_data_role_that_comes_back_in_time_is_waited_for(make, caller, data, gather):
     role = make(data_s=20.0)
     caller.role = None

@@ -237,6 +237,11 @@ class RewardScheduler:
         """Whether another item of a kind would have to wait for room."""
         return kind in self._pools and self._pools[kind].full
 
+    @property
+    def busy(self) -> bool:
+        """Whether any item has no outcome yet."""
+        return bool(self._jobs)
+
     def cancel(self, trajectories: Iterable[str]) -> None:
         """Stop the scores of some trajectories, whether they wait or are under way. Unknown ones are ignored."""
         for trajectory in trajectories:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -36,7 +37,8 @@ from tailrace.runtime.executor.doors import Ready, Role
 from tailrace.runtime.executor.seam import MemberStart
 
 _AT_ONCE = 64  # responses that are fetched together
-_TOGETHER_S = 0.02  # outcomes of such a time are stored and told together: calls cost more than what is in them
+# Outcomes wait at most so long for others under way, to be stored and told together: a call costs more than what is in it.
+_TOGETHER_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class ScorerRole:
         self._held: dict[Kind, dict[str, int]] = {kind: {} for kind in Kind}  # their pool was full
         self._under_way: dict[str, int] = {}
         self._outcomes: list[tuple[Outcome, int]] = []
-        self._come, self._done = asyncio.Event(), asyncio.Event()
+        self._come, self._done, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._loop.start(self._serve)  # importing verifiers has a deadline of its own
 
     def ready(self) -> Ready:
@@ -172,16 +174,21 @@ class ScorerRole:
             if outcome is not None:
                 self._outcomes.append((outcome, seq))
                 self._done.set()
+            if not self._scheduler.busy:
+                self._idle.set()
             self._come.set()  # a pool may have room
 
         await self._scheduler.submit(item, done)
 
     async def _tell(self) -> None:
-        """Store rewards and report outcomes, those together that came together."""
+        """Store rewards and report outcomes, those of one time together; the last one under way waits for nothing."""
         while True:
             await self._done.wait()
-            await asyncio.sleep(_TOGETHER_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TOGETHER_S):
+                    await self._idle.wait()
             self._done.clear()
+            self._idle.clear()
             outcomes, self._outcomes = self._outcomes, []
             rewards = {
                 outcome.trajectory: outcome.reward
@@ -190,10 +197,12 @@ class ScorerRole:
             }
             if rewards:
                 await asyncio.to_thread(self._data.set_rewards, rewards)
+            told = []
             for outcome, seq in outcomes:
                 if self._under_way.get(outcome.trajectory) == seq:  # it was not dropped meanwhile
                     del self._under_way[outcome.trajectory]
-                    self._loop.queue.put(_event(outcome, seq))
+                    told.append(_event(outcome, seq))
+            self._loop.queue.put(*told)
 
     def _rechecked(self, recheck: Recheck) -> None:
         self._loop.queue.put(Rechecked(recheck.trajectory, recheck.correct))
