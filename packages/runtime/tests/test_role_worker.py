@@ -26,6 +26,23 @@ def test_commands_in_order_and_events_at_once(gather):
     assert worker.events(0.05) == []
 
 
+def test_newest_first(gather):
+    held, go = threading.Event(), threading.Event()
+
+    def carry_out(command):
+        held.set()
+        go.wait(20)
+        worker.put(Discarded(command.seq))
+
+    worker = RoleWorker("test", carry_out, newest_first=True)
+    worker.submit([Score(1, ())])
+    assert held.wait(20)
+    worker.submit([Score(seq, ()) for seq in (2, 3, 4)])
+    go.set()
+    assert gather(worker, lambda events: len(events) == 4, "all") == [Discarded(seq) for seq in (1, 4, 3, 2)]
+    assert worker.close(5.0)
+
+
 def test_an_error_is_raised_after_what_came_before_it(until):
     def carry_out(command):
         if command.seq == 2:

@@ -68,6 +68,12 @@ def test_each_ranker_is_measured_by_itself():
     assert ranker_figures(a_run([*first, *bad]), None)["ranker_recall20"] == pytest.approx(2 / 3, abs=1e-3)
 
 
+def test_a_ranker_that_predicted_nothing_has_no_recall_beside_what_could_be_found():
+    late = ranker_figures(a_run([Outcome(each.prompt, None, each.lengths) for each in OUTCOMES]), None)
+    assert late["ranker_recall20"] is None, "0.2 would be what chance finds"
+    assert late["ranker_ceiling20"] is not None
+
+
 def test_without_texts_or_without_anything_trained_there_is_no_figure():
     assert ranker_figures(a_run(OUTCOMES), None)["prompt_length_recall20"] is None
     empty = ranker_figures(a_run([]), {})

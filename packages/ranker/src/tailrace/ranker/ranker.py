@@ -322,7 +322,7 @@ class LengthRanker:
             return False
         rivals = self._rivals.with_examples(known)
         kept, before = rivals.takes_new(self._setting.seed), self._predictor
-        self._rivals = rivals if prompts_of(rivals.judged) < JUDGED_PROMPTS else None
+        self._rivals = rivals if len(rivals.judged) < JUDGED_PROMPTS else None
         self._predictor = rivals.new if kept else rivals.old
         if self._predictor is before:
             return False

@@ -1,4 +1,4 @@
-"""A thread that carries commands out in order, and a queue of events; several roles use it.
+"""A thread that carries commands out one by one, and a queue of events; several roles use it.
 
     submit(commands) ──► what waits ──► thread: carry_out(command) ──► put(event) ──► events(timeout_s)
 
@@ -59,11 +59,12 @@ class RoleWorker(EventQueue):
     Args:
         name: the thread's name.
         carry_out: called with each command, in the thread.
+        newest_first: of those that wait the last one comes first; else they come in order.
     """
 
-    def __init__(self, name: str, carry_out: Callable[[Command], None]) -> None:
+    def __init__(self, name: str, carry_out: Callable[[Command], None], *, newest_first: bool = False) -> None:
         super().__init__()
-        self._carry_out = carry_out
+        self._carry_out, self._newest_first = carry_out, newest_first
         self._commands: deque[Command] = deque()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -112,4 +113,6 @@ class RoleWorker(EventQueue):
     def _next(self) -> Command | None:
         with self._changed:
             self._changed.wait_for(lambda: self._commands or self._closing or self._error is not None)
-            return None if self._closing or self._error is not None else self._commands.popleft()
+            if self._closing or self._error is not None:
+                return None
+            return self._commands.pop() if self._newest_first else self._commands.popleft()

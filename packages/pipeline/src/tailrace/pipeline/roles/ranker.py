@@ -45,6 +45,9 @@ TRAINED, UPDATED = "trained", "updated"
 """Phases of the ranker's activity: what it has just done."""
 
 _CLOSE_S = 5.0
+_QUESTIONS = 8
+"""The newest ones are answered. A run asks for what it may launch soon in as many: older ones are of what it has launched."""
+_AT_ONCE = 16  # prompts, so that a slow ranker is heard of meanwhile
 _log = logging.getLogger(__name__)
 
 
@@ -91,7 +94,8 @@ class RankerRole:
         self._known = 0  # prompts all of whose samples have finished since it learned last
         self._learned = 0
         self._told_alike = False
-        self._worker = RoleWorker("predictions", self._carry_out)
+        self._last: tuple[int, ...] = ()  # questions
+        self._worker = RoleWorker("predictions", self._carry_out, newest_first=True)
         self._closing = threading.Event()
         self._learner = threading.Thread(target=self._look_on, args=(settings.look_s,), name="learning", daemon=True)
         self._learner.start()
@@ -103,7 +107,9 @@ class RankerRole:
         return Ready()
 
     def submit(self, commands: Sequence[Command]) -> None:
-        """Answer each `Predict`."""
+        """Answer each `Predict`, the newest first: a ranker that is slower than the run has no prediction for some."""
+        asked = (command.seq for command in commands if isinstance(command, Predict))
+        self._last = (*self._last, *asked)[-_QUESTIONS:]
         self._worker.submit(commands)
 
     def events(self, timeout_s: float) -> list[Event]:
@@ -124,14 +130,18 @@ class RankerRole:
     def _carry_out(self, command: Command) -> None:
         if not isinstance(command, Predict):
             raise RoleError(f"the ranker got {type(command).__name__} {command.seq}, expected Predict")
-        ranker = self._ranker
+        ranker, why = self._ranker, ""
         if ranker is None:
             why = f"found finished responses to {self._known} prompts, expected {self._settings.prompts} to learn from"
+        elif command.seq not in self._last:
+            why = f"found {_QUESTIONS} newer questions, expected fewer: the ranker is slower than the run"
+        if ranker is None or why:
             self._worker.put(*(PredictionFailed(prompt, why, command.seq) for prompt in command.prompts))
             return
-        texts = self._data.prompt_texts(command.prompts)
-        answers = zip(command.prompts, _predict(ranker, texts), strict=True)
-        self._worker.put(*(_event(prompt, found, command.seq) for prompt, found in answers))
+        for first in range(0, len(command.prompts), _AT_ONCE):
+            prompts = command.prompts[first : first + _AT_ONCE]
+            found = _predict(ranker, self._data.prompt_texts(prompts))
+            self._worker.put(*(_event(prompt, each, command.seq) for prompt, each in zip(prompts, found, strict=True)))
 
     # ---- learning, in a thread of its own -------------------------------------------------------------------------
 

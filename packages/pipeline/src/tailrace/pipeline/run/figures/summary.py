@@ -165,7 +165,8 @@ def ranker_figures(run: RunView, characters: Mapping[int, int] | None) -> dict[s
 
     Recalls and ceiling are of the longest 20 % of the trajectories that were trained on. A ranker that learns anew predicts
     on another scale, so each is taken for each ranker by itself, weighted with its trajectories. A prediction counts as it
-    stood when its group started; without one, a trajectory stands below those that have one. The ceiling is what half of a
+    stood when its group started; without one, a trajectory stands below those that have one. Where none had one there is no
+    recall. The ceiling is what half of a
     group's own responses tell of the other half; None if groups have one response.
 
     Args:
@@ -185,7 +186,9 @@ def ranker_figures(run: RunView, characters: Mapping[int, int] | None) -> dict[s
         return over(lambda outcomes: recall_of((score(outcome), outcome) for outcome in outcomes))
 
     return {
-        "ranker_recall20": of(lambda outcome: outcome.predicted),
+        "ranker_recall20": of(lambda outcome: outcome.predicted)
+        if any(outcome.predicted is not None for outcome in run.prediction_outcomes)
+        else None,
         "prompt_length_recall20": None if characters is None else of(lambda outcome: characters[outcome.prompt]),
         "ranker_ceiling20": over(_ceiling),
         "ranker_updates": run.ranker_updates,
