@@ -248,25 +248,30 @@ def test_the_harness_that_fails_is_no_zero(scored, monkeypatch):
             scored(RIGHT)
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize(
-    "attack",
-    [
-        "os.kill(harness, {n})",
-        "os.kill(0, {n})",
-        "os.killpg(os.getpgid(0), {n})",
-        "os.kill(-1, {n})",
-        "signal.pidfd_send_signal(os.pidfd_open(harness), {n})",
-        "refused(libc.syscall(234 if x86 else 131, harness, harness, {n}))",
-        "refused(libc.syscall(200 if x86 else 130, harness, {n}))",
-        "refused(libc.syscall(129 if x86 else 138, harness, {n}, (ctypes.c_int * 32)({n}, 0, -1)))",
-        "fcntl.fcntl(socket.socketpair()[0], fcntl.F_SETOWN, harness)",
-        "fcntl.fcntl(socket.socketpair()[0], 15, struct.pack('ii', 1, harness))",
-        "fcntl.ioctl(socket.socketpair()[0], 0x8901, struct.pack('i', harness))",
-        "open('/proc/' + str(harness) + '/fd/4', 'w')",
-        "open('/proc/' + str(harness) + '/mem', 'r')",
-    ],
-)
+ATTACKS = [
+    "os.kill(harness, {n})",
+    "os.kill(0, {n})",
+    "os.killpg(os.getpgid(0), {n})",
+    "os.kill(-1, {n})",
+    "signal.pidfd_send_signal(os.pidfd_open(harness), {n})",
+    "refused(libc.syscall(234 if x86 else 131, harness, harness, {n}))",
+    "refused(libc.syscall(200 if x86 else 130, harness, {n}))",
+    "refused(libc.syscall(129 if x86 else 138, harness, {n}, (ctypes.c_int * 32)({n}, 0, -1)))",
+    "fcntl.fcntl(socket.socketpair()[0], fcntl.F_SETOWN, harness)",
+    "fcntl.fcntl(socket.socketpair()[0], 15, struct.pack('ii', 1, harness))",
+    "fcntl.ioctl(socket.socketpair()[0], 0x8901, struct.pack('i', harness))",
+    "open('/proc/' + str(harness) + '/fd/4', 'w')",
+    "open('/proc/' + str(harness) + '/mem', 'r')",
+]
+# One signal by each way, and each signal by one; the other pairs with --deep.
+SIGNALS = [
+    pytest.param(number, attack, marks=[pytest.mark.deep] * (number != signal.SIGKILL and attack != ATTACKS[0]))
+    for number in (signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+    for attack in ATTACKS
+]
+
+
+@pytest.mark.parametrize(("number", "attack"), SIGNALS)
 def test_a_program_cannot_reach_the_harness(scored, attack, number):
     program = f"""
 import ctypes, fcntl, os, platform, signal, socket, struct

@@ -141,15 +141,20 @@ def test_a_verifier_that_pays_a_right_answer_in_one_form_is_not_spoken_of(tmp_pa
 @pytest.mark.parametrize(
     "judge",
     [
-        "return 0.0",
-        "return 0.5",
         "return 1.0",
-        "return False",
         "return float(response == metadata.get('no such column'))",
-        "return float(answer in response[:0])",
-        "return float(len(response) < 0)",
         "return -1.0 if answer in response else 0.0",
-        "return float(answer.upper() == 'THE ANSWER')",
+        *(
+            pytest.param(judge, marks=pytest.mark.deep)
+            for judge in (
+                "return 0.0",
+                "return 0.5",
+                "return False",
+                "return float(answer in response[:0])",
+                "return float(len(response) < 0)",
+                "return float(answer.upper() == 'THE ANSWER')",
+            )
+        ),
     ],
 )
 def test_a_verifier_that_pays_no_right_answer_more_than_none_is_said_before_the_start(tmp_path, judge):
