@@ -1,6 +1,7 @@
 """The backend megatron computes what transformers and FSDP2 do, on one rank, tensor-parallel and data-parallel."""
 
 import dataclasses
+import functools
 import json
 import sys
 from importlib.util import find_spec
@@ -41,6 +42,14 @@ def leaves_no_process_group():
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.inherited(
+    deep=[
+        BackendContract.test_packed_micro_batches_have_the_gradient_and_log_probabilities_of_padded_ones,
+        BackendContract.test_the_proximal_policy_of_a_second_mini_batch_is_that_before_the_first,
+        BackendContract.test_gradients_that_were_added_make_the_step_of_the_whole_batch,
+        BackendContract.test_every_loss_is_that_of_the_reference_plain_and_streamed,
+    ]
+)
 class TestMegatron(BackendContract):
     def build(self, model_path, config):
         return build_backend("megatron", model_path, config, rank=0, world_size=1, rendezvous=None)
@@ -137,16 +146,32 @@ ONE = {
 
 @pytest.fixture(scope="module")
 def runs(root):
+    """The directory of the cases with so many ranks, which are trained when they are asked for first."""
     trainer_processes.run_cases(0, 1, ONE, root)
-    for ranks, cases in CASES.items():
-        trainer_processes.run_all(trainer_processes.run_cases, ranks, cases, root)
-    return root
+
+    @functools.cache
+    def run(ranks):
+        if ranks == 1:  # it begins with what two have saved
+            run(2)
+        trainer_processes.run_all(trainer_processes.run_cases, ranks, CASES[ranks], root)
+        return root
+
+    return run
 
 
-@pytest.mark.parametrize("case", [case for cases in CASES.values() for case in cases])
-def test_gradients_metrics_and_weights_are_those_of_one_fsdp2_process(runs, case):
-    one = load_file(runs / ("one qwen2.safetensors" if "qwen2" in case else "one.safetensors"))
-    found = load_file(runs / f"{case}.safetensors")
+# Parallel in two ways at once: with --deep.
+@pytest.mark.parametrize(
+    ("ranks", "case"),
+    [
+        pytest.param(ranks, case, marks=[pytest.mark.deep] * (ranks == 4))
+        for ranks, cases in CASES.items()
+        for case in cases
+    ],
+)
+def test_gradients_metrics_and_weights_are_those_of_one_fsdp2_process(runs, ranks, case):
+    root = runs(ranks)
+    one = load_file(root / ("one qwen2.safetensors" if "qwen2" in case else "one.safetensors"))
+    found = load_file(root / f"{case}.safetensors")
     if "'s" in case:  # the first step is another's
         one = {key: value for key, value in one.items() if key[:10] not in ("gradient/0", "metrics/0 ")}
     assert one.keys() == found.keys()
@@ -201,11 +226,11 @@ def test_a_checkpoint_is_a_model_that_transformers_loads(runs, case):
     ids = torch.tensor([[1, 2, 3, 4, 30, 5]])
     with torch.no_grad():
         found, expected = (
-            AutoModelForCausalLM.from_pretrained(runs / name)(ids).logits.log_softmax(-1)
+            AutoModelForCausalLM.from_pretrained(runs(2) / name)(ids).logits.log_softmax(-1)
             for name in (f"{case} saved", other)
         )
     torch.testing.assert_close(found, expected, atol=5e-4, rtol=1e-4)
-    assert json.loads((runs / f"{case} saved" / "config.json").read_text())["vocab_size"] == VOCAB
+    assert json.loads((runs(2) / f"{case} saved" / "config.json").read_text())["vocab_size"] == VOCAB
 
 
 # transformers normalises in float32, whatever the dtype

@@ -67,13 +67,18 @@ def load(rank, world_size, directory, dtype, cells, by_rows, rendezvous, out: Pa
 @pytest.mark.parametrize(
     ("name", "ranks", "dtype", "cells"),
     [
-        ("llama, untied", 2, "float32", 1),
         ("llama, untied", 2, "bfloat16", 2),
-        ("llama, tied, scaled positions", 2, "float32", 1),
         ("gemma 2, capped logits", 1, "float32", 1),
         ("qwen 3, a mixture of experts", 2, "float32", 1),
-        ("mixtral, experts under other names", 2, "bfloat16", 1),
         ("gpt 2", 2, "float32", 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.deep)
+            for case in (
+                ("llama, untied", 2, "float32", 1),
+                ("llama, tied, scaled positions", 2, "float32", 1),
+                ("mixtral, experts under other names", 2, "bfloat16", 1),
+            )
+        ),
     ],
 )
 def test_it_is_what_was_loaded_whole(name, ranks, dtype, cells, tmp_path):
