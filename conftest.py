@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -52,6 +52,9 @@ DEEP_PARTS = 72
 
 LEAST_EXAMPLES = 10
 """A property test that has fewer keeps them all without --deep."""
+
+LEAST_SEEDS = 3
+"""A test that is parametrised by fewer, as `seed`, keeps them all without --deep; of more, a quarter."""
 
 PIECES = 3
 """Pieces of a class whose long tests are dealt to parts."""
@@ -112,6 +115,7 @@ def _names(marker, which):
 def pytest_collection_modifyitems(config, items):
     _keep_some(config, items)
     chosen = _chosen(config)
+    _set_seeds(items)
     _set_examples(items, chosen)
     for item in items:
         if item.get_closest_marker("deep") is not None and not chosen(item):
@@ -229,6 +233,19 @@ def _keep_some(config, items):
     kept = {item for found in of.values() for item in found}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def _set_seeds(items):
+    """Make the tests deep that repeat one with another seed, but for a quarter of the seeds."""
+    alike = defaultdict(list)
+    for item in items:
+        values = item.callspec.params if hasattr(item, "callspec") else {}
+        if "seed" in values:
+            others = tuple(sorted((name, repr(value)) for name, value in values.items() if name != "seed"))
+            alike[item.parent.nodeid, item.originalname, others].append(item)
+    for same in alike.values():
+        for item in same[max(LEAST_SEEDS, len(same) // 4) :]:
+            item.add_marker(pytest.mark.deep)
 
 
 def _set_examples(items, chosen):

@@ -32,6 +32,10 @@ class TestSlow(TestMiddling):
 @pytest.mark.parametrize("seed", range(12))
 def test_long(seed): ...
 
+@pytest.mark.parametrize("kind", ["a", "b"])
+@pytest.mark.parametrize("seed", range(16))
+def test_repeated(seed, kind): ...
+
 def test_short(): ...
 """
 LONG = {
@@ -40,11 +44,13 @@ LONG = {
     "TestSlow::test_sizes[2]",
     "TestSlow::test_ends",
     *(f"test_long[{seed}]" for seed in range(12)),
+    *(f"test_repeated[{seed}-{kind}]" for seed in range(4, 16) for kind in "ab"),
 }
 SHORT = {
     *(f"TestQuick::{name}" for name in ("test_sizes[1]", "test_sizes[2]", "test_ends", "test_comes_back")),
     *(f"TestMiddling::{name}" for name in ("test_sizes[1]", "test_sizes[2]", "test_comes_back")),
     *(f"TestSlow::{name}" for name in ("test_comes_back", "test_its_own")),
+    *(f"test_repeated[{seed}-{kind}]" for seed in range(4) for kind in "ab"),
     "test_short",
 }
 

@@ -87,12 +87,7 @@ SHRUNK_FROM = {
 }
 ALL = {**MUTANTS, **EXECUTOR_MUTANTS, **TURN_MUTANTS, **ATTACH_MUTANTS}
 # Where the shrinking is looked at each time; it repeats the runs of a case.
-SHRUNK = (
-    "a group streamed twice",
-    "work before the first pull",
-    "a trajectory lost with its replica",
-    "sessions that nobody ends",
-)
+SHRUNK = ("work before the first pull", "sessions that nobody ends")
 LONG = {
     "a chain that keeps a dead relay",
     "a route sent before its discard",

@@ -10,7 +10,6 @@ from tailrace.pipeline.testing.real_runs import RealRuns
 from tailrace.pipeline.testing.small_run import (
     GROUPS,
     LOG,
-    STEPS,
     TRAINED,
     make_deployment,
     make_files,
@@ -25,6 +24,7 @@ TRAINING = {
     "in parts": policy("training", "dynamic-batch", parts=GROUPS),
     "streamed": policy("training", "streamed", groups=1),
 }
+STEPS = 6
 FAULTS = ["trainer@step2", "replica@step3", "trainer@step4", "relay:0@step4"]
 
 
@@ -40,10 +40,10 @@ class TestAudit(RealRuns):
     @pytest.mark.parametrize("training", ["streamed", pytest.param("in parts", marks=pytest.mark.deep)])
     def test_a_run_with_faults_ends_on_the_bits_of_one_without(self, tmp_path, model, training, deep):
         """The trainer dies twice, a replica and a relay once."""
-        spec = make_spec(steps=2 * STEPS, training=TRAINING[training], fence=training == "streamed")
+        spec = make_spec(steps=STEPS, training=TRAINING[training], fence=training == "streamed")
         run = self.run(tmp_path, model, spec=spec, faults=FAULTS)
         rows, made = read_archive(tmp_path / TRAINED), updates(read_log(tmp_path / LOG))
-        assert len(made) == 2 * STEPS
+        assert len(made) == STEPS
         assert trained_once(made, rows)
         assert not trained_once(made, [*rows, rows[0]])
         assert not trained_once(made[:-1], rows)

@@ -36,7 +36,9 @@ def _fuzzed(seed):
     return fuzz.simulation
 
 
-@pytest.mark.parametrize("seed", [6, 14, 22, 33], ids="fuzz case {}".format)
+@pytest.mark.parametrize(
+    "seed", [6, *(pytest.param(seed, marks=pytest.mark.deep) for seed in (14, 22, 33))], ids="fuzz case {}".format
+)
 def test_interruptions_count_what_they_stopped(seed):
     """In each of these some trajectories finish after their replica was told to stop them, and before it does."""
     simulation = _fuzzed(seed)

@@ -22,7 +22,7 @@ BATCHWISE = {
 
 
 @pytest.mark.parametrize("training", ["dynamic-batch", "full-batch"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.deep) for seed in (1, 2))])
 def test_a_step_that_is_held_until_the_next_batch_has_started_says_so(training, seed):
     config = configured({**BATCHWISE, "training": training}, steps=12, faults=["replica:r1@step3"])
     simulation = simulated(config, seed=seed)
@@ -40,7 +40,9 @@ def test_a_step_that_is_held_until_the_next_batch_has_started_says_so(training, 
     assert held
 
 
-@pytest.mark.parametrize("seed", range(40, 52))
+@pytest.mark.parametrize(
+    "seed", [*range(40, 44), *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(44, 52))]
+)
 def test_who_looks_changes_nothing_and_every_idle_member_has_a_reason(seed):
     """A controller that is asked for everything at every instant stays equal to one that nobody asks."""
     fuzz = FuzzSimulation(draw_case(seed))
