@@ -185,27 +185,46 @@ def test_its_successor_goes_on_with_what_it_has_learned_even_if_it_died_while_it
     assert all(isinstance(event, Predicted) for event in after.values())
 
 
-def test_a_ranker_that_is_slower_than_the_run_answers_what_was_asked_last(make, gather):
-    class Slow:
-        def predict(self, texts):
-            began.set()
-            assert go.wait(30)
-            asked.append(len(texts))
-            return [Prediction(1.0, 2.0, 1.0) for _ in texts]
+class Slow:
+    """Predicts when it is told to."""
 
-    asked, began, go, role = [], threading.Event(), threading.Event(), make()
-    role._ranker = Slow()
+    def __init__(self):
+        self.asked, self.began, self.go = [], threading.Event(), threading.Event()
+
+    def predict(self, texts):
+        self.began.set()
+        assert self.go.wait(30)
+        self.asked.append(len(texts))
+        return [Prediction(1.0, 2.0, 1.0) for _ in texts]
+
+
+def test_a_ranker_that_is_slower_than_the_run_answers_what_was_asked_last(make, gather):
+    role = make()
+    role._ranker = slow = Slow()
     role.submit([Predict(1, tuple(range(40)))])
-    assert began.wait(30)
+    assert slow.began.wait(30)
     role.submit([Predict(seq, (seq,)) for seq in range(2, 13)])
-    go.set()
+    slow.go.set()
     found = gather(role, lambda events: len(events) == 40 + 11, "all answers")
-    assert asked == [16, 16, 8] + [1] * 8, "a large question is answered part by part"
+    assert slow.asked == [16, 16, 8] + [1] * 8, "a large question is answered part by part"
     answered = [event.answers for event in found if isinstance(event, Predicted) and event.answers > 1]
     assert answered == [12, 11, 10, 9, 8, 7, 6, 5]
     late = [event for event in found if isinstance(event, PredictionFailed)]
     assert [event.answers for event in late] == [4, 3, 2]
     assert "the ranker is slower than the run" in late[0].reason
+
+
+def test_one_that_is_closed_ends_with_the_part_that_it_predicts(make, until):
+    role = make()
+    role._ranker = slow = Slow()
+    role.submit([Predict(1, tuple(range(40)))])
+    assert slow.began.wait(30)
+    closing = threading.Thread(target=role.close)
+    closing.start()
+    until(lambda: role._worker.closing, "the end")
+    slow.go.set()
+    closing.join(30)
+    assert slow.asked == [16]
 
 
 class Wrong:

@@ -139,6 +139,8 @@ class RankerRole:
             self._worker.put(*(PredictionFailed(prompt, why, command.seq) for prompt in command.prompts))
             return
         for first in range(0, len(command.prompts), _AT_ONCE):
+            if self._worker.closing:  # a thread of this process beside its successor's
+                return
             prompts = command.prompts[first : first + _AT_ONCE]
             found = _predict(ranker, self._data.prompt_texts(prompts))
             self._worker.put(*(_event(prompt, each, command.seq) for prompt, each in zip(prompts, found, strict=True)))
