@@ -267,6 +267,13 @@ def test_a_critic_has_a_state_of_its_own_but_no_output_layer():
         assert with_critic.peak - plain.peak == with_critic.state - plain.state
 
 
+def test_a_single_rank_has_no_layer_on_its_way():
+    shape = DenseModel(1024, 12, 16, 16, 64, 3072, 8192, tied=True, head_norms=True, biases=False)
+    alone, of_two = (trainer_memory(shape, TrainerConfig(), ranks=ranks).gathered for ranks in (1, 2))
+    assert alone == 4 * (shape.outer_parameters + shape.layer_parameters)
+    assert of_two - alone == 4 * 3 * shape.layer_parameters
+
+
 def test_more_of_anything_never_takes_less():
     shape = DenseModel(64, 3, 8, 2, 8, 176, 31, tied=True, head_norms=True, biases=False)
     base = trainer_memory(shape, TrainerConfig(), ranks=2).peak

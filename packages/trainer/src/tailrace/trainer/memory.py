@@ -220,7 +220,10 @@ def trainer_memory(
     if backend == "deepspeed":
         return _zero(shape, config, ranks, activations, logits)
     outer = shape.parameters if whole else shape.outer_parameters
-    gathered = outer * size + (0 if whole else 4 * shape.layer_parameters * size)
+    # One layer computes and the next is on its way, each in the tensor that was gathered and copied out of it. A single rank
+    # copies its shard when the layer computes, and has neither the other tensor nor the next layer.
+    copies_of_layer = 0 if whole else 1 if ranks == 1 else 4
+    gathered = (outer + copies_of_layer * shape.layer_parameters) * size
     share = -(-shape.parameters // ranks) * wide
     if whole:  # gradients of earlier micro-batches are whole until the last one, and no shard is there yet
         gathered += outer * wide - share
