@@ -87,7 +87,7 @@ def on_sglang(python):
     return ["--set", "rollout.engine=sglang", "--set", options]
 
 
-def test_layers_to_which_the_engine_applies_no_adapter_are_named_before_anything_starts(small_run, capsys):
+def test_layers_to_which_the_engine_applies_no_adapter_are_merged_or_named_before_anything_starts(small_run, capsys):
     from safetensors.torch import load_file, save_file
 
     run = small_run(heads=2, kv_heads=1, head_dim=32)
@@ -95,11 +95,18 @@ def test_layers_to_which_the_engine_applies_no_adapter_are_named_before_anything
     weights["model.layers.0.mlp.shared_proj.weight"] = weights["model.layers.0.mlp.up_proj.weight"].clone()
     save_file(weights, run.model / "model.safetensors")
     command = ["run", str(run.write("adapter = { rank = 4 }")), "--dry-run", *on_sglang(sys.executable)]
-    assert main(command) == 2
+    assert main([*command, "--set", "rollout.adapter=applied"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "found 'sglang', which applies no adapter to shared_proj, expected targets among q_proj, k_proj" in line
-    for fits in ('trainer.adapter.targets=["up_proj"]', "rollout.adapter=merged"):
+    assert (
+        "found 'applied' and 'sglang', which applies no adapter to shared_proj, expected targets among q_proj" in line
+    )
+    for fits, says in (
+        ('trainer.adapter.targets=["up_proj"]', "sglang, which applies the adapter"),
+        ("rollout.adapter=merged", "sglang, into whose weights each adapter is merged"),
+        ("rollout.adapter=auto", "sglang, into whose weights each adapter is merged"),
+    ):
         assert main([*command, "--set", fits]) == 0
+        assert says in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.deep

@@ -127,6 +127,22 @@ def test_the_record_says_who_applies_an_adapter(engines, rank, asked, able, appl
     assert abilities.applies_adapters(config(rank=rank, rollout={"adapter": asked}), able) is applied
 
 
+def test_an_adapter_of_layers_that_the_engine_applies_none_to_is_merged_and_said(engines):
+    pytest.importorskip("peft")
+    engines["some"] = Plugin(replace(ALL, adapter_targets=("q_proj", "k_proj", "v_proj", "o_proj", "up_proj")))
+    engines["all"] = Plugin(
+        replace(ALL, adapter_targets=(*engines["some"].abilities.adapter_targets, "gate_proj", "down_proj"))
+    )
+    for engine, lacking in (("some", ["gate_proj", "down_proj"]), ("all", []), ("able", [])):
+        asked = config(rank=4, rollout={"engine": engine})
+        assert sorted(abilities.unapplied_layers(asked, engine)) == sorted(lacking)
+        assert abilities.applies_adapters(asked, engine) is not bool(lacking)
+        assert len(abilities.start_notes(asked)) == bool(lacking)
+    (note,) = abilities.start_notes(config(rank=4, rollout={"engine": "some"}))
+    assert "replicas merge each version of the adapter, since the engine 'some' applies none to" in note
+    assert abilities.start_notes(config(rank=4, rollout={"engine": "some", "adapter": "merged"})) == []
+
+
 MIXES = {"sync": {"name": "interrupting"}}
 
 

@@ -197,7 +197,7 @@ class RolloutConfig(_Strict):
     takes, for provisioning `adaptive-tp` and `balanced`; none: not known"""
     adapter: Literal["auto", "applied", "merged"] = "auto"
     """how replicas serve a LoRA adapter (trainer.adapter): applied by the engine beside its weights, or merged into them, which
-    costs more a pull and less a token; auto: applied, where the engine can"""
+    costs more a pull and less a token; auto: applied, where the engine can for all its layers"""
     adapter_versions: Annotated[int, Field(ge=1)] = 1
     """most versions of an adapter that a replica generates with at once: with 2, a pull lets responses in flight end under the
     version that they began with, beside new ones; with 1 it interrupts them"""

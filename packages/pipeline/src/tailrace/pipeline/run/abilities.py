@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tailrace.contracts import EngineAbilities, ProvisioningPolicy
+from tailrace.contracts import EngineAbilities, MissingExtraError, ProvisioningPolicy
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.errors import ConfigError
@@ -118,10 +118,16 @@ def start_notes(config: RunConfig) -> list[str]:
         ConfigError: an option of provisioning is wrong.
     """
     choice, facts, notes = config.pipeline.provisioning, facts_of(config), []
+    engine = selected_engine(config)
+    if config.rollout.adapter == "auto" and (lacking := unapplied_layers(config, engine)):
+        notes.append(
+            f"rollout.adapter = 'auto': replicas merge each version of the adapter, since the engine {engine!r} applies none "
+            f"to {', '.join(lacking)}"
+        )
     policy: ProvisioningPolicy = build_policy("provisioning", choice, facts)
     if facts.devices_per_machine == 1 and max(policy.sizes_of_replicas(), default=0) == 1:
         notes.append(
-            f"pipeline.provisioning = {choice.name!r}: no replica is resized, since the engine {selected_engine(config)!r} "
+            f"pipeline.provisioning = {choice.name!r}: no replica is resized, since the engine {engine!r} "
             "spans one device; vllm spans several"
         )
     if (devices := policy.trains_on()) is not None:
@@ -135,12 +141,31 @@ def applies_adapters(config: RunConfig, engine: str) -> bool:
     """Whether the engine applies a run's adapters; otherwise its replicas merge them.
 
     Raises:
-        ConfigError: the engine's plugin is broken.
+        ConfigError: the engine's plugin is broken, or the model lacks a layer that is to get an adapter.
     """
     asked = config.rollout.adapter
-    return bool(config.trainer.adapter.rank) and (
-        asked == "applied" or (asked == "auto" and abilities_of(config, engine).adapters > 0)
-    )
+    if asked == "auto" and config.trainer.adapter.rank:
+        return abilities_of(config, engine).adapters > 0 and not unapplied_layers(config, engine)
+    return asked == "applied" and config.trainer.adapter.rank > 0
+
+
+def unapplied_layers(config: RunConfig, engine: str) -> list[str]:
+    """The last names of the layers that get an adapter, and to which the engine applies none.
+
+    Raises:
+        ConfigError: the engine's plugin is broken, or the model lacks a layer that is to get an adapter.
+    """
+    from tailrace.trainer import AdapterConfig, TrainerError
+    from tailrace.trainer.adapters import check_adapter
+
+    able, table = abilities_of(config, engine), config.trainer.adapter
+    if not (table.rank and able.adapters and able.adapter_targets):
+        return []
+    try:
+        targets = check_adapter(AdapterConfig(**table.model_dump()), config.model.path)
+    except (TrainerError, MissingExtraError) as error:
+        raise ConfigError(f"key 'trainer.adapter': {error}") from error
+    return [target for target in targets if target not in able.adapter_targets]
 
 
 def sleep_level(config: RunConfig, engine: str) -> int:

@@ -28,7 +28,7 @@ from tailrace.pipeline.roles.scorer import ScorerRole
 from tailrace.pipeline.roles.trainer import TrainerRole, TrainerSettings
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
-from tailrace.pipeline.run.abilities import applies_adapters, check_abilities, sleep_level
+from tailrace.pipeline.run.abilities import applies_adapters, check_abilities, sleep_level, unapplied_layers
 from tailrace.pipeline.run.device_shares import check_shares, cores_here, judge_cell, takes_cores, trainer_group
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.engine import abilities_of, selected_engine
@@ -530,15 +530,15 @@ def _backend(config: RunConfig) -> None:
 def _adapter(config: RunConfig) -> None:
     """Check that the model has the layers that are to get an adapter, and that the engine applies one to them."""
     try:
-        targets = check_adapter(trainer_config(config).adapter, config.model.path)
+        check_adapter(trainer_config(config).adapter, config.model.path)
     except (TrainerError, MissingExtraError) as error:
         raise ConfigError(f"key 'trainer.adapter': {error}") from error
     engine = selected_engine(config)
-    applied = abilities_of(config, engine).adapter_targets if applies_adapters(config, engine) else ()
-    if applied and (lacking := [target for target in targets if target not in applied]):
+    if config.rollout.adapter == "applied" and (lacking := unapplied_layers(config, engine)):
         raise ConfigError(
-            f"keys 'rollout.engine' and 'trainer.adapter.targets': found {engine!r}, which applies no adapter to "
-            f"{', '.join(lacking)}, expected targets among {', '.join(applied)}, or rollout.adapter = 'merged'"
+            f"keys 'rollout.adapter' and 'trainer.adapter.targets': found 'applied' and {engine!r}, which applies no adapter "
+            f"to {', '.join(lacking)}, expected targets among {', '.join(abilities_of(config, engine).adapter_targets)}, or "
+            "'auto'"
         )
     table = config.trainer
     if table.adapter.rank and table.processes > 1 and config.evaluation.controls and config.model.path is None:
