@@ -387,6 +387,11 @@ KINDS = {
         None,
         ["executor.machines", "executor.name", "local"],
     ),
+    "ranks-of-threads": (
+        settings("executor.name=local", "trainer.processes=2"),
+        None,
+        ["executor.name", "'local'", "trainer.processes", "2"],
+    ),
     "standby-on-one-machine": (
         settings('pipeline.recovery={name = "role-based", standby = true}'),
         None,

@@ -599,6 +599,11 @@ def trainer_config(config: RunConfig) -> Any:
             f"keys 'trainer.processes' and 'trainer.cells': found {table.processes} and {table.cells}, expected a multiple of "
             "the cells: each has as many processes"
         )
+    if table.processes > 1 and config.executor.name == "local":
+        raise ConfigError(
+            f"keys 'executor.name' and 'trainer.processes': found 'local' and {table.processes}, expected 'ray', or one "
+            "process and one cell: torch joins ranks that are processes, and here all are threads of one"
+        )
     critic = read_options(CriticConfig, table.critic.model_dump(mode="json"), "key 'trainer.critic'")
     options = {"device": config.executor.device, "seed": config.seed, "cells": table.cells, **table.options}
     options = {"max_response_tokens": config.rollout.max_tokens, **options, **_loss(config)}
