@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+# A shell that starts pytest in the background has it ignore Ctrl-C, and so would all commands that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Torch, Ray and vLLM would be compiled anew in each process that tests start, which takes longer than the tests.
 if sys.dont_write_bytecode and not os.environ.get("PYTHONPYCACHEPREFIX"):

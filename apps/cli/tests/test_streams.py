@@ -1,5 +1,6 @@
 """Standard streams that end early or are full, and Ctrl-C: one line at most, never a traceback, and the work goes on."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -85,9 +86,13 @@ def test_ctrl_c_is_one_line_while_it_begins_and_while_it_works(words, tmp_path):
             directory = tmp_path / f"{after_s}-{wait_s}"
             more = ["--run-dir", directory, "--set", "pipeline.steps=100000"] if "simulate" in words else []
             process = started(*words, *more)
-            time.sleep(wait_s)
-            os.killpg(process.pid, signal.SIGINT)
-            _, err = process.communicate(timeout=60)
+            try:
+                time.sleep(wait_s)
+                os.killpg(process.pid, signal.SIGINT)
+                _, err = process.communicate(timeout=60)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
             status = process.returncode
         clean(err)
         assert status == 130, (after_s, err)

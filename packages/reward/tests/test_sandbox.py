@@ -158,11 +158,13 @@ def test_a_program_does_not_grow_while_its_supervisor_cannot_look(backend, start
         sandbox = select_sandbox(backend)
         try:
             task = asyncio.create_task(sandbox.run(program, limits=Limits(processes=processes)))
-            await _until(lambda: sandbox.pids and _below(sandbox.pids[0]), "the program does not start")
-            os.kill(sandbox.pids[0], signal.SIGSTOP)
-            await asyncio.sleep(1.0)
-            found = threads(sandbox.pids[0])
-            os.kill(sandbox.pids[0], signal.SIGCONT)
+            found = 0
+            while not found:  # what was below had ended, and the program had not begun
+                await _until(lambda: sandbox.pids and _below(sandbox.pids[0]), "the program does not start")
+                os.kill(sandbox.pids[0], signal.SIGSTOP)
+                await asyncio.sleep(1.0)
+                found = threads(sandbox.pids[0])
+                os.kill(sandbox.pids[0], signal.SIGCONT)
             return found, await task
         finally:
             await sandbox.close()
