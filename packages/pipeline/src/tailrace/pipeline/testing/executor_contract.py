@@ -210,7 +210,8 @@ class ExecutorContract(RealRuns):
 
     def test_a_scorer_that_dies_uses_up_no_attempt(self, tmp_path: Path, model: Path) -> None:
         """The next scorer scores its trajectories, although only one attempt is allowed."""
-        run = self.run(tmp_path, model, spec=make_spec(scoring_attempts=1), faults=["scorer@step1", "scorer@step2"])
+        spec = make_spec(scoring_attempts=1, steps=2 * STEPS)  # the last steps need the second one's successor
+        run = self.run(tmp_path, model, spec=spec, faults=["scorer@step1", "scorer@step2"])
         assert [role for role, _ in self.downs(tmp_path)] == ["scorer", "scorer"]
         assert run.counts.failed == 0
         assert events_of(tmp_path, c.ScoringFailed) == []
