@@ -157,6 +157,17 @@ def test_a_method_that_lacks_its_model_is_left_out_and_named():
         LengthRanker.train(examples, "hidden")
 
 
+def test_a_method_that_learned_to_say_what_cannot_be_is_left_out_and_costs_the_others_nothing():
+    class Diverged(Says):
+        def predict(self, prompts):
+            return [Prediction(math.nan, math.nan, math.nan) for _ in prompts]
+
+    examples = made_examples(30)
+    trials = try_methods({"diverged": Diverged(), "says": Says()}, examples, examples, Setting(0, Deadline(100.0)))  # type: ignore[dict-item]
+    assert trials.best().name == "says"
+    assert "found p50 nan" in trials.left_out["diverged"]
+
+
 def test_the_same_seed_gives_the_same_ranker():
     examples, prompts = made_examples(60), [example.prompt for example in made_examples(20, seed=1)]
     first, again = (LengthRanker.train(examples, Lexical(trees=20), seed=5) for _ in range(2))

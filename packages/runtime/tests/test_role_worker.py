@@ -43,6 +43,25 @@ def test_newest_first(gather):
     assert worker.close(5.0)
 
 
+def test_what_waits_can_be_taken_out_and_what_is_carried_out_cannot(gather):
+    held, go = threading.Event(), threading.Event()
+
+    def carry_out(command):
+        held.set()
+        go.wait(20)
+        worker.put(Discarded(command.seq))
+
+    worker = RoleWorker("test", carry_out)
+    worker.submit([Score(1, ())])
+    assert held.wait(20)
+    worker.submit([Score(seq, ()) for seq in (2, 3, 4, 5)])
+    assert worker.take_out(lambda command: command.seq % 2 == 1) == [Score(3, ()), Score(5, ())]
+    assert worker.take_out(lambda command: command.seq == 1) == []
+    go.set()
+    assert gather(worker, lambda events: len(events) == 3, "all") == [Discarded(seq) for seq in (1, 2, 4)]
+    assert worker.close(5.0)
+
+
 def test_an_error_is_raised_after_what_came_before_it(until):
     def carry_out(command):
         if command.seq == 2:

@@ -1,23 +1,29 @@
 """The ranker as an executor calls it, with real rankers that learn in moments, and a data role that says what finished."""
 
+import errno
+import json
 import math
 import random
+import shutil
 import threading
 
 import pytest
 
 from tailrace.contracts import Activity, Predict, Predicted, PredictionFailed
 from tailrace.pipeline.roles.calls import FinishedLength, FinishedLengths
-from tailrace.pipeline.roles.ranker import RankerRole, RankerSettings
+from tailrace.pipeline.roles.ranker import RankerRole, RankerSettings, saved_rankers
 from tailrace.ranker import (
     Example,
     LengthRanker,
     Prediction,
     PredictionError,
+    RankerOptionError,
     Sft,
     UnknownMethodError,
     read_note,
 )
+from tailrace.ranker.drift import WINDOW_PROMPTS
+from tailrace.ranker.saved import _checksum, to_json
 from tailrace.ranker.testing import language_model
 from tailrace.runtime.errors import RoleError
 from tailrace.runtime.executor.seam import MemberDeadError, MemberStart
@@ -173,6 +179,19 @@ def test_what_finishes_after_an_update_decides_again_which_of_both_predicts(
     assert read_note(tmp_path / "saved" / "1").method == "prompt-length", "its successor has what predicts now"
 
 
+def test_a_successor_asks_by_the_newest_prompts_and_not_by_all_of_the_run_whether_it_has_drifted(
+    make, data, until, tmp_path, monkeypatch
+):
+    trained().save(tmp_path / "saved" / "1")
+    asked, learned = [], []
+    monkeypatch.setattr(LengthRanker, "drifted", lambda _, examples: asked.append(len(examples)) or True)
+    monkeypatch.setattr(LengthRanker, "update", lambda _, examples: learned.append(len(examples)))
+    data.finish(lambda prompt: 10 * (prompt + 1), prompts=range(WINDOW_PROMPTS + 100))
+    make()
+    until(lambda: learned, "an update")
+    assert (asked, learned) == ([PROMPTS], [WINDOW_PROMPTS])
+
+
 def test_its_successor_goes_on_with_what_it_has_learned_even_if_it_died_while_it_saved(make, data, gather, tmp_path):
     role = make()
     data.finish(lambda prompt: 10 * (prompt + 1))
@@ -204,14 +223,40 @@ def test_a_ranker_that_is_slower_than_the_run_answers_what_was_asked_last(make, 
     role.submit([Predict(1, tuple(range(40)))])
     assert slow.began.wait(30)
     role.submit([Predict(seq, (seq,)) for seq in range(2, 13)])
+    late = gather(role, lambda events: len(events) == 3, "what is late")
+    assert [event.answers for event in late] == [2, 3, 4], "while it still predicts"
+    assert "the ranker is slower than the run" in late[0].reason
     slow.go.set()
-    found = gather(role, lambda events: len(events) == 40 + 11, "all answers")
-    assert slow.asked == [16, 16, 8] + [1] * 8, "a large question is answered part by part"
+    found = gather(role, lambda events: len(events) == 40 + 8, "all answers")
+    assert slow.asked == [16] + [1] * 8, "the rest of the first question is late, too"
+    assert [event.answers for event in found if isinstance(event, PredictionFailed)] == [1] * 24
     answered = [event.answers for event in found if isinstance(event, Predicted) and event.answers > 1]
     assert answered == [12, 11, 10, 9, 8, 7, 6, 5]
-    late = [event for event in found if isinstance(event, PredictionFailed)]
-    assert [event.answers for event in late] == [4, 3, 2]
-    assert "the ranker is slower than the run" in late[0].reason
+
+
+def test_a_large_question_is_answered_part_by_part(make, gather):
+    role = make()
+    role._ranker = slow = Slow()
+    slow.go.set()
+    found, _ = asks(role, gather, prompts=range(40))
+    assert slow.asked == [16, 16, 8]
+    assert list(found) == list(range(40))
+
+
+def test_what_was_predicted_while_it_learned_is_predicted_anew(make, data, gather):
+    role = make()
+    role._ranker = slow = Slow()
+    role.submit([Predict(1, tuple(range(40)))])
+    assert slow.began.wait(30)
+    newer = trained()
+    newer.reconsider = lambda _: True
+    role._ranker = newer  # `slow` goes on with what it was asked before
+    data.finish(lambda prompt: 10 * (prompt + 1))
+    learns(role, gather, "updated")
+    slow.go.set()
+    found = gather(role, lambda events: len(events) == 40, "all answers")
+    expected = newer.predict([text(prompt) for prompt in range(40)])
+    assert [event.tokens for event in found] == [each.p50 for each in expected]
 
 
 def test_one_that_is_closed_ends_with_the_part_that_it_predicts(make, until):
@@ -327,6 +372,111 @@ def test_a_language_model_learns_is_updated_when_lengths_move_and_its_successor_
     again, _ = asks(make(**given), gather, seq=3)
     assert again == after
     assert read_note(tmp_path / "saved" / "2").objective == objective
+
+
+@pytest.mark.parametrize("error", [RankerOptionError("found no time"), PredictionError("found p50 nan")])
+def test_an_update_that_fails_costs_what_it_would_have_learned_and_the_next_one_is_tried(
+    error, make, data, gather, until, tmp_path, caplog, monkeypatch
+):
+    trained().save(tmp_path / "given")
+    role = make(path=tmp_path / "given")
+    before, _ = asks(role, gather)
+
+    def fails(*_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LengthRanker, "update", fails)
+        data.finish(lambda prompt: 90 * (prompt + 1))
+        until(lambda: str(error) in caplog.text, "a warning")
+    found, _ = asks(role, gather, seq=2)
+    assert [event.tokens for event in found.values()] == [event.tokens for event in before.values()]
+    data.finish(lambda prompt: 90 * (prompt + 1), version=1)
+    learns(role, gather, "updated")
+
+
+def test_on_a_full_disk_it_predicts_by_what_it_has_learned_and_saves_the_next_time(
+    make, data, gather, until, tmp_path, caplog, monkeypatch
+):
+    trained().save(tmp_path / "saved" / "1")
+    role = make()
+
+    def full(ranker, directory):
+        (directory / "predictor").mkdir(parents=True)
+        (directory / "predictor" / "table.json.1.unfinished").write_text("{")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LengthRanker, "save", full)
+        data.finish(lambda prompt: 90 * (prompt + 1))
+        learns(role, gather, "updated")
+    assert [path.name for path in (tmp_path / "saved").iterdir()] == ["1"]
+    assert "is not saved" in caplog.text
+    assert "No space left on device" in caplog.text
+    found, _ = asks(role, gather, seq=2)
+    assert found[9].tokens > 600
+    data.finish(lambda prompt: 900 * (prompt + 1), version=1)
+    learns(role, gather, "updated")
+    until(lambda: (tmp_path / "saved" / "2" / "ranker.json").exists(), "what was saved")
+
+
+def note_of(directory, **changes):
+    """Change a note, so that its checksum fits."""
+    note = json.loads((directory / "ranker.json").read_text())
+    del note["checksum"]
+    note |= changes
+    (directory / "ranker.json").write_bytes(to_json({**note, "checksum": _checksum(note)}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda at: (at / "ranker.json").write_bytes(b""), "found no JSON"),
+        (lambda at: (at / "ranker.json").write_text("[" * 100_000), "found no JSON"),
+        (lambda at: (at / "ranker.json").write_text((at / "ranker.json").read_text()[:-40]), "found no JSON"),
+        (lambda at: note_of(at, format=99), "found format 99"),
+        (lambda at: note_of(at, state=[]), "as state"),
+        (lambda at: note_of(at, state={"version": 1}), "found a state that is none"),
+        (lambda at: note_of(at, sha256=7), "as sha256"),
+        (lambda at: note_of(at, method="somebody-elses"), "found the method 'somebody-elses'"),
+        (lambda at: shutil.rmtree(at / "predictor"), "found no predictor/"),
+    ],
+)
+def test_it_comes_up_with_the_newest_that_can_be_used_and_says_why_it_is_not_the_last(
+    damage, said, make, data, gather, tmp_path
+):
+    saved = tmp_path / "saved"
+    trained().save(saved / "1")
+    trained(lambda prompt: 90 * (prompt + 1)).save(saved / "2")
+    damage(saved / "2")
+    (saved / "2.mine").mkdir()
+    (saved / "9.txt").write_text("a note of a user")
+    role = make()
+    (note,) = role.ready().notes
+    assert note.startswith("what the ranker has learned is not used: ")
+    assert said in note
+    assert "\n" not in note
+    found, _ = asks(role, gather, prompts=[5])
+    assert found[5].tokens == trained().predict([text(5)])[0].p50
+    data.finish(lambda prompt: 900 * (prompt + 1))
+    learns(role, gather, "updated")
+    assert saved_rankers(saved) == [3, 2]
+
+
+def test_adapters_of_another_model_than_the_one_that_is_there_are_not_used(make, data, gather, tmp_path):
+    pytest.importorskip("peft")
+    method = Sft(objective="pairwise", steps=1, batch=16, most_tokens=64, lora_rank=2, init_lr=1e-3)
+    given = {"method": method, "init": language_model(tmp_path / "model"), "budget_s": 120.0}
+    role = make(**given)
+    data.finish(lambda prompt: 10 * (prompt + 1))
+    learns(role, gather, "trained")
+    role.close()
+    with (tmp_path / "model" / "config.json").open("a") as file:
+        file.write("\n")
+    role = make(**given)
+    (note,) = role.ready().notes
+    assert "found another model" in note
+    learns(role, gather, "trained")
 
 
 def test_what_breaks_it_while_it_learns_is_raised_too(make, data, gather):

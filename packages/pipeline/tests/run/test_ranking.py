@@ -77,6 +77,19 @@ def test_the_role_gets_its_threads_and_its_gpu():
     )
 
 
+def test_more_prompts_than_lengths_are_kept_of_would_never_be_there():
+    given = config(prompts=2048, method="lexical")  # of 8 samples each
+    check_ranker(given)
+    for prompts, samples, most in ((2049, 8, 2048), (1025, 16, 1024)):
+        table = {
+            **TASK,
+            "ranker": {"method": "lexical", "prompts": prompts},
+            "pipeline": {"samples_per_prompt": samples},
+        }
+        with pytest.raises(ConfigError, match=f"'ranker.prompts': found {prompts}, expected at most {most}"):
+            check_ranker(RunConfig.model_validate(table))
+
+
 def test_what_the_summary_says_of_the_ranker_is_what_was_saved_last(tmp_path):
     assert ranker_chosen(tmp_path) == {"ranker_method": None, "ranker_objective": None}
     examples = [Example("a " * n, (10 * n,)) for n in range(1, 9)]

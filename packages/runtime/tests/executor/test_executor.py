@@ -499,6 +499,22 @@ def test_the_deadline_of_predicting_counts_from_the_last_answer_and_ends_with_th
     assert run.controller.news() == []
 
 
+def test_a_ranker_that_answers_the_newest_question_first_is_alive_however_old_others_become(run):
+    (ranker,) = run.up(("ranker", "0"))
+    run.give(c.Predict(3, (0,)))
+    ranker.takes()
+    for prompt in range(1, 10):
+        run.give(c.Predict(3 + prompt, (prompt,)))
+        ranker.takes()
+        run.pass_time(30.0)
+        ranker.says(c.Predicted(prompt, 100.0, 3 + prompt))
+    run.settle()
+    assert {type(event) for event in run.controller.news()} == {c.Predicted}
+    run.pass_time(71.0)
+    (down,) = run.controller.news()
+    assert down.reason == "waited 70 s for lengths to be predicted"
+
+
 def test_each_environment_has_a_deadline_that_counts_from_its_own_last_answer(run):
     first, second = run.up(("environment", "0"), ("environment", "1"))
     run.give(c.Call(3, "0", ("0.0", "0.1")), c.Call(4, "1", ("1.0",)))

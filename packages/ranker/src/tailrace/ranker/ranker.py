@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.ranker.drift import Band, Correction, correction_of, has_enough, latest, recent
-from tailrace.ranker.errors import ExampleError, RankerOptionError
+from tailrace.ranker.errors import DamagedRankerError, ExampleError, RankerOptionError
 from tailrace.ranker.example import Example, check_examples
 from tailrace.ranker.learned.methods import Sft
 from tailrace.ranker.methods import Choosing, Deadline, Method, Predictor, Progress, Setting, load_method, silent
@@ -432,20 +432,24 @@ def _loaded(
     kind: type[LengthRanker], saved: SavedRanker, policy: Path | None, init: Path | None, progress: Progress
 ) -> LengthRanker:
     state = saved.state
-    budget_s = math.inf if state["budget_s"] is None else float(state["budget_s"])
-    policy, init = policy or _path(state["policy"]), init or _path(state["init"])
-    setting = Setting(int(state["seed"]), Deadline(budget_s), policy, init, progress)
+    try:
+        budget_s = math.inf if state["budget_s"] is None else float(state["budget_s"])
+        policy, init = policy or _path(state["policy"]), init or _path(state["init"])
+        setting = Setting(int(state["seed"]), Deadline(budget_s), policy, init, progress)
+        version, band, correction = int(state["version"]), Band(**state["band"]), Correction(**state["correction"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise DamagedRankerError(f"found a state that is none ({error!r}), expected what was saved") from error
     method = saved.build_method()
     return kind(
         saved.name,
         method,
         method.restore(saved.files, setting),
-        version=int(state["version"]),
-        band=Band(**state["band"]),
+        version=version,
+        band=band,
         memory=saved.memory,
         setting=setting,
         budget_s=budget_s,
-        correction=Correction(**state["correction"]),
+        correction=correction,
     )
 
 

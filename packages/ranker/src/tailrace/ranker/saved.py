@@ -53,7 +53,7 @@ def from_json(files: Mapping[str, bytes], name: str, *keys: str) -> dict[str, An
     """
     try:
         value = json.loads(file_of(files, name))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedRankerError(f"{name}: found no JSON ({error}), expected an object") from error
     missing = [key for key in keys if not isinstance(value, dict) or key not in value]
     if missing or not isinstance(value, dict):
@@ -62,6 +62,7 @@ def from_json(files: Mapping[str, bytes], name: str, *keys: str) -> dict[str, An
 
 
 _NOTE, _EXAMPLES, _PREDICTOR = "ranker.json", "examples.json", "predictor"
+_KINDS = {"method": str, "options": dict, "state": dict, "sha256": dict}
 _FORMAT = 3  # since a saved ranker says which model its adapters are of
 _ENDINGS = (".json", ".safetensors")
 
@@ -166,7 +167,7 @@ def read_note(directory: Path) -> SavedNote:
         note = _note(directory)
     except DamagedRankerError as error:
         raise DamagedRankerError(f"{directory}: {error}") from error
-    return SavedNote(note["method"], note["state"]["objective"], note["state"]["version"])
+    return SavedNote(note["method"], note["state"].get("objective"), note["state"].get("version", 0))
 
 
 def _note(directory: Path) -> dict[str, Any]:
@@ -178,6 +179,9 @@ def _note(directory: Path) -> dict[str, Any]:
         raise DamagedRankerError(f"{_NOTE}: found another content than was written (its checksum differs)")
     if note["format"] != _FORMAT:
         raise DamagedRankerError(f"{_NOTE}: found format {note['format']!r}, expected {_FORMAT}")
+    for key, kind in _KINDS.items():
+        if not isinstance(note[key], kind):
+            raise DamagedRankerError(f"{_NOTE}: found {note[key]!r} as {key}, expected what was saved")
     return note
 
 

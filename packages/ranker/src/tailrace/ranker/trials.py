@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tailrace.contracts import MissingExtraError
-from tailrace.ranker.errors import RankerError, RankerOptionError
+from tailrace.ranker.errors import PredictionError, RankerError, RankerOptionError
 from tailrace.ranker.example import Example
 from tailrace.ranker.methods import Deadline, Method, Predictor, Setting, expanded, load_method, method_names
 from tailrace.ranker.prediction import Prediction
@@ -137,12 +137,12 @@ def try_methods(
         began = setting.deadline.now()
         try:
             predictor, known = _fitted(method, learn, held, its)
-        except (MissingExtraError, RankerOptionError) as error:
+            train_s = setting.deadline.now() - began
+            trial = MethodTrial(name, method, predictor, known or measured(predictor, held, its_end), train_s)
+        except (MissingExtraError, RankerOptionError, PredictionError) as error:
             left_out[name] = str(error)
             lacking += [name] if isinstance(error, MissingExtraError) else []
             continue
-        train_s = setting.deadline.now() - began
-        trial = MethodTrial(name, method, predictor, known or measured(predictor, held, its_end), train_s)
         setting.progress(
             {"method": name, "phase": "tried", "recall20": trial.held_back["recall20"], "train_s": train_s}
         )

@@ -87,6 +87,14 @@ class RoleWorker(EventQueue):
             self._commands.extend(commands)
             self._changed.notify_all()
 
+    def take_out(self, which: Callable[[Command], bool]) -> list[Command]:
+        """Take commands out of those that wait, in the order in which they came: they are not carried out."""
+        with self._changed:
+            found = [command for command in self._commands if which(command)]
+            if found:
+                self._commands = deque(command for command in self._commands if not which(command))
+            return found
+
     def forget(self) -> None:
         """Drop waiting commands and events that were not taken, since another controller takes over."""
         with self._changed:

@@ -33,9 +33,12 @@ from tailrace.ranker import (
     Method,
     Prediction,
     PredictionError,
+    RankerModelError,
     RankerOptionError,
+    UnknownMethodError,
     check_lengths,
 )
+from tailrace.ranker.drift import WINDOW_PROMPTS, latest
 from tailrace.runtime.errors import RoleError
 from tailrace.runtime.executor.doors import Ready, Role
 from tailrace.runtime.executor.seam import MemberStart
@@ -47,6 +50,7 @@ TRAINED, UPDATED = "trained", "updated"
 _CLOSE_S = 5.0
 _QUESTIONS = 8
 """The newest ones are answered. A run asks for what it may launch soon in as many: older ones are of what it has launched."""
+_LATE = f"found {_QUESTIONS} newer questions, expected fewer: the ranker is slower than the run"
 _AT_ONCE = 16  # prompts, so that a slow ranker is heard of meanwhile
 _log = logging.getLogger(__name__)
 
@@ -86,13 +90,14 @@ class RankerRole:
     def __init__(self, settings: RankerSettings, start: MemberStart) -> None:
         self._settings = settings
         self._data = DATA_DOOR.open(start.data, start.data_s)
-        self._ranker = _newest(settings)
+        self._ranker, self._notes = _newest(settings)
         if self._ranker is None and settings.path is not None:
             self._ranker = LengthRanker.load(settings.path, policy=settings.policy, init=settings.init)
         self._seen = 0
         self._new: list[FinishedLength] = []
         self._known = 0  # prompts all of whose samples have finished since it learned last
         self._learned = 0
+        self._changing = threading.Lock()  # held while what predicts changes, and while what it predicted is told
         self._told_alike = False
         self._last: tuple[int, ...] = ()  # questions
         self._worker = RoleWorker("predictions", self._carry_out, newest_first=True)
@@ -104,13 +109,16 @@ class RankerRole:
 
     def ready(self) -> Ready:
         """Returns once the role is up."""
-        return Ready()
+        return Ready(notes=self._notes)
 
     def submit(self, commands: Sequence[Command]) -> None:
         """Answer each `Predict`, the newest first: a ranker that is slower than the run has no prediction for some."""
         asked = (command.seq for command in commands if isinstance(command, Predict))
         self._last = (*self._last, *asked)[-_QUESTIONS:]
         self._worker.submit(commands)
+        for late in self._worker.take_out(lambda command: isinstance(command, Predict) and self._is_late(command)):
+            assert isinstance(late, Predict)
+            self._worker.put(*(PredictionFailed(prompt, _LATE, late.seq) for prompt in late.prompts))
 
     def events(self, timeout_s: float) -> list[Event]:
         """Answers and what was learned since the last call; waits up to `timeout_s` seconds for the first."""
@@ -130,20 +138,35 @@ class RankerRole:
     def _carry_out(self, command: Command) -> None:
         if not isinstance(command, Predict):
             raise RoleError(f"the ranker got {type(command).__name__} {command.seq}, expected Predict")
+        for first in range(0, len(command.prompts), _AT_ONCE):
+            prompts, told = command.prompts[first : first + _AT_ONCE], False
+            while (
+                not told
+            ):  # anew if it has learned meanwhile: the answer would be taken for what predicts from then on
+                if self._worker.closing:  # a thread of this process beside its successor's
+                    return
+                learned = self._learned
+                answers = self._answers(command, prompts)
+                with self._changing:
+                    told = learned == self._learned
+                    if told:
+                        self._worker.put(*answers)
+
+    def _answers(self, command: Predict, prompts: Sequence[int]) -> list[Event]:
+        """What there is to say of some of a question's prompts."""
         ranker, why = self._ranker, ""
         if ranker is None:
             why = f"found finished responses to {self._known} prompts, expected {self._settings.prompts} to learn from"
-        elif command.seq not in self._last:
-            why = f"found {_QUESTIONS} newer questions, expected fewer: the ranker is slower than the run"
+        elif self._is_late(command):
+            why = _LATE
         if ranker is None or why:
-            self._worker.put(*(PredictionFailed(prompt, why, command.seq) for prompt in command.prompts))
-            return
-        for first in range(0, len(command.prompts), _AT_ONCE):
-            if self._worker.closing:  # a thread of this process beside its successor's
-                return
-            prompts = command.prompts[first : first + _AT_ONCE]
-            found = _predict(ranker, self._data.prompt_texts(prompts))
-            self._worker.put(*(_event(prompt, each, command.seq) for prompt, each in zip(prompts, found, strict=True)))
+            return [PredictionFailed(prompt, why, command.seq) for prompt in prompts]
+        found = _predict(ranker, self._data.prompt_texts(prompts))
+        return [_event(prompt, each, command.seq) for prompt, each in zip(prompts, found, strict=True)]
+
+    def _is_late(self, command: Predict) -> bool:
+        """Whether there are so many newer questions that its prompts were launched."""
+        return command.seq not in self._last
 
     # ---- learning, in a thread of its own -------------------------------------------------------------------------
 
@@ -180,29 +203,37 @@ class RankerRole:
         self._learn(examples)
 
     def _warn(self, error: Exception) -> None:
-        _log.warning("nothing is learned yet: %s", error)
+        _log.warning("nothing is learned of these responses: %s", error)
 
     def _learn(self, examples: Sequence[Example]) -> None:
         ranker = self._ranker
-        if ranker is None:
-            try:
+        try:
+            if ranker is None:
                 newer, did = self._train(examples), TRAINED
-            except RankerOptionError as error:  # the machine may have been busy: the next prompts are tried, too
-                self._warn(error)
-                return
-        else:
-            newer, did = copy.copy(ranker), UPDATED  # an update replaces what it knows, it changes none of it
-            if not newer.reconsider(examples):
-                if not newer.drifted(examples):
-                    self._ranker = newer
-                    return
-                newer.update(examples)
+            else:
+                newer, did = copy.copy(ranker), UPDATED  # an update replaces what it knows, it changes none of it
+                newest = latest(
+                    examples, self._settings.prompts
+                )  # more have finished if it was busy, or is a successor
+                if not newer.reconsider(newest):
+                    if not newer.drifted(newest):
+                        self._ranker = newer
+                        return
+                    newer.update(latest(examples, max(self._settings.prompts, WINDOW_PROMPTS)))
+        except (RankerOptionError, PredictionError) as error:
+            # The machine may have been busy, or what was learned says what cannot be: the next prompts are tried, too.
+            self._warn(error)
+            return
         if self._closing.is_set():
             return
-        _save(newer, self._settings.saved)
-        self._ranker = newer
-        self._learned += 1
-        self._worker.put(Activity("ranker", "0", did, self._learned))
+        try:
+            _save(newer, self._settings.saved)
+        except OSError as error:
+            _log.warning("what is learned predicts and is not saved, a successor will not have it: %s", error)
+        with self._changing:
+            self._ranker = newer
+            self._learned += 1
+            self._worker.put(Activity("ranker", "0", did, self._learned))
 
     def _train(self, examples: Sequence[Example]) -> LengthRanker:
         return LengthRanker.train(
@@ -216,26 +247,39 @@ class RankerRole:
 
 
 def _save(ranker: LengthRanker, saved: Path) -> None:
-    """Save a ranker beside the last one, which stays until the one after: this process may be killed at any time."""
+    """Save a ranker beside the last one, which stays until the one after: this process may be killed at any time.
+
+    Raises:
+        OSError: the disk is full or broken. What was written is gone, the last one stays.
+    """
     numbers = saved_rankers(saved)
-    ranker.save(saved / str(numbers[0] + 1 if numbers else 1))
+    directory = saved / str(numbers[0] + 1 if numbers else 1)
+    try:
+        ranker.save(directory)
+    except OSError:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
     for old in numbers[1:]:
-        shutil.rmtree(saved / str(old))
+        shutil.rmtree(saved / str(old), ignore_errors=True)
 
 
-def _newest(settings: RankerSettings) -> LengthRanker | None:
-    """The newest ranker that was saved completely; None if there is none."""
+def _newest(settings: RankerSettings) -> tuple[LengthRanker | None, tuple[str, ...]]:
+    """The newest ranker that can be used, None if there is none, and why newer ones are not, a line each."""
+    notes: list[str] = []
     for number in saved_rankers(settings.saved):
         try:
-            return LengthRanker.load(settings.saved / str(number), policy=settings.policy, init=settings.init)
-        except DamagedRankerError as error:
-            _log.warning("%s/%d is not used: %s", settings.saved, number, error)
-    return None
+            ranker = LengthRanker.load(settings.saved / str(number), policy=settings.policy, init=settings.init)
+        except (DamagedRankerError, RankerModelError, UnknownMethodError) as error:
+            notes.append(f"what the ranker has learned is not used: {error}")
+            _log.warning(notes[-1])
+        else:
+            return ranker, tuple(notes)
+    return None, tuple(notes)
 
 
 def saved_rankers(saved: Path) -> list[int]:
-    """Numbers of the rankers in a directory, newest first."""
-    return sorted([int(each.name) for each in saved.glob("[0-9]*")], reverse=True) if saved.exists() else []
+    """Numbers of the rankers in a directory, newest first. What has another name is somebody else's."""
+    return sorted([int(each.name) for each in saved.glob("[0-9]*") if each.name.isdecimal()], reverse=True)
 
 
 def _examples(lengths: Sequence[FinishedLength]) -> list[Example]:

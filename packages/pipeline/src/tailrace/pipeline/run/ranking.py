@@ -10,6 +10,7 @@ from tailrace.contracts import StepPlanner, expected_one_of
 from tailrace.pipeline.config.models import RankerConfig, RunConfig
 from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.roles.calls import MOST
 from tailrace.pipeline.roles.ranker import RankerSettings, saved_rankers
 from tailrace.pipeline.run.facts import facts_of
 from tailrace.ranker import DamagedRankerError, Method, Sft, configured, read_note
@@ -43,6 +44,12 @@ def check_ranker(config: RunConfig) -> None:
     table, names = config.ranker, ("auto", *method_names())
     if table.method not in names:
         raise ConfigError(f"key 'ranker.method': found {table.method!r}, {expected_one_of(table.method, names)}")
+    most = MOST // config.pipeline.samples_per_prompt
+    if table.prompts > most:
+        raise ConfigError(
+            f"key 'ranker.prompts': found {table.prompts}, expected at most {most}: lengths of the last {MOST} responses are "
+            f"kept, of which {config.pipeline.samples_per_prompt} belong to a prompt"
+        )
     _check_model(table)
     try:
         method = ranker_method(table)

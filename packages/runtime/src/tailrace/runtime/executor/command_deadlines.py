@@ -77,7 +77,7 @@ class Answers:
         self._saves: dict[int, None] = {}  # numbers of checkpoints: one waits while those before it are written
         self._offloads: dict[int, None] = {}  # numbers of commands to offload: they come behind checkpoints
         self._scores = Outcomes(waits, "trajectories to be scored", deadlines.score_s, down)
-        self._lengths = Outcomes(waits, "lengths to be predicted", deadlines.predict_s, down)
+        self._lengths = Outcomes(waits, "lengths to be predicted", deadlines.predict_s, down, newest_first=True)
         self._of_role = {SCORER: self._scores, RANKER: self._lengths}
         self._training: dict[int, _Training] = {}  # by the command's number
         self._longest_s, self._now = 0.0, 0.0
@@ -259,17 +259,28 @@ class Outcomes:
     """What a member has not said the outcome of yet: trajectories of a scorer, prompts of a ranker.
 
     Each outcome begins the deadline anew, since a queue may be long. But one of something that was asked for more than the
-    deadline after another that is still open does not: the member has forgotten that one.
+    deadline after another that is still open does not: the member has forgotten that one. But a member that answers the newest
+    first leaves others open as long as it is slower than it is asked.
 
     Args:
         waits: the executor's waits.
         what: what is waited for, in words.
         limit_s: seconds from one outcome to the next.
         down: called when there is none in time.
+        newest_first: whether the member answers what it was asked last first.
     """
 
-    def __init__(self, waits: Waits, what: str, limit_s: float, down: Callable[[Running, BaseException], None]) -> None:
+    def __init__(
+        self,
+        waits: Waits,
+        what: str,
+        limit_s: float,
+        down: Callable[[Running, BaseException], None],
+        *,
+        newest_first: bool = False,
+    ) -> None:
         self._waits, self._what, self._limit_s, self._down = waits, what, limit_s, down
+        self._newest_first = newest_first
         self._open: dict[Hashable, float] = {}  # when each was asked for, the oldest first
         self._wait: int | None = None
 
@@ -292,7 +303,9 @@ class Outcomes:
         """Note outcomes. The deadline begins anew, unless they overtook by more than that what is still open."""
         asked_s = max((self._open[thing] for thing in things if thing in self._open), default=-math.inf)
         self.dropped(things)
-        if self._wait is not None and asked_s - next(iter(self._open.values())) <= self._limit_s:
+        if self._wait is None:
+            return
+        if self._newest_first or asked_s - next(iter(self._open.values())) <= self._limit_s:
             self._waits.renew(self._wait, now, self._limit_s)
 
     def came_here(self, things: Iterable[Hashable], now: float) -> None:
