@@ -128,7 +128,7 @@ def test_a_group_of_a_drift_counts_with_the_prediction_with_which_it_started(tmp
         (7, 1, None),
         (8, 1, Prediction(70.0, 90.0, 80.0)),
     ]
-    assert list(groups[0].lengths.values()) == list(range(10, 10 + SAMPLES))
+    assert groups[0].lengths == list(range(10, 10 + SAMPLES))
 
 
 def test_rankers_before_and_after_an_update_are_not_ranked_in_one_scale():
@@ -139,7 +139,7 @@ def test_rankers_before_and_after_an_update_are_not_ranked_in_one_scale():
     texts = ["word " * (at + 1) for at in range(40)]
     groups = []
     for at in range(40):
-        scale, lengths = (1, 1_000)[at % 2], dict.fromkeys(map(str, range(SAMPLES)), at + 1)
+        scale, lengths = (1, 1_000)[at % 2], [at + 1] * SAMPLES
         groups.append(Launched(at, at % 2, Prediction(1.0, 99.0, (10.0 + at) * scale), lengths))
     frozen = LengthRanker.train([Example(text, (len(text),) * 2) for text in texts], method="prompt-length", seed=0)
     found = over_updates(groups, texts, frozen)

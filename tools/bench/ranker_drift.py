@@ -28,14 +28,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tailrace import contracts as c
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import read_log
-from tailrace.pipeline.run.figures.stages import CompleteResponses
+from tailrace.pipeline.run.figures.stages import LaunchedGroups
 from tailrace.ranker import Example, LengthRanker, Prediction, ceiling20, recall
 from tailrace.reward.tasks import ChainSum, TaskRow, write_jsonl
 
@@ -79,10 +79,11 @@ def ran(directory: Path, steps: int, seed: int, settings: Sequence[str]) -> Path
         f"pipeline.prompts_per_step={PROMPTS}",
         f"pipeline.samples_per_prompt={SAMPLES}",
         "evaluation.controls=false",
+        "executor.name=local",
         *settings,
     ]
     command = [sys.executable, "-m", "tailrace.cli.main", "run", "streamrl", "--plain", "--seed", str(seed)]
-    command += ["--executor", "local", "--run-dir", str(run), *(f"--set={one}" for one in given)]
+    command += ["--run-dir", str(run), *(f"--set={one}" for one in given)]
     with (directory / "run.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         while process.poll() is None:
             time.sleep(LOOK_S)
@@ -109,32 +110,27 @@ class Launched:
     prompt: int
     updates: int
     predicted: Prediction | None
-    lengths: dict[str, int] = field(default_factory=dict)
+    lengths: Sequence[int]
 
 
 def launched(run: Path) -> tuple[list[Launched], int]:
     """The groups all of whose responses ended, and how often the ranker learned anew."""
     answers: dict[int, tuple[int, Prediction]] = {}
-    groups: dict[int, Launched] = {}
-    group_of: dict[str, int] = {}
-    updates, responses = 0, CompleteResponses()
+    known: dict[int, tuple[int, Prediction | None]] = {}
+    updates, groups = 0, LaunchedGroups()
     for instant in read_log(RunDirectory(run).events):
         for event in instant.events:
             if isinstance(event, c.Activity) and event.role == "ranker":
                 updates += event.phase == "updated"
             elif isinstance(event, c.Predicted) and event.p90 is not None and event.mean is not None:
                 answers[event.prompt] = updates, Prediction(event.tokens, event.p90, event.mean)
-            complete = responses.heard(event)
-            if complete is not None and complete[0] in group_of:
-                groups[group_of[complete[0]]].lengths[complete[0]] = complete[1]
-        for command in instant.commands:
-            if isinstance(command, c.Route):
-                responses.routed(command.trajectories)
-                for ref in command.trajectories:
-                    if ref.purpose is c.Purpose.TRAIN:
-                        group_of[ref.trajectory] = ref.group
-                        groups.setdefault(ref.group, Launched(ref.prompt, *answers.get(ref.prompt, (updates, None))))
-    return [group for group in groups.values() if len(group.lengths) == SAMPLES], updates
+        for group in groups.observe(instant.events, instant.commands):
+            known[group.first.group] = answers.get(group.first.prompt, (updates, None))
+    found = [
+        Launched(group.first.prompt, *known[number], [length for length, _ in group.responses.values()])
+        for number, group in groups.of.items()
+    ]
+    return [one for one in found if len(one.lengths) == SAMPLES], updates
 
 
 def figures(directory: Path, steps: int) -> dict[str, Any]:
@@ -170,7 +166,7 @@ def over_updates(groups: Sequence[Launched], texts: Sequence[str], frozen: Lengt
 
 def measured(groups: Sequence[Launched], texts: Sequence[str], frozen: LengthRanker) -> dict[str, float]:
     """Figures of some groups that had predictions."""
-    lengths = [length for one in groups for length in one.lengths.values()]
+    lengths = [length for one in groups for length in one.lengths]
     online = [one.predicted for one in groups if one.predicted is not None]
     left = frozen.predict([texts[one.prompt] for one in groups])
 
@@ -181,7 +177,7 @@ def measured(groups: Sequence[Launched], texts: Sequence[str], frozen: LengthRan
         bounds = [one.p90 for one in predictions for _ in range(SAMPLES)]
         return statistics.fmean(length <= bound for length, bound in zip(lengths, bounds, strict=True))
 
-    ceiling = ceiling20([Example(str(at), tuple(one.lengths.values())) for at, one in enumerate(groups)])
+    ceiling = ceiling20([Example(str(at), tuple(one.lengths)) for at, one in enumerate(groups)])
     assert ceiling is not None
     return {
         "prompts": len(groups),

@@ -14,14 +14,13 @@ from typing import Any
 
 import typer
 
-from tailrace import contracts as c
 from tailrace.cli.errors import CommandError
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.roles.prompts import Prompts, PromptSettings
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import read_log
-from tailrace.pipeline.run.figures.stages import CompleteResponses
+from tailrace.pipeline.run.figures.stages import LaunchedGroup, LaunchedGroups
 from tailrace.pipeline.run.prepare import prepare
 from tailrace.pipeline.run.prompts.chat import Chat, has_template
 from tailrace.pipeline.run.ranking import SFT, fine_tuning_memory
@@ -356,49 +355,26 @@ def _of_run(directory: RunDirectory) -> Iterator[Example]:
     )
     families = _Families(config)
     count = 0
-    for ref, version, samples in _groups(directory):
-        count += 1
-        yield Example(
-            prompts.prompt(ref).prompt,
-            tuple(length for length, _ in samples),
-            tuple(truncated for _, truncated in samples),
-            families(ref.prompt),
-            version,
-        )
+    for _, group in sorted(_groups(directory).items()):
+        if group.responses:
+            count += 1
+            yield Example(
+                prompts.prompt(group.first).prompt,
+                tuple(length for length, _ in group.responses.values()),
+                tuple(truncated for _, truncated in group.responses.values()),
+                families(group.first.prompt),
+                group.version,
+            )
     if count == 0:
         raise CommandError(f"{directory.root}: found no finished response, expected a run that has generated some")
 
 
-def _groups(directory: RunDirectory) -> Iterator[tuple[c.TrajectoryRef, int, list[tuple[int, bool]]]]:
-    """Yield for each group a member, the version at which it was first routed, and its finished samples.
-
-    Lengths are of generated tokens, without what environments answered.
-    """
-    serves: dict[str, int] = {}
-    first: dict[int, tuple[c.TrajectoryRef, int]] = {}
-    group_of: dict[str, int] = {}
-    finished: dict[str, tuple[int, bool]] = {}  # the last time: after a crash a trajectory may finish again
-    responses = CompleteResponses()
+def _groups(directory: RunDirectory) -> dict[int, LaunchedGroup]:
+    """The groups of a run. Lengths are of generated tokens, without what environments answered."""
+    groups = LaunchedGroups()
     for instant in read_log(directory.events):
-        for event in instant.events:
-            if isinstance(event, c.Pulled):
-                serves[event.replica] = event.version
-            complete = responses.heard(event)
-            if complete is not None and complete[0] in group_of and complete[1] > 0:
-                over = isinstance(event, c.Finished | c.Turned) and event.reason is c.FinishReason.LENGTH
-                finished[complete[0]] = complete[1], over
-        for command in instant.commands:
-            if isinstance(command, c.Route):
-                responses.routed(command.trajectories)
-                for ref in command.trajectories:
-                    if ref.purpose is c.Purpose.TRAIN:
-                        group_of[ref.trajectory] = ref.group
-                        first.setdefault(ref.group, (ref, serves.get(command.replica, 0)))
-    samples: dict[int, list[tuple[int, bool]]] = {}
-    for trajectory, sample in finished.items():
-        samples.setdefault(group_of[trajectory], []).append(sample)
-    for group, found in sorted(samples.items()):
-        yield *first[group], found
+        groups.observe(instant.events, instant.commands)
+    return groups.of
 
 
 class _Families:

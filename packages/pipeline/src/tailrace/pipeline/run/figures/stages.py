@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from statistics import fmean
 
 from tailrace import contracts as c
@@ -91,3 +92,49 @@ class CompleteResponses:
             if not ref.kept:
                 self._answered.pop(ref.trajectory, None)
                 self._ended.pop(ref.trajectory, None)
+
+
+@dataclass(slots=True)
+class LaunchedGroup:
+    """A group of training.
+
+    Args:
+        first: the member that was routed first.
+        version: of the weights that its replica served then.
+        responses: of each member that ended, the tokens that the model generated, at least 1, and whether a limit ended it.
+            After a crash one may end again: the last time counts.
+    """
+
+    first: c.TrajectoryRef
+    version: int
+    responses: dict[str, tuple[int, bool]] = field(default_factory=dict)
+
+
+class LaunchedGroups:
+    """A fold over the instants of a log: `of` has the groups of training by their number."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, LaunchedGroup] = {}
+        self._serves: dict[str, int] = {}
+        self._group_of: dict[str, LaunchedGroup] = {}
+        self._responses = CompleteResponses()
+
+    def observe(self, events: Sequence[c.Event], commands: Sequence[c.Command]) -> list[LaunchedGroup]:
+        """Take in an instant. Returns the groups that are launched in it."""
+        for event in events:
+            if isinstance(event, c.Pulled):
+                self._serves[event.replica] = event.version
+            complete = self._responses.heard(event)
+            if complete is not None and complete[0] in self._group_of and complete[1] > 0:
+                assert isinstance(event, c.Finished | c.Turned)  # only these complete one
+                over = event.reason is c.FinishReason.LENGTH
+                self._group_of[complete[0]].responses[complete[0]] = complete[1], over
+        known = len(self.of)
+        for command in commands:
+            if isinstance(command, c.Route):
+                self._responses.routed(command.trajectories)
+                for ref in command.trajectories:
+                    if ref.purpose is c.Purpose.TRAIN:
+                        new = LaunchedGroup(ref, self._serves.get(command.replica, 0))
+                        self._group_of[ref.trajectory] = self.of.setdefault(ref.group, new)
+        return list(islice(self.of.values(), known, None))
