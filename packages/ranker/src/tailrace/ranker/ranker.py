@@ -39,8 +39,8 @@ from tailrace.ranker.trials import (
 HELD_BACK = 0.2
 LEAST_PROMPTS = 5
 """Different prompts of which some can be held back."""
-JUDGED_PROMPTS = 200
-"""Prompts by which two predictors are told apart at most; after that the one that predicts is the only one."""
+JUDGED_EXAMPLES = 200
+"""Examples by which two predictors are told apart at most; after that only the one that predicts is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ class LengthRanker:
         """Decide again which predictor of the last update predicts, by these examples, too.
 
         What decides are all responses that neither has learned from: what the update held back, and all examples that this
-        was given since, up to `JUDGED_PROMPTS` prompts. After that, and after `load`, there is nothing to decide.
+        was given since, up to `JUDGED_EXAMPLES`. After that, and after `load`, there is nothing to decide.
 
         Args:
             examples: with responses that finished after those of the update.
@@ -322,7 +322,7 @@ class LengthRanker:
             return False
         rivals = self._rivals.with_examples(known)
         kept, before = rivals.takes_new(self._setting.seed), self._predictor
-        self._rivals = rivals if len(rivals.judged) < JUDGED_PROMPTS else None
+        self._rivals = rivals if len(rivals.judged) < JUDGED_EXAMPLES else None
         self._predictor = rivals.new if kept else rivals.old
         if self._predictor is before:
             return False

@@ -163,11 +163,10 @@ def prompt_characters(run: RunView, texts: Callable[[Sequence[int]], Sequence[st
 def ranker_figures(run: RunView, characters: Mapping[int, int] | None) -> dict[str, Any]:
     """The figures as fields of a summary.
 
-    Recalls and ceiling are of the longest 20 % of the trajectories that were trained on. A ranker that learns anew predicts
-    on another scale, so each is taken for each ranker by itself, weighted with its trajectories. A prediction counts as it
-    stood when its group started; without one, a trajectory stands below those that have one. Where none had one there is no
-    recall. The ceiling is what half of a
-    group's own responses tell of the other half; None if groups have one response.
+    Recalls and ceiling are of the longest 20 % of the trajectories that were trained on. A ranker that learns anew predicts on
+    another scale, so each is taken for each ranker by itself, weighted with its trajectories. A prediction counts as it stood
+    when its group started; without one, a trajectory stands below those that have one. Where none had one there is no recall.
+    The ceiling is what half of a group's own responses tell of the other half; None if groups have one response.
 
     Args:
         characters: what `prompt_characters` found; None if there are no texts.
