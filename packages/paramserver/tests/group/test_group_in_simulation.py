@@ -25,8 +25,9 @@ def test_random_faults(seed):
 
 
 def test_the_same_seed_gives_the_same_run():
+    """However many ran before in the process: a number that grew with them is longer on the wire, and so later there."""
     schedule = replace(draw(5), grouped=True)
-    assert run_schedule(schedule).digest == run_schedule(schedule).digest
+    assert len({run_schedule(schedule).digest for _ in range(24)}) == 1
 
 
 @pytest.mark.parametrize("how", ["end", "silent"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from tailrace.paramserver.errors import RelayUnreachable
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.machine.protocol import HostInterface, Segments
@@ -45,6 +47,7 @@ class Shelf:
         self._partial_s, self._takeover_s = partial_s, takeover_s
         self._retired: dict[tuple[int, int], None] = {}
         self._bases: dict[str, tuple[Slot, Lease]] = {}  # by the relay that acknowledged it
+        self._lease_ids = itertools.count(1)
         self._closed = False
 
     def complete_slots(self) -> list[Slot]:

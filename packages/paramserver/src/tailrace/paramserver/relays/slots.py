@@ -9,8 +9,6 @@ Invariants, which make torn reads impossible:
 
 from __future__ import annotations
 
-import itertools
-
 from tailrace.paramserver.errors import VersionNotYet, VersionRetired
 from tailrace.paramserver.manifest import Manifest
 from tailrace.paramserver.relays.shelf import HELD, PASSED_ON, Shelf
@@ -18,7 +16,6 @@ from tailrace.paramserver.relays.slot import Lease, Publication, Slot, SlotState
 from tailrace.paramserver.relays.visibility import Visibility
 from tailrace.processes import ProcessId
 
-_lease_ids = itertools.count(1)
 _MOST_BASES = 16  # relays for which one is kept; those of relays that are gone for good are pushed out
 
 
@@ -131,7 +128,7 @@ class Reading(Shelf):
             return slot.state is SlotState.RETIRING
 
     def _grant(self, slot: Slot, holder: str, hold_s: float | None = None, process: ProcessId | None = None) -> Lease:
-        lease = Lease(next(_lease_ids), holder)
+        lease = Lease(next(self._lease_ids), holder)
         if hold_s is not None:
             lease.deadline, lease.process = self._now() + hold_s, process
         slot.leases.add(lease)
