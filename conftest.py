@@ -52,7 +52,7 @@ if find_spec("hypothesis") is not None:
     settings.register_profile("shared machine", deadline=None)  # a slow example says nothing about the code
     settings.load_profile("shared machine")
 
-DEEP_PARTS = 72
+DEEP_PARTS = 48
 """Parts of the long tests, of which `.ci/run` runs one: the number of its commit, counted round."""
 
 LEAST_EXAMPLES = 10

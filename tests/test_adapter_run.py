@@ -48,6 +48,7 @@ def trained(small_run):
     return run
 
 
+@pytest.mark.deep
 def test_only_the_adapter_is_trained_saved_and_published(trained):
     run = trained
     summary = json.loads((run.directory / "summary.json").read_text())
@@ -65,6 +66,7 @@ def test_only_the_adapter_is_trained_saved_and_published(trained):
     assert all(name.endswith("proj.weight") for name in changed)
 
 
+@pytest.mark.deep
 def test_why_layers_are_not_compiled_stands_in_status_summary_and_report(trained, capsys):
     run = trained
     why = "found no C++ compiler (no-such-compiler), which torch.compile needs on a CPU"

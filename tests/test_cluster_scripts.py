@@ -122,6 +122,7 @@ def test_a_job_that_ends_stops_its_run_in_order(slurm):
         (("x.toml",), {"SLURM_JOB_ID": ""}, 1, "found no job, expected to be started by sbatch"),
     ],
 )
+@pytest.mark.deep
 def test_a_job_that_cannot_be_is_one_line(slurm, arguments, settings, status, words):
     process, _ = slurm(*arguments, **settings)
     assert process.wait(60) == status

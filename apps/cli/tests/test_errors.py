@@ -359,6 +359,7 @@ def misspells(response, answer, metadata):
 """
 
 
+@pytest.mark.deep
 def test_a_verifier_that_hangs_is_named_and_one_that_prints_is_not_heard(capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["init", "mine"]) == 0

@@ -272,6 +272,7 @@ def test_layers_are_laid_over_each_other(tmp_path):
     assert config.faults == ("trainer@step5", "replica@step2")
 
 
+@pytest.mark.deep
 def test_ctrl_c_in_a_real_run(tmp_path):
     command = [sys.executable, "-m", "tailrace.cli.main", "run", "laminar", "--plain", "--run-dir", "mine"]
     environment = {**os.environ, "TAILRACE_CACHE": str(tmp_path / "cache"), "PYTHONUNBUFFERED": "1"}

@@ -75,7 +75,11 @@ def test_a_full_disk_is_one_line_and_a_status():
     assert err == "tailrace: stdout: No space left on device; what was printed is not whole\n"
 
 
-@pytest.mark.parametrize("words", [SIMULATE[:-2], ["fuzz", "--seeds", "100000"]], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words",
+    [SIMULATE[:-2], pytest.param(["fuzz", "--seeds", "100000"], marks=pytest.mark.deep)],
+    ids=lambda words: words[0],
+)
 def test_ctrl_c_is_one_line_while_it_begins_and_while_it_works(words, tmp_path):
     for after_s in (0.3, 1.0, 3.0):
         err, status, wait_s = "", -signal.SIGINT, after_s / 2

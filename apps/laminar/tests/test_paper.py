@@ -86,6 +86,7 @@ def test_an_unknown_target_is_one_line() -> None:
         reproduce("laminar", only=["LAM-NO"])
 
 
+@pytest.mark.deep
 def test_processes_do_not_change_what_is_found() -> None:
     points = [_small(), _small("moves"), _small(pipeline__relocation="none")]
     heard: list[LabProgress] = []

@@ -32,6 +32,7 @@ SMALL = ("pipeline.steps=3", 'faults=["trainer@step2:backward"]', "pipeline.prom
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.deep
 def test_a_trainer_that_restarts_alone_costs_less_the_more_others_generate_on(mode):
     found = simulated(f"8b-math-{mode}", *SMALL)
     assert found["task_restarts"] == found["false_detections"] == 0
@@ -44,6 +45,7 @@ def test_a_trainer_that_restarts_alone_costs_less_the_more_others_generate_on(mo
         assert 0 < lost < away_h / found["simulated_hours"]
 
 
+@pytest.mark.deep
 def test_modes_trade_staleness_for_speed():
     steps = {mode: simulated(f"8b-math-{mode}", *SMALL, "faults=[]")["result"] for mode in MODES}
     assert steps["sync"]["staleness_max"] == 0

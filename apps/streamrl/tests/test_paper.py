@@ -25,6 +25,7 @@ CONFIGS = Path(__file__).parents[3] / "configs" / "fleet"
 SYSTEMS = {"colocated": colocated, "sync": synchronous, "async": asynchronous}
 
 
+@pytest.mark.deep
 def test_its_tables_belong_together() -> None:
     assert check_paper(PAPER, CONFIGS) > 30
     kinds = [target.kind for target in PAPER.targets()]

@@ -98,6 +98,7 @@ def test_one_process(model, whole, seed, tokens, tmp_path):
 
 @pytest.mark.parametrize("cells", [1, 2])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.deep)])
+@pytest.mark.deep
 def test_two_processes(model, whole, seed, cells, tmp_path):
     commands = given(seed, cells, tokens=40)
     assert len(commands) > 1, f"seed {seed}: nothing was given early"

@@ -203,6 +203,7 @@ def test_the_thread_ends_with_the_group_that_is_given_up(actors):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
+@pytest.mark.deep
 def test_the_readmes_group_runs(tmp_path):
     pytest.importorskip("ray")
     section = README.read_text().split("\n## Elastic groups of workers on Ray\n")[1]

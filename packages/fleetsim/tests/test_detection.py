@@ -50,6 +50,7 @@ def figures(policy, hours, *faults):
     return fold.figures()
 
 
+@pytest.mark.deep
 def test_whoever_waits_for_tools_is_well():
     """Figure 2 of RobustRL: the baselines restart those who wait, or everybody once all do."""
     assert figures("role-aware", HOURS).detections == 0

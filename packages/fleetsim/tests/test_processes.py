@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from tailrace.fleetsim.run import in_processes
 
 PARENT = """
@@ -61,6 +63,7 @@ def started(tmp_path):
     return process, workers(process.pid)
 
 
+@pytest.mark.deep
 def test_they_die_with_a_parent_that_is_killed(tmp_path):
     for number in (signal.SIGKILL, signal.SIGTERM):
         process, pids = started(tmp_path)

@@ -63,6 +63,7 @@ def model(tmp_path_factory):
     "mixes",
     [pytest.param(False, id="one version each"), pytest.param(True, id="mixed versions", marks=pytest.mark.deep)],
 )
+@pytest.mark.deep
 def test_its_kills_and_hangs_lose_nothing_on_real_members(mixes, model, tmp_path):
     case = found(mixes=mixes)
     words = run_arguments(case)

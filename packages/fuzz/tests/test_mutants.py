@@ -92,6 +92,8 @@ LONG = {
     "a chain that keeps a dead relay",
     "a route sent before its discard",
     "a poll without deadline",
+    "an unanswered turn that goes on",
+    "a late route that begins what was dropped",
     "failures that are forgotten",
 }
 

@@ -3,7 +3,10 @@
 import re
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.deep
 def test_the_readme_example_runs(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = re.search(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)[1]

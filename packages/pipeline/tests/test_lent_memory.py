@@ -36,6 +36,7 @@ def model(tmp_path_factory):
 
 
 @pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.deep), 2])
+@pytest.mark.deep
 def test_the_engine_sleeps_for_every_step_and_frees_its_memory(tmp_path, model, level):
     spec = replace(make_mode_spec("sync", steps=STEPS), provisioning=policy("provisioning", "hybrid", count=1))
     spec = replace(spec, batch_groups=2, evaluation=replace(spec.evaluation, size=0))

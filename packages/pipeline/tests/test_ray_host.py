@@ -22,7 +22,6 @@ pytest.importorskip("torch", reason="a real trainer trains a real model")
 @pytest.mark.inherited(
     keeps=[
         ExecutorContract.test_a_killed_replica_is_replaced_and_nothing_is_lost,
-        ExecutorContract.test_a_machine_that_passes_its_checks_is_used_again,
         ExecutorContract.test_a_controller_that_died_is_replaced_and_nobody_restarts,
     ]
 )

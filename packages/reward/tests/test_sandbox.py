@@ -273,6 +273,7 @@ def test_a_directory_of_any_depth_is_counted_and_removed(tmp_path, name, depth):
     assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
 
 
+@pytest.mark.deep
 def test_a_tree_that_does_not_work_is_ended_and_one_that_does_is_not(backend):
     limits = Limits(cpu_s=10, wall_s=60, idle_s=1.0)
     programs = {
@@ -346,6 +347,7 @@ shared.unlink()
     ), ended.stderr.decode()
 
 
+@pytest.mark.deep
 def test_programs_have_the_modules_that_are_named_and_what_these_need(backend):
     program = """
 import mpmath, numpy, sympy

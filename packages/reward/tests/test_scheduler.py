@@ -64,6 +64,7 @@ async def collected(scheduler, items):
     return {outcome.trajectory: outcome async for outcome in scheduler.score(items)}
 
 
+@pytest.mark.deep
 def test_outcomes_come_one_by_one_and_a_slow_kind_holds_back_only_itself():
     async def test():
         code = CodeSettings(workers=1, queue=1, timeouts=AdaptiveTimeout(1.0, 1.0))

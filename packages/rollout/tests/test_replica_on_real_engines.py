@@ -162,6 +162,7 @@ def test_turns_go_on_behind_their_answers_across_interruption_and_versions(name,
 
 
 @pytest.mark.parametrize("name", ["transformers", pytest.param("vllm", marks=pytest.mark.deep)])
+@pytest.mark.deep
 def test_an_engine_that_stands_still_is_told_of_and_what_it_had_made_goes_on_elsewhere(name, tmp_path):
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")

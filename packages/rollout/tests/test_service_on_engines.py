@@ -19,6 +19,7 @@ OPTIONS = {"device": "cpu", "dtype": "float32", "threads": 1, "max_num_seqs": 8}
 
 @pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=pytest.mark.deep)])
 @pytest.mark.timeout(1200)
+@pytest.mark.deep
 def test_every_sample_comes_once_and_every_token_is_its_versions(engine, tmp_path):
     """A reader is cut, the weights change twice meanwhile, and a request beside it is cancelled: samples are still exact."""
     if importlib.util.find_spec(engine) is None:

@@ -47,12 +47,7 @@ class TestVLLMAbilitiesInAWorkerProcess(TestVLLMAbilities):
     options: ClassVar = {"gpu_memory_utilization": 0.2, "apart": True}
 
 
-@pytest.mark.inherited(
-    keeps=[
-        EngineContract.test_abort_keeps_tokens_and_resuming_them_changes_nothing,
-        EngineContract.test_new_weights_of_a_tied_model_are_served_and_the_old_are_not,
-    ]
-)
+@pytest.mark.deep
 class TestVLLMEngineThatPlansAhead(TestVLLMEngine):
     """With asynchronous scheduling, on CPU in a worker process: a step runs while its tokens are not known yet."""
 
@@ -79,6 +74,7 @@ class TestVLLMEngineThatPlansAhead(TestVLLMEngine):
 
 
 @pytest.mark.parametrize("arguments", [{"scheduling_policy": "priority", "VLLM_LOG_STATS_INTERVAL": 7.5}])
+@pytest.mark.deep
 def test_arguments_and_variables_reach_vllm(tmp_path, arguments):
     import vllm.envs
 

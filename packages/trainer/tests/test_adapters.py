@@ -226,6 +226,7 @@ def test_other_dtypes(model, dtype):
         assert {tensor.dtype for _, tensor in worker.weights()} == {getattr(torch, dtype)}
 
 
+@pytest.mark.deep
 def test_two_ranks_cells_and_streams_train_what_one_process_does(tmp_path):
     # Sizes and a rank that do not divide evenly between two ranks.
     model = build_model(tmp_path / "model", vocab_size=VOCAB, hidden=15, layers=1, heads=2, head_dim=6, mlp=17)

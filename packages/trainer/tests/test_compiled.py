@@ -98,8 +98,7 @@ DEEP = [pytest.mark.deep, pytest.mark.timeout(900)]
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
-        ("packed", TRACED),
-        *(pytest.param(name, TRACED, marks=DEEP) for name in CASES if name != "packed"),
+        *(pytest.param(name, TRACED, marks=DEEP) for name in CASES),
         pytest.param("packed", "inductor", marks=DEEP),
     ],
 )

@@ -325,11 +325,11 @@ def train(rank, world_size, model, config, backend, by_rows, rendezvous, out: Pa
     ("backend", "ranks", "changes", "by_rows"),
     [
         ("fsdp2", 2, {}, True),
-        ("deepspeed", 2, {"zero_stage": 3}, False),
-        ("megatron", 2, {"tensor_parallel": 2}, False),
         *(
             pytest.param(*case, marks=pytest.mark.deep)
             for case in (
+                ("deepspeed", 2, {"zero_stage": 3}, False),
+                ("megatron", 2, {"tensor_parallel": 2}, False),
                 ("fsdp2", 1, {}, True),
                 ("fsdp2", 2, {}, False),
                 ("fsdp2", 2, {"cells": 2}, False),

@@ -161,6 +161,7 @@ def train_by_rows(rank, world_size, model, rendezvous, out: Path, config):
         ),
     ],
 )
+@pytest.mark.deep
 def test_each_rank_of_zero_3_reads_its_part_alone(ranks, changes, tmp_path):
     if "adapter" in changes:
         pytest.importorskip("peft", reason="the extra tailrace-trainer[adapters] is not installed")

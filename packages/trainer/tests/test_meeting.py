@@ -78,6 +78,7 @@ def listening(out, rank):
 
 @needs_namespaces
 @pytest.mark.timeout(400)
+@pytest.mark.deep
 def test_a_trainer_on_two_machines_computes_what_it_does_on_one(tmp_path):
     model = build_model(tmp_path / "model", vocab_size=31, hidden=15, layers=1, heads=2, head_dim=6, mlp=17)
     (tmp_path / "one").mkdir()

@@ -35,6 +35,7 @@ TINY: dict[str, Any] = {
 }
 
 
+@pytest.mark.deep
 def test_built_once_cached_rebuilt_when_damaged_and_continued(tmp_path, caplog):
     lines = []
     cache, out = tmp_path / "cache", tmp_path / "out"

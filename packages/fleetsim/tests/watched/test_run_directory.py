@@ -116,6 +116,7 @@ def test_names_and_warnings_are_only_text(tmp_path):
     assert page.tags.count("script") == 3
 
 
+@pytest.mark.deep
 def test_a_comparison_has_a_timeline_for_each_system(laminar, synchronous, staleflow):
     watched = (laminar, synchronous, staleflow)
     systems = [Compared(each.figures, each.folds, advice(each)) for each in watched]

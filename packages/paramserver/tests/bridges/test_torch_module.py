@@ -232,6 +232,7 @@ print("same", rank)
 """
 
 
+@pytest.mark.deep
 def test_sharded_parameters_are_gathered_one_by_one_and_cut_again(spawn, token, tmp_path):
     relay = spawn()
     script = tmp_path / "rank.py"

@@ -156,6 +156,7 @@ def check_versions(engine, models, publisher):
         assert engine.llm.get_weight_version() == str(version)
 
 
+@pytest.mark.deep
 def test_new_weights_of_a_tied_model_are_served_and_the_old_are_not(trained):
     engine, models, publisher, _ = trained
     assert engine.gap(models[0]) < TOLERANCE

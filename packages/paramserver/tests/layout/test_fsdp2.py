@@ -146,6 +146,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.timeout(290)
+@pytest.mark.deep
 def test_a_model_under_fsdp2_in_two_processes(tmp_path: Path):
     command = [sys.executable, "-c", WORKER]
     workers = [

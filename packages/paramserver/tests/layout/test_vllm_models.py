@@ -19,6 +19,7 @@ SCRIPT = Path(__file__).with_name("vllm_models.py")
         pytest.param(("0", "2", "3", "4", "7"), id="wider ones", marks=pytest.mark.deep),
     ],
 )
+@pytest.mark.deep
 def test_parameters_are_those_of_vllms_own_loaders(numbers):
     done = subprocess.run([sys.executable, str(SCRIPT), *numbers], capture_output=True, text=True, timeout=280)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]

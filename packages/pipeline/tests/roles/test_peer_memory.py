@@ -124,6 +124,7 @@ def test_the_disk_alone_is_enough_if_the_other_machine_is_lost(machines, saved, 
     assert same(weights(role), expected)
 
 
+@pytest.mark.deep
 def test_with_both_lost_it_says_so(machines, saved, make_trainer, tmp_path):
     saved(machines)
     machines[1].lose_memory()

@@ -82,6 +82,7 @@ def test_a_suspended_process_does_not_answer(make):
     assert asking.answers == [[]]
 
 
+@pytest.mark.deep
 def test_a_process_that_is_gone_breaks_it(make):
     role, suspended = make(), make()
     os.kill(suspended.process(), signal.SIGSTOP)

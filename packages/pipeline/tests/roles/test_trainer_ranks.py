@@ -5,6 +5,8 @@ import pickle
 import subprocess
 import sys
 
+import pytest
+
 from tailrace.contracts import Checkpoint, Durable, Publish, Published, Step, Stepped
 from tailrace.paramserver import RelayReader
 from tailrace.pipeline.roles.trainer import TrainerSettings
@@ -71,6 +73,7 @@ sys.stdout.buffer.write(pickle.dumps(events))
 """
 
 
+@pytest.mark.deep
 def test_two_ranks_publish_together_what_none_of_them_holds(tmp_path, model, token, spawn):
     relay = spawn()
     relays = {"0": relay.address}

@@ -65,6 +65,7 @@ def test_a_load_that_is_under_way_goes_on_with_new_sources(weights, token, spawn
     assert found == [{2.0}]
 
 
+@pytest.mark.deep
 def test_a_suspended_source_is_passed_over(weights, token, spawn):
     first, second = spawn(), spawn()
     for relay in (first, second):

@@ -36,6 +36,7 @@ async def scored_while(process, items, disturb, timeout_s):
     return [outcome for task in tasks for outcome in await task]
 
 
+@pytest.mark.deep
 def test_kills_and_stops_in_the_middle_of_many_scores(judge_model, template, deep):
     count = 200 if deep else 80
     items = [JudgeItem("1 2 3 " * (1 + n % 20), str(n % 10), str(n % 7)) for n in range(count)]

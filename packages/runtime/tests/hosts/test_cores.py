@@ -77,6 +77,7 @@ finally:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.deep
 def test_a_rank_and_its_replica_are_pinned_to_one_core_and_say_so(tmp_path):
     """A judge beside them is on a device that is no core, and says that it joins the service that listens."""
     pytest.importorskip("ray")

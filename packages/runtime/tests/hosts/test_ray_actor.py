@@ -110,6 +110,7 @@ while True:
 """
 
 
+@pytest.mark.deep
 def test_a_role_that_no_controller_calls_saves_and_stops() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", WATCHED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -110,6 +110,7 @@ def test_what_counts_as_loopback():
 
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not Path("/proc/net/tcp6").exists(), reason="this system does not list its sockets there")
+@pytest.mark.deep
 def test_nobody_else_gets_at_a_cluster_of_ones_own(tmp_path, monkeypatch):
     """With the environment of a cluster's pod and of a batch job: another cluster's address, and a long TMPDIR."""
     pytest.importorskip("ray")
@@ -244,6 +245,7 @@ print(oct(stat.S_IMODE(os.stat(sys.argv[1]).st_mode)))
 """
 
 
+@pytest.mark.deep
 def test_a_cluster_that_this_process_had_before_keeps_its_modes(tmp_path):
     """Others may use it, and what lies beside its session: by default Ray's own folder in /tmp is everybody's."""
     folder = Path("/tmp", f"tr-{os.getpid()}")

@@ -58,6 +58,7 @@ finally:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.deep
 def test_members_of_a_part_share_its_device():
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tailrace import contracts as c
 from tailrace.controller.spec import EvaluationPlan, PipelineSpec
 from tailrace.controller.view import RunView
@@ -110,6 +112,7 @@ class BalanceContract(RealRuns):
         self.balanced(tmp_path, model, kills=False)
         assert self.downs(tmp_path) == [(REPLICA, "stopped")]
 
+    @pytest.mark.deep
     def test_a_joiner_that_is_killed_while_it_starts_comes_again(self, tmp_path: Path, model: Path) -> None:
         """It is killed by SIGKILL, if members are processes."""
         self.balanced(tmp_path, model, kills=True)

@@ -147,6 +147,7 @@ class ExecutorContract(RealRuns):
         assert not any(start.place.check for start in commands_of(tmp_path, c.Start))
         assert run.replica_restarts == 1
 
+    @pytest.mark.deep
     def test_a_machine_that_does_not_pass_its_checks_is_not_used_again(self, tmp_path: Path, model: Path) -> None:
         """Nothing starts there, and a run without another machine ends with what the check found."""
         deployment = _checked(tmp_path / "no-disk")(make_deployment(tmp_path, model))
@@ -171,6 +172,7 @@ class ExecutorContract(RealRuns):
         for stepped in events_of(tmp_path, c.Stepped):
             assert stepped.metrics["trajectories"] == GROUPS * SAMPLES
 
+    @pytest.mark.deep
     def test_a_trainer_killed_between_groups_adds_their_gradients_again(self, tmp_path: Path, model: Path) -> None:
         """Gradients are added group by group; those of the batch under way die with the trainer."""
         self.killed_between_groups(tmp_path, model, rank="0", cells=1)
@@ -208,6 +210,7 @@ class ExecutorContract(RealRuns):
         assert [role for role, _ in self.downs(tmp_path)] == ["data", "data"]
         assert (run.replica_restarts, run.restarts(TRAINER)) == (0, 0)
 
+    @pytest.mark.deep
     def test_a_scorer_that_dies_uses_up_no_attempt(self, tmp_path: Path, model: Path) -> None:
         """The next scorer scores its trajectories, although only one attempt is allowed."""
         spec = make_spec(scoring_attempts=1, steps=2 * STEPS)  # the last steps need the second one's successor
@@ -269,6 +272,7 @@ class ExecutorContract(RealRuns):
         assert found[-1].predicted is not None
         assert 0 < run.counts.unpredicted < run.counts.trained_trajectories
 
+    @pytest.mark.deep
     def test_what_was_predicted_outlives_the_driver(self, tmp_path: Path, model: Path) -> None:
         """The log has it, and every group that was trained on counts once; the ranker goes on with what it had saved."""
         spec, deployment = _with_a_ranker(3 * STEPS), make_deployment(tmp_path, model)
@@ -319,6 +323,7 @@ class ExecutorContract(RealRuns):
         restarts = [(restart.role, restart.reason.why) for restart in commands_of(tmp_path, c.Restart)]
         assert (REPLICA, c.Why.STILL) in restarts
 
+    @pytest.mark.deep
     def test_an_exception_in_a_role_replaces_it(self, tmp_path: Path, model: Path) -> None:
         """Wherever it is raised; what the member was given is done by the next one."""
         faults = ["raise:data@step1", "raise:scorer@step1", "raise:relay@step2", "raise:trainer@step3:optimizer"]
@@ -337,6 +342,7 @@ class ExecutorContract(RealRuns):
         assert run.replica_restarts == 1
 
     @pytest.mark.parametrize("roles", [("replica", "relay", "scorer"), rarely(("trainer", "data"))], ids="+".join)
+    @pytest.mark.deep
     def test_members_that_hang_are_replaced(self, tmp_path: Path, model: Path, roles: Sequence[str]) -> None:
         """They do not answer (after SIGSTOP if members are processes), and are killed."""
         self.run(tmp_path, model, faults=[f"hang:{role}@step1" for role in roles])
@@ -387,6 +393,7 @@ class ExecutorContract(RealRuns):
         kept = checkpoints(tmp_path / "checkpoints")
         assert set(checkpoints(tmp_path / "checkpoints", full=True)) < set(kept), "no weights alone were kept"
 
+    @pytest.mark.deep
     def test_an_older_checkpoint_is_used_where_the_newest_is_damaged(self, tmp_path: Path, model: Path) -> None:
         """Batches after the older checkpoint are trained on again."""
         damages = Damages(tmp_path / "checkpoints" / "3")

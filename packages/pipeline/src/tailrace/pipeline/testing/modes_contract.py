@@ -105,6 +105,7 @@ class ModesContract(RealRuns):
     """Subclass it, provide `make_host`, and run it with pytest."""
 
     @pytest.mark.parametrize("mode", ["sync", rarely("semi-sync"), rarely("async")])
+    @pytest.mark.deep
     def test_a_trainer_struck_in_its_step_recovers_alone(self, tmp_path: Path, model: Path, mode: str) -> None:
         """Whatever the mode, no rollout is lost; and effective time is what the devices of the trainer are of all."""
         spec = make_mode_spec(mode)
@@ -168,6 +169,7 @@ class ModesContract(RealRuns):
         assert (reasons[TRAINER].why, reasons[TRAINER].who) == (c.Why.HYBRID, "r0")
 
     @pytest.mark.parametrize("kind", ["kill", rarely("hang"), "stall"])
+    @pytest.mark.deep
     def test_members_that_are_struck_as_devices_change_hands_are_replaced(
         self, tmp_path: Path, model: Path, kind: str
     ) -> None:

@@ -65,6 +65,7 @@ class RoundsContract(RealRuns):
     """Subclass it, provide `make_host`, and run it with pytest."""
 
     @pytest.mark.parametrize("kind", [rarely("short"), "long"])
+    @pytest.mark.deep
     def test_a_driver_that_died_in_a_round_goes_on_with_it(self, tmp_path: Path, model: Path, kind: str) -> None:
         """The log has the round with its groups and the queue in its order."""
         spec, deployment = make_rounds_spec(), make_deployment(tmp_path, model)

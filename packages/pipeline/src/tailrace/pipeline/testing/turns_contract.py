@@ -104,6 +104,7 @@ class TurnsContract(RealRuns):
         assert (counts.turns_lost, counts.sessions_lost) == (0, 0)
         assert role != ENVIRONMENT or counts.sessions_replayed > 0
 
+    @pytest.mark.deep
     def test_calls_that_are_struck_in_their_midst_lose_no_turn(self, tmp_path: Path, model: Path) -> None:
         """The environment dies and raises in calls, and the worker processes of calls are killed and stopped."""
         faults = ["environment@step1:tool", "raise:environment@step2:tool"]
@@ -114,6 +115,7 @@ class TurnsContract(RealRuns):
         assert sorted(self.downs(tmp_path)) == [(ENVIRONMENT, "broke"), (ENVIRONMENT, "died")]
         assert (run.counts.turns_lost, run.counts.sessions_lost) == (0, 0)
 
+    @pytest.mark.deep
     def test_a_session_that_cannot_be_had_again_begins_anew_and_is_counted(self, tmp_path: Path, model: Path) -> None:
         """No group fails of it."""
         kills = _KillsInCalls(ENVIRONMENT, "0", 2)
@@ -124,6 +126,7 @@ class TurnsContract(RealRuns):
         assert counts.turns_lost >= counts.sessions_lost
         assert counts.failed == 0
 
+    @pytest.mark.deep
     def test_a_driver_that_dies_between_turns_goes_on_with_them(self, tmp_path: Path, model: Path) -> None:
         """It dies as a turn has ended, as it is answered, and as a trajectory goes home."""
         spec = make_spec(environments=1, environment_sessions=16)
