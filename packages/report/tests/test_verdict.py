@@ -2,12 +2,14 @@
 
 import random
 import statistics
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
 from tailrace.contracts import Why
 from tailrace.controller.members import REPLICA, TRAINER
+from tailrace.report.figures.figures import utilisation
 from tailrace.report.figures.verdict import Signal, answers, limit, without_signal
 from tailrace.report.fold.timeline import Doing, Span
 from tailrace.report.words import WAITS
@@ -60,6 +62,20 @@ def test_errors_are_those_of_the_mean_over_steps():
     assert found.trainer.error == pytest.approx(statistics.stdev(shares) / 3)
     assert (found.replicas.error, found.trainer.steps) == (pytest.approx(0, abs=1e-9), 9)
     assert f"{100 * statistics.mean(shares):.1f} ± {100 * found.trainer.error:.1f} %" in found.said
+
+
+def test_a_span_counts_for_each_step_that_it_has_a_part_of():
+    """The reference looks at every span for every step."""
+    drawn = random.Random(3)
+    ends = [10.0 * step for step in range(9)]
+    cuts = sorted([0.0, 80.0, 20.0, 50.0, *(drawn.uniform(0, 80) for _ in range(20))])  # some at the end of a step
+    kinds = (Doing.TRAINING, Doing.WAITING)
+    spans = [Span(TRAINER, "0", kinds[place % 2], *pair, "") for place, pair in enumerate(pairwise(cuts))]
+    spans.append(Span(REPLICA, "r0", Doing.GENERATING, 0.0, 80.0, ""))
+    busy = [{row.role: row for row in utilisation(spans, *pair)}[TRAINER].busy for pair in pairwise(ends)]
+    found = limit(spans, ends).trainer
+    assert (found.value, found.steps) == (pytest.approx(statistics.mean(busy)), 8)
+    assert found.error == pytest.approx(statistics.stdev(busy) / 8**0.5)
 
 
 def test_only_the_last_steps_count():

@@ -10,9 +10,10 @@ import pytest
 
 from tailrace import contracts as c
 from tailrace.controller.view import Whereabouts
-from tailrace.pipeline.run.eventlog import read_log, take_over_log
-from tailrace.pipeline.run.replay import controller_of, replayed
+from tailrace.pipeline.run.eventlog import LogFollower, read_log, take_over_log
+from tailrace.pipeline.run.replay import controller_of, replayed, take_in
 from tailrace.report.record import read_record
+from tailrace.report.watch import frame as frames_of_pages
 from tailrace.report.watch.following import FollowedRun
 from tailrace.report.watch.frame import _WHERE, Cursor, Frames
 from tailrace.report.watch.server import (
@@ -98,6 +99,38 @@ def test_pieces_of_frames_add_up_to_the_whole(run):
     assert incidents == whole["incidents"]
     assert len(spans) > 50
     assert "lanes" not in frames_of.frame(cursor)  # nothing is new
+
+
+def test_the_controller_makes_the_commands_of_the_log_again(run):
+    controller, follower, count = controller_of(run), LogFollower(run.events), 0
+    for line, instant in enumerate(follower.instants(), 2):
+        commands = take_in(controller, instant, run.events, line)
+        assert list(commands) == instant.commands
+        count += len(commands)
+    assert count > 100
+
+
+def test_where_very_many_trajectories_are_is_looked_at_seldom_and_is_right_in_the_end(run, monkeypatch):
+    monkeypatch.setattr(frames_of_pages, "LOOKED_AT_PER_S", 0.5)  # as if each was thousands
+    clock = iter_clock()
+    followed = FollowedRun(run, speed=1.0, clock=clock)
+    frames, cursor, looked = Frames(followed), Cursor(), 0
+    while followed.held_back or not followed.story.instants:
+        clock.at += 0.5
+        followed.advance(1e9)
+        before, found = frames._where, frames.frame(cursor)
+        looked += frames._where is not before
+        cursor = cursor_of(found)
+        current = frames_of_pages._whereabouts(followed.story.run)
+        if cursor.instants >= 0 and "whereabouts" in found:
+            assert found["whereabouts"] == current
+    assert 3 < looked < clock.at
+    clock.at += 1000.0  # nothing is new, and the page is still told
+    assert frames.frame(Cursor(cursor.generation, cursor.spans, instants=-1))["whereabouts"] == current
+
+
+def cursor_of(found):
+    return Cursor(*(found["cursor"].get(name, 0) for name in ("generation", "spans", "marks", "incidents", "instants")))
 
 
 def test_the_timeline_is_that_of_the_report(run):
@@ -320,6 +353,8 @@ def test_a_page_asks_more_seldom_where_a_frame_is_dear():
 
     assert again_s(found("live"), 0.001) == 2.0
     assert again_s(found("done"), 0.001) == 5.0
+    assert again_s(found("replay"), 0.001) == 1.0
+    assert again_s(found("replay"), 0.05) == 5.0
     assert again_s(found("live"), 0.5) == 50.0  # 1 % of a core
     assert again_s(found("live", {"read": 1, "of": 2}), 0.5) == 0.0
 

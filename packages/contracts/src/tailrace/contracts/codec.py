@@ -14,6 +14,8 @@ from tailrace.contracts import commands, events
 from tailrace.contracts.errors import CodecError
 
 _Reader = Callable[[typing.Any], typing.Any]
+_PLAIN = frozenset({bool, int, float, str})
+"""Types that JSON has too."""
 _KINDS: dict[str, type] = {
     kind.__name__: kind for union in (events.Event, commands.Command) for kind in typing.get_args(union)
 }
@@ -85,14 +87,29 @@ def _defaults(kind: type) -> list[tuple[str, typing.Any]]:
 
 
 @cache
-def _readers(kind: type) -> dict[str, _Reader]:
-    return {name: _reader(hint, f"{kind.__name__}.{name}") for name, hint in typing.get_type_hints(kind).items()}
+def _readers(kind: type) -> tuple[dict[str, typing.Any], dict[str, _Reader]]:
+    """The type of each field whose values are taken as they are, and what reads others."""
+    hints = typing.get_type_hints(kind)
+    return {name: _as_is(hint) for name, hint in hints.items()}, {
+        name: _reader(hint, f"{kind.__name__}.{name}") for name, hint in hints.items()
+    }
+
+
+def _as_is(hint: typing.Any) -> typing.Any:
+    """The one type of JSON whose values a field may have; None where they must be read."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+    return hint if hint in _PLAIN else None
 
 
 def _build(kind: type, fields: dict[str, typing.Any]) -> typing.Any:
-    readers = _readers(kind)
+    """The message of these fields, which it may change."""
+    as_is, readers = _readers(kind)
     try:
-        return kind(**{name: readers[name](value) for name, value in fields.items()})
+        for name, value in fields.items():
+            if as_is.get(name) is not type(value):
+                fields[name] = readers[name](value)
+        return kind(**fields)
     except KeyError as error:
         raise CodecError(f"{kind.__name__} has no field {error}") from error
     except TypeError as error:
@@ -108,6 +125,13 @@ def _reader(hint: typing.Any, where: str) -> _Reader:
     if origin is tuple:
         one = [_reader(arg, where) for arg in args if arg is not Ellipsis]
         if args[-1] is Ellipsis:
+            if args[0] in _PLAIN:
+                only = {args[0]}
+                return lambda value: (
+                    tuple(value)
+                    if type(value) is list and only.issuperset(map(type, value))
+                    else tuple([one[0](item) for item in _of(value, list | tuple, "a list", where)])
+                )
             return lambda value: tuple([one[0](item) for item in _of(value, list | tuple, "a list", where)])
         return lambda value: tuple(
             [read(item) for read, item in zip(one, _of(value, list | tuple, "a list", where), strict=True)]
@@ -117,9 +141,10 @@ def _reader(hint: typing.Any, where: str) -> _Reader:
         return lambda value: {key: read(item) for key, item in _of(value, dict, "an object", where).items()}
     assert isinstance(hint, type)
     if issubclass(hint, Enum):
-        return lambda value: _member(hint, value, where)
+        members = {member.value: member for member in hint}
+        return lambda value: (members.get(value) if type(value) is str else None) or _member(hint, value, where)
     if dataclasses.is_dataclass(hint):
-        return lambda value: _build(hint, _of(value, dict, "an object", where))
+        return lambda value: _build(hint, dict(_of(value, dict, "an object", where)))
     return lambda value: value if type(value) is hint else _plain_value(hint, value, where)
 
 

@@ -11,12 +11,12 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from tailrace.contracts import Checkpoint, CodecError, Command, Event, Finish, decode
 from tailrace.contracts.codec import encode_level
@@ -31,6 +31,7 @@ HEADER = json.dumps({"tailrace": _KIND, "format": FORMAT}, separators=_COMPACT).
 _OUTLIVING = (Checkpoint, Finish)
 """The effects of these commands may survive a crash of the machine, so the log up to them must too."""
 _BLOCK = 1 << 16
+_Made = TypeVar("_Made", "Instant", "FollowedInstant")
 
 _encode = json.JSONEncoder(separators=_COMPACT, default=encode_level, check_circular=False).encode
 
@@ -50,6 +51,36 @@ class Instant:
     events: list[Event]
     commands: list[Command]
     heard: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The names of its commands."""
+        return [type(command).__name__ for command in self.commands]
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedInstant:
+    """An instant for who replays the controller: its commands, which that makes again, are decoded only if they are asked for.
+
+    Args:
+        now, events: see `Instant`.
+        kinds: the names of its commands.
+        plain: its commands, as JSON has them.
+    """
+
+    now: float
+    events: list[Event]
+    kinds: list[str]
+    plain: list[dict[str, Any]]
+
+    @property
+    def commands(self) -> list[Command]:
+        """Its commands.
+
+        Raises:
+            CodecError: one is damaged.
+        """
+        return [decode(command) for command in self.plain]
 
 
 def encode_instant(
@@ -268,7 +299,7 @@ def read_log(path: Path) -> Iterator[Instant]:
         for number, line in enumerate(file, 2):
             if not line.endswith(b"\n"):
                 return
-            yield _instant(path, number, line)
+            yield _read(path, number, line, _instant)
 
 
 class LogFollower:
@@ -303,7 +334,7 @@ class LogFollower:
             return self._inode is not None
         return self._inode is not None and (found.st_ino != self._inode or found.st_size < self.read_bytes)
 
-    def instants(self) -> Iterator[Instant]:
+    def instants(self) -> Iterator[FollowedInstant]:
         """The instants since the last call, to the last whole line. One that is not taken is read by the next call.
 
         Raises:
@@ -324,8 +355,7 @@ class LogFollower:
                 if self.line == 0:
                     check_header(self.path, line)
                 else:
-                    instant = _instant(self.path, self.line + 1, line)
-                    yield instant
+                    yield _read(self.path, self.line + 1, line, _followed)
                 self._inode, self.line, self.read_bytes = inode, self.line + 1, self.read_bytes + len(line)
 
 
@@ -340,15 +370,33 @@ def read_events(path: Path) -> Iterator[tuple[float, Event]]:
             yield instant.now, event
 
 
-def _instant(path: Path, number: int, line: bytes) -> Instant:
+def _instant(fields: dict[str, Any]) -> Instant:
+    return Instant(
+        float(fields["t"]),
+        [decode(event) for event in fields["events"]],
+        [decode(command) for command in fields["commands"]],
+        {str(name): int(number) for name, number in fields.get("heard", {}).items()},
+    )
+
+
+def _followed(fields: dict[str, Any]) -> FollowedInstant:
+    commands = fields["commands"]
+    return FollowedInstant(
+        float(fields["t"]),
+        [decode(event) for event in fields["events"]],
+        [command["is"] for command in commands],
+        commands,
+    )
+
+
+def _read(path: Path, number: int, line: bytes, made: Callable[[dict[str, Any]], _Made]) -> _Made:
+    """What is made of a line of the log.
+
+    Raises:
+        RunDirectoryError: it is damaged.
+    """
     try:
-        fields = json.loads(line)
-        return Instant(
-            float(fields["t"]),
-            [decode(event) for event in fields["events"]],
-            [decode(command) for command in fields["commands"]],
-            {str(name): int(number) for name, number in fields.get("heard", {}).items()},
-        )
+        return made(json.loads(line))
     except (ValueError, KeyError, TypeError, AttributeError, CodecError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise RunDirectoryError(

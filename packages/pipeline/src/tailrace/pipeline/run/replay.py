@@ -8,16 +8,17 @@ Nobody else knows afterwards who was where and why somebody waited. The controll
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tailrace.contracts import Command
 from tailrace.controller.controller import Controller
 from tailrace.controller.errors import ControllerError
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.eventlog import Instant, read_log
+from tailrace.pipeline.run.eventlog import FollowedInstant, Instant, read_log
 from tailrace.pipeline.run.pools import relay_count
 from tailrace.runtime.executor.roster import Roster
 
@@ -49,8 +50,10 @@ def replayed(controller: Controller, path: Path, *, version: str = "") -> Iterat
         yield instant
 
 
-def take_in(controller: Controller, instant: Instant, path: Path, line: int, *, version: str = "") -> None:
-    """Show the next instant of a log to a controller.
+def take_in(
+    controller: Controller, instant: Instant | FollowedInstant, path: Path, line: int, *, version: str = ""
+) -> Sequence[Command]:
+    """Show the next instant of a log to a controller. Returns its commands.
 
     Args:
         line: the number of its line.
@@ -67,13 +70,15 @@ def take_in(controller: Controller, instant: Instant, path: Path, line: int, *, 
         raise RunDirectoryError(
             f"{path}, line {line}: {why}; expected a log that this version wrote, and {by} wrote it"
         ) from error
-    found = [type(command).__name__ for command in commands]
-    logged = [type(command).__name__ for command in instant.commands]
-    if found != logged and "Fail" not in logged:  # a plugin that failed there may have been fixed since
+    found, logged = [type(command).__name__ for command in commands], instant.kinds
+    if found == logged:
+        return commands
+    if "Fail" not in logged:  # a plugin that failed there may have been fixed since
         raise RunDirectoryError(
             f"{path}, line {line}: found the commands {logged!r:.80}, expected {found!r:.80}: another version of "
             f"this code, or of a plugin, wrote it ({by}); read it, or go on with it, with that one"
         )
+    return instant.commands
 
 
 def replay(controller: Controller, path: Path, roster: Roster | None = None, *, version: str = "") -> float | None:

@@ -5,6 +5,7 @@ The limit is read off the shares of time of trainer and replicas, step by step, 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -98,7 +99,8 @@ def limit(spans: Sequence[Span], step_ends_s: Sequence[float]) -> Limit:
     if len(ends) < FEWEST_STEPS:
         return Limit(f"Not known yet: it takes {FEWEST_STEPS} steps to tell.")
     seen = [span for span in spans if span.end_s > ends[0]]
-    steps = [{row.role: row for row in utilisation(seen, *pair)} for pair in pairwise(ends)]
+    parts = zip(_by_step(seen, ends), pairwise(ends), strict=True)
+    steps = [{row.role: row for row in utilisation(part, *pair)} for part, pair in parts]
     whole = {row.role: row for row in utilisation(seen, ends[0], ends[-1])}
     trainer, replicas = (_share(role, steps) for role in (TRAINER, REPLICA))
     if trainer is None or replicas is None:
@@ -115,6 +117,17 @@ def limit(spans: Sequence[Span], step_ends_s: Sequence[float]) -> Limit:
         said = f"Neither trainer nor replicas are busy all the time; {who} most ({cause})"
         change = _CHANGES.get(cause, "Look at what it waits for in the timeline.")
     return Limit(f"{said}: {both}.", change, trainer, replicas, cause)
+
+
+def _by_step(spans: Sequence[Span], ends_s: Sequence[float]) -> list[list[Span]]:
+    """The spans that each step has a part of, in their order."""
+    parts: list[list[Span]] = [[] for _ in ends_s[1:]]
+    for span in spans:
+        for step in range(
+            max(0, bisect_right(ends_s, span.start_s) - 1), min(len(parts), bisect_left(ends_s, span.end_s))
+        ):
+            parts[step].append(span)
+    return parts
 
 
 def _share(role: str, steps: Sequence[dict[str, Utilisation]]) -> BusyShare | None:

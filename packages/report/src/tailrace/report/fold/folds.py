@@ -26,36 +26,21 @@ from tailrace.report.fold.turns import TurnFold
 MOST_REPLICAS = 256
 
 
-class Folds:
-    """Observes a log. Of a large fleet, timeline and loads are those of some replicas, evenly chosen.
+class LiveFolds:
+    """Observes a log for a page that shows a run while it goes on: what members do, their loads, batches and outages.
+
+    Of a large fleet, timeline and loads are those of some replicas, evenly chosen.
 
     Args:
         run: the controller's view of the run. At each instant it must have taken the instant in already.
         most: replicas that are looked at.
-        trainer_devices: devices of the trainer.
     """
 
-    def __init__(self, run: RunView, *, most: int = MOST_REPLICAS, trainer_devices: int = 1) -> None:
-        self.run, spec = run, run.spec
-        self.batches, self.versions, self.offcuts = TrainedBatches(run), Versions(), Offcuts(run)
+    def __init__(self, run: RunView, *, most: int = MOST_REPLICAS) -> None:
+        self.run, self.batches = run, TrainedBatches(run)
         self.interruptions, self.loads, self.outages = Interruptions(run), Loads(run), Outages()
         self.timeline = Timeline(run, self.interruptions, self.outages)
-        self.faults, self.detection = FaultFold(), DetectionFold(spec.detection)
-        self.effective_time = EffectiveTime(run, trainer_devices)
-        self.rounds, self.came_and_went, self.turns = RoundFigures(spec), ReplicaFigures(), TurnFold(run)
-        folds = (
-            self.loads,
-            self.batches,
-            self.versions,
-            self.offcuts,
-            self.interruptions,
-            self.outages,
-            self.timeline,
-            self.turns,
-            self.faults,
-            self.detection,
-        )
-        self._audience = Audience(*folds)
+        self._audience = Audience(self.loads, self.batches, self.interruptions, self.outages, self.timeline)
         self._most = most
 
     @property
@@ -75,13 +60,7 @@ class Folds:
             self.loads.watch(evenly(names, self._most), names)
             self.timeline.only = frozenset(self.loads.replicas) if self.sampled else None
         self._audience.observe(now, events, commands)
-        self.effective_time.observe(now, events, commands)
-        self.came_and_went.observe(now, events, commands)
-        if self.rounds.used:
-            self.rounds.observe(now, events, commands)
         self.batches.settle(now)
-        self.offcuts.settle()
-        self.turns.settle(now)
         self.loads.settle(now)
         self.timeline.settle(now)
 
@@ -89,6 +68,39 @@ class Folds:
         """The log ends here."""
         self.timeline.close(self.run.now)
         self.loads.close()
+
+
+class Folds(LiveFolds):
+    """Observes a log for a report of the whole run.
+
+    Args:
+        run, most: see `LiveFolds`.
+        trainer_devices: devices of the trainer.
+    """
+
+    def __init__(self, run: RunView, *, most: int = MOST_REPLICAS, trainer_devices: int = 1) -> None:
+        super().__init__(run, most=most)
+        spec = run.spec
+        self.versions, self.offcuts, self.turns = Versions(), Offcuts(run), TurnFold(run)
+        self.faults, self.detection = FaultFold(), DetectionFold(spec.detection)
+        self.effective_time = EffectiveTime(run, trainer_devices)
+        self.rounds, self.came_and_went = RoundFigures(spec), ReplicaFigures()
+        self._others = Audience(self.versions, self.offcuts, self.turns, self.faults, self.detection)
+
+    def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command]) -> None:
+        """One instant; `now` in seconds never decreases."""
+        super().observe(now, events, commands)
+        self._others.observe(now, events, commands)
+        self.effective_time.observe(now, events, commands)
+        self.came_and_went.observe(now, events, commands)
+        if self.rounds.used:
+            self.rounds.observe(now, events, commands)
+        self.offcuts.settle()
+        self.turns.settle(now)
+
+    def close(self) -> None:
+        """The log ends here."""
+        super().close()
         self.turns.close()
 
 

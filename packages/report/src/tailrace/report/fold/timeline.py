@@ -16,7 +16,7 @@ from tailrace import contracts as c
 from tailrace.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.controller.view import MemberRow, RunView
 from tailrace.pipeline.run.figures.folding import Hears
-from tailrace.report.fold.interruptions import Interruptions, Mark, MarkKind
+from tailrace.report.fold.interruptions import Interruption, Interruptions, Mark, MarkKind
 from tailrace.report.fold.outages import Outages
 from tailrace.report.words import NOT_TOLD, OTHERS, many, waits, why
 
@@ -146,7 +146,21 @@ class Timeline:
     @property
     def marks(self) -> list[Mark]:
         """What happened to members at moments; interruptions come last."""
-        return [*self._marks, *(each.mark for each in self._interruptions.all if self._kept((REPLICA, each.source)))]
+        return [*self._marks, *(each.mark for each in self._stops)]
+
+    @property
+    def marked(self) -> int:
+        """How many marks there are."""
+        return len(self._marks) + len(self._stops)
+
+    def last_marks(self, most: int) -> list[Mark]:
+        """The latest marks, by time."""
+        both = [*self._marks[-most:], *(each.mark for each in self._stops[-most:])]
+        return sorted(both, key=lambda mark: mark.at_s)[-most:]
+
+    @property
+    def _stops(self) -> list[Interruption]:
+        return [each for each in self._interruptions.all if self._kept((REPLICA, each.source))]
 
     def _heard(self, now: float, one: c.Event | c.Command) -> None:
         kind = type(one)

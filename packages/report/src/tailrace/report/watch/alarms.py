@@ -16,7 +16,7 @@ from tailrace.controller.view import RunView
 from tailrace.pipeline.run.figures.folding import Hears
 from tailrace.pipeline.run.figures.incidents import NoSignal
 from tailrace.report.figures.verdict import without_signal
-from tailrace.report.fold.folds import Folds
+from tailrace.report.fold.folds import LiveFolds
 from tailrace.report.fold.timeline import Doing, Span
 from tailrace.report.words import end, many
 
@@ -74,7 +74,7 @@ class Alarm:
 class Alarms:
     """Hears of what alarms are about, and remembers how long phases took."""
 
-    def __init__(self, run: RunView, folds: Folds) -> None:
+    def __init__(self, run: RunView, folds: LiveFolds) -> None:
         self.hears: Hears = {
             c.Abort: self._aborted,
             c.Finished: self._finished,

@@ -21,7 +21,7 @@ from tailrace.pipeline.run.eventlog import LogFollower
 from tailrace.pipeline.run.figures.folding import Audience
 from tailrace.pipeline.run.figures.incidents import Incidents
 from tailrace.pipeline.run.replay import controller_of, take_in
-from tailrace.report.fold.folds import Folds
+from tailrace.report.fold.folds import LiveFolds
 from tailrace.report.fold.trajectories import Trajectories
 from tailrace.report.watch.alarms import Alarms
 
@@ -42,10 +42,9 @@ class Story:
     """What is known of a run up to an instant: its controller and what was folded beside it."""
 
     def __init__(self, directory: RunDirectory) -> None:
-        own = directory.configuration().trainer.processes
         self.controller = controller_of(directory)
         self.run = self.controller.view
-        self.folds = Folds(self.run, trainer_devices=(directory.simulated or {}).get("trainer_devices", own))
+        self.folds = LiveFolds(self.run)
         self.trajectories, self.alarms = Trajectories(self.run), Alarms(self.run, self.folds)
         self.incidents: list[Incident] = []
         self.told = 0
@@ -87,7 +86,7 @@ class FollowedRun:
         self.generation = int(1000 * time.time())  # that of another server of the same run differs
         self.trouble = ""
         self.held_back = False
-        self._clock, self._version = clock, directory.version
+        self.clock, self._version = clock, directory.version
         self._status: dict[str, Any] = {}
         self._status_at = 0
         self._alive, self._looked_s = False, -LOOK_S
@@ -116,20 +115,20 @@ class FollowedRun:
             self._begin()
         if self.trouble:
             return
-        until_s = self._clock() + budget_s
-        self._began_s = self._clock() if self._began_s is None else self._began_s
+        until_s = self.clock() + budget_s
+        self._began_s = self.clock() if self._began_s is None else self._began_s
         self.held_back, first = False, True
         try:
             for instant in self.log.instants():
-                if not first and self._clock() >= until_s:
+                if not first and self.clock() >= until_s:
                     return
-                if self.speed is not None and instant.now > self.speed * (self._clock() - self._began_s):
+                if self.speed is not None and instant.now > self.speed * (self.clock() - self._began_s):
                     self.held_back = True
                     return
                 first = False
                 story = self.story
-                take_in(story.controller, instant, self.log.path, self.log.line + 1, version=self._version)
-                story.observe(instant.now, instant.events, instant.commands)
+                commands = take_in(story.controller, instant, self.log.path, self.log.line + 1, version=self._version)
+                story.observe(instant.now, instant.events, commands)
         except TailraceError as error:
             self.trouble = str(error)
 
@@ -145,6 +144,6 @@ class FollowedRun:
 
     def alive(self) -> bool:
         """Whether the run's process lives, as of the last few seconds."""
-        if self._clock() - self._looked_s >= LOOK_S:
-            self._looked_s, self._alive = self._clock(), self.directory.running()
+        if self.clock() - self._looked_s >= LOOK_S:
+            self._looked_s, self._alive = self.clock(), self.directory.running()
         return self._alive

@@ -32,6 +32,8 @@ from tailrace.report.words import duration, waits
 MOST_LANES = 64
 """More replicas than that are a fleet: a cell for each in place of a lane."""
 MOST_SPANS, MOST_MARKS, MOST_POINTS, MOST_INCIDENTS, MOST_DEVICES = 3000, 300, 240, 40, 256
+LOOKED_AT_PER_S, LEAST_WAIT_S = 2500, 1.0
+"""Trajectories that are looked at a second for where they are, which takes a microsecond each; fewer than that is at once."""
 PAGE = 50
 WINDOW_STEPS = 10
 SILENT_S = 30.0
@@ -75,6 +77,8 @@ class Frames:
         self._config = followed.directory.configuration()
         self._limit: tuple[tuple[int, int], Limit] | None = None
         self._results: tuple[tuple[int, int], Results] | None = None
+        self._where: tuple[tuple[int, int], list[dict[str, Any]]] | None = None
+        self._where_due_s = 0.0
 
     def frame(self, cursor: Cursor) -> dict[str, Any]:
         """The run now, for a page that has what `cursor` says."""
@@ -94,9 +98,12 @@ class Frames:
             found["about"] = self._about()
         if not fresh and cursor.instants == story.instants:
             return found
-        timeline, marks = story.folds.timeline, story.folds.timeline.marks
+        places, current = self._places(story)
+        if not current:
+            found["cursor"]["instants"] = -1  # the page lacks something, even if nothing else comes
+        timeline, marked = story.folds.timeline, story.folds.timeline.marked
         alarms = story.alarms.now(over=life["state"] in OVER and not followed.reading)
-        found["cursor"] |= {"spans": timeline.count, "marks": len(marks), "incidents": story.told}
+        found["cursor"] |= {"spans": timeline.count, "marks": marked, "incidents": story.told}
         return found | {
             "now_s": story.run.now,
             "progress": _progress(story.run, self._config.pipeline.steps),
@@ -104,9 +111,9 @@ class Frames:
             "alarms": [asdict(alarm) for alarm in alarms],
             "trainer": _trainer(story),
             "lanes": _lanes(story, cursor.spans),
-            "marks": None if len(marks) == cursor.marks else _marks(story),
+            "marks": None if marked == cursor.marks else _marks(story),
             "fleet": _fleet(story.run),
-            "whereabouts": _whereabouts(story.run),
+            "whereabouts": places,
             "buffers": _buffers(story.run),
             "devices": _devices(story.run),
             "learning": self._learning(story),
@@ -190,6 +197,17 @@ class Frames:
         first = next((alarm.said for alarm in alarms if alarm.level is Level.ALARM), "")
         return [{"asked": asked, "said": said} for asked, said in answers(good, self._limit_of(story), first)]
 
+    def _places(self, story: Story) -> tuple[list[dict[str, Any]], bool]:
+        """Where trajectories are, and whether it is so now. Of very many it is from a few seconds ago."""
+        key, now_s = (self._followed.generation, story.instants), self._followed.clock()
+        if self._where is None or (self._where[0] != key and now_s >= self._where_due_s):
+            rows = _whereabouts(story.run)
+            self._where = key, rows
+            started = sum(row["trajectories"] for row in rows) - story.run.unstarted
+            wait_s = started / LOOKED_AT_PER_S
+            self._where_due_s = now_s + (wait_s if wait_s > LEAST_WAIT_S else 0.0)
+        return self._where[1], self._where[0] == key
+
     def _limit_of(self, story: Story) -> Limit:
         ends = [batch.ended_s for batch in story.folds.batches.trained]
         key = (self._followed.generation, len(ends))
@@ -268,12 +286,12 @@ def _lanes(story: Story, first: int) -> dict[str, Any]:
         "coarser_than_s": short_s,
         "ended": [_span(span) for span in new],
         "open": [_span(span) for span in shown(timeline.open(run.now))],
-        "members": [[role, id_] for role, id_ in _members(run) if not fleet or role != REPLICA],
+        "members": [list(key) for key in _members(run, fleet=fleet)],
     }
 
 
-def _members(run: RunView) -> list[tuple[str, str]]:
-    known = list(run.members())
+def _members(run: RunView, *, fleet: bool) -> list[tuple[str, str]]:
+    known = [key for key in run.members() if not fleet or key[0] != REPLICA]
     rank = {role: place for place, role in enumerate(_ORDER)}
     return sorted(known, key=lambda key: (rank.get(key[0], len(rank)), len(key[1]), key[1]))
 
@@ -283,7 +301,7 @@ def _span(span: Span) -> list[Any]:
 
 
 def _marks(story: Story) -> list[list[Any]]:
-    marks = sorted(story.folds.timeline.marks, key=lambda mark: mark.at_s)[-MOST_MARKS:]
+    marks = story.folds.timeline.last_marks(MOST_MARKS)
     return [[mark.role, mark.member, str(mark.kind), round(mark.at_s, 3), mark.label] for mark in marks]
 
 

@@ -24,6 +24,8 @@ _ENDED = {
 _STRUCK = {
     "kill": "is killed", "hang": "is stopped, and lives on", "stall": "has its engine stopped", "raise": "raises an exception",
 }  # fmt: skip
+_USUAL = frozenset({c.Finished, c.Scored, c.Snapshot, c.Tick})
+"""Most events are of these kinds, and nobody need hear of them."""
 _OCCUPIED = "it begins anew once the trainer has left its devices"
 _Key = tuple[str, str]
 
@@ -56,6 +58,8 @@ class Incidents:
         before, self._occupied = self._occupied, set(occupied)
         down: set[_Key] = set()
         for event in events:
+            if type(event) in _USUAL:
+                continue
             match event:
                 case c.Struck(role=role, id=id_, kind=kind, phase=phase):
                     where = f" in its phase {phase}" if phase else ""
