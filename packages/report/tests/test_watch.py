@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 import pytest
 
 from tailrace import contracts as c
+from tailrace.controller.evaluations import EvaluationResult
 from tailrace.controller.view import Whereabouts
 from tailrace.pipeline.run.eventlog import LogFollower, read_log, take_over_log
 from tailrace.pipeline.run.replay import controller_of, replayed, take_in
@@ -131,6 +132,22 @@ def test_where_very_many_trajectories_are_is_looked_at_seldom_and_is_right_in_th
 
 def cursor_of(found):
     return Cursor(*(found["cursor"].get(name, 0) for name in ("generation", "spans", "marks", "incidents", "instants")))
+
+
+def test_the_control_that_comes_behind_the_runs_end_is_told_to_an_open_page(run, monkeypatch):
+    control = EvaluationResult(99, "sampled", rewards=[1.0] * 64, correct=[True] * 64, tokens=[5] * 64)
+    monkeypatch.setattr(frames_of_pages, "fine_tuned", lambda *_: [control])
+    followed = followed_to_the_end(run)
+    frames = Frames(followed)
+    monkeypatch.setattr(followed, "alive", lambda: True)
+    found = frames.frame(Cursor())
+    assert found["life"]["state"] in ("live", "silent")
+    assert "fine-tuning" not in found["answers"][0]["said"]
+    cursor = cursor_of(found)
+    monkeypatch.setattr(followed, "alive", lambda: False)
+    found = frames.frame(cursor)
+    assert "continued fine-tuning" in found["answers"][0]["said"]
+    assert "answers" not in frames.frame(cursor_of(found))
 
 
 def test_the_timeline_is_that_of_the_report(run):

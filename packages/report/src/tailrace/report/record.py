@@ -9,6 +9,7 @@ from typing import Any
 
 from tailrace.controller.controller import Controller
 from tailrace.controller.evaluations import EvaluationResult
+from tailrace.controller.view import RunView
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory, read_json
@@ -132,7 +133,7 @@ def record_of(directory: RunDirectory, folds: Folds) -> Record:
         folds,
         folds.batches.trained,
         standing_steps(read_metrics(directory.metrics)),
-        _controls(config, folds, directory),
+        fine_tuned(directory, folds.run),
         summary,
     )
 
@@ -148,9 +149,14 @@ def standing_steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return standing
 
 
-def _controls(config: RunConfig, folds: Folds, directory: RunDirectory) -> list[EvaluationResult]:
-    """The evaluations of the control's own log, which starts behind the run's last version."""
-    spec, first = build_spec(config, controls=True), folds.run.last_version + 1
+def fine_tuned(directory: RunDirectory, run: RunView) -> list[EvaluationResult]:
+    """The evaluations of the control that was fine-tuned on, from its own log, which starts behind the run's last version.
+
+    Raises:
+        RunDirectoryError, ConfigError: a file is damaged.
+    """
+    config = directory.configuration()
+    spec, first = build_spec(config, controls=True), run.last_version + 1
     control = Controller(spec, relays=relay_count(config), first_version=first)
     for _ in replayed(control, directory.control_events, version=directory.version):
         pass

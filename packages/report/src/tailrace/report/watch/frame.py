@@ -8,10 +8,13 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tailrace import contracts as c
+from tailrace.contracts import TailraceError
+from tailrace.controller.evaluations import EvaluationResult
 from tailrace.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.controller.view import RunView, Whereabouts
 from tailrace.pipeline.run.figures.figures import Batch, mean
@@ -24,7 +27,7 @@ from tailrace.report.figures.verdict import Limit, answers, limit
 from tailrace.report.fold.loads import FIRST_LAG, GENERATED, LAGS
 from tailrace.report.fold.timeline import Span
 from tailrace.report.fold.trajectories import Fate, TrajectoryEntry
-from tailrace.report.record import SIMULATED, facts_of
+from tailrace.report.record import SIMULATED, facts_of, fine_tuned
 from tailrace.report.watch.alarms import Alarm, Level
 from tailrace.report.watch.following import FollowedRun, Story
 from tailrace.report.words import duration, waits
@@ -76,7 +79,7 @@ class Frames:
         self._followed = followed
         self._config = followed.directory.configuration()
         self._limit: tuple[tuple[int, int], Limit] | None = None
-        self._results: tuple[tuple[int, int], Results] | None = None
+        self._results: tuple[tuple[int, int, bool], Results] | None = None
         self._where: tuple[tuple[int, int], list[dict[str, Any]]] | None = None
         self._where_due_s = 0.0
 
@@ -98,16 +101,18 @@ class Frames:
             found["about"] = self._about()
         if not fresh and cursor.instants == story.instants:
             return found
+        over = life["state"] in OVER and not followed.reading
+        results = self._results_of(story, over=over)
         places, current = self._places(story)
-        if not current:
+        if not current or (story.run.finished and not over):  # the controls come behind its log's end
             found["cursor"]["instants"] = -1  # the page lacks something, even if nothing else comes
         timeline, marked = story.folds.timeline, story.folds.timeline.marked
-        alarms = story.alarms.now(over=life["state"] in OVER and not followed.reading)
+        alarms = story.alarms.now(over=over)
         found["cursor"] |= {"spans": timeline.count, "marks": marked, "incidents": story.told}
         return found | {
             "now_s": story.run.now,
             "progress": _progress(story.run, self._config.pipeline.steps),
-            "answers": self._answers(story, alarms),
+            "answers": self._answers(story, alarms, results),
             "alarms": [asdict(alarm) for alarm in alarms],
             "trainer": _trainer(story),
             "lanes": _lanes(story, cursor.spans),
@@ -116,7 +121,7 @@ class Frames:
             "whereabouts": places,
             "buffers": _buffers(story.run),
             "devices": _devices(story.run),
-            "learning": self._learning(story),
+            "learning": _learning(story, results),
             "rates": _rates(story),
             "incidents": [
                 [each.at_s, each.said]
@@ -192,8 +197,8 @@ class Frames:
         left = status.get("left_s") if state == "live" else None
         return {"state": state, "said": said, "left_s": left}
 
-    def _answers(self, story: Story, alarms: Sequence[Alarm]) -> list[dict[str, str]]:
-        good = SIMULATED if self._followed.directory.simulated is not None else gain(self._results_of(story))
+    def _answers(self, story: Story, alarms: Sequence[Alarm], results: Results) -> list[dict[str, str]]:
+        good = SIMULATED if self._followed.directory.simulated is not None else gain(results)
         first = next((alarm.said for alarm in alarms if alarm.level is Level.ALARM), "")
         return [{"asked": asked, "said": said} for asked, said in answers(good, self._limit_of(story), first)]
 
@@ -216,27 +221,19 @@ class Frames:
             self._limit = key, limit([*timeline.ended(), *timeline.open(story.run.now)], ends)
         return self._limit[1]
 
-    def _results_of(self, story: Story) -> Results:
-        key = (self._followed.generation, len(story.run.evaluations))
+    def _results_of(self, story: Story, *, over: bool) -> Results:
+        """What was measured on held-out problems; of a run that is over, the control that was fine-tuned on is among it."""
+        directory, evaluations = self._followed.directory, story.run.evaluations
+        if directory.simulated is not None:
+            return Results("")
+        key = (self._followed.generation, len(evaluations), over)
         if self._results is None or self._results[0] != key:
-            self._results = key, results_of(story.run.evaluations, (), baseline=baseline(self._config))
+            controls: list[EvaluationResult] = []
+            if over:
+                with suppress(TailraceError):  # its log is damaged, and the report says so
+                    controls = fine_tuned(directory, story.run)
+            self._results = key, results_of(evaluations, controls, baseline=baseline(self._config))
         return self._results[1]
-
-    def _learning(self, story: Story) -> dict[str, Any]:
-        """Reward and staleness of each batch, and what was measured on held-out problems."""
-        batches = story.folds.batches.trained
-        rows = [_batch(story, batch, step) for step, batch in enumerate(batches, 1)]
-        measured = self._results_of(story) if self._followed.directory.simulated is None else Results("")
-        curve = [
-            {"step": one.step, "problems": one.problems}
-            | {str(quantity): asdict(one.estimate(quantity)) for quantity in measured.quantities}
-            for one in measured.curve
-        ]
-        return {
-            "batches": _thinned(rows, MOST_POINTS),
-            "held_out": _thinned(curve, MOST_POINTS),
-            "quantity": str(measured.quantities[0] if measured.quantities else Quantity.ACCURACY),
-        }
 
 
 def _progress(run: RunView, steps: int) -> dict[str, Any]:
@@ -408,6 +405,22 @@ def _batch(story: Story, batch: Batch, step: int) -> list[Any]:
     ]
 
 
+def _learning(story: Story, results: Results) -> dict[str, Any]:
+    """Reward and staleness of each batch, and what was measured on held-out problems."""
+    batches = story.folds.batches.trained
+    rows = [_batch(story, batch, step) for step, batch in enumerate(batches, 1)]
+    curve = [
+        {"step": one.step, "problems": one.problems}
+        | {str(quantity): asdict(one.estimate(quantity)) for quantity in results.quantities}
+        for one in results.curve
+    ]
+    return {
+        "batches": _thinned(rows, MOST_POINTS),
+        "held_out": _thinned(curve, MOST_POINTS),
+        "quantity": str(results.quantities[0] if results.quantities else Quantity.ACCURACY),
+    }
+
+
 def _rates(story: Story) -> dict[str, Any]:
     """Tokens a second, generated and trained, and running trajectories by versions behind, over time."""
     batches = story.folds.batches.trained[-WINDOW_STEPS - 1 :]
@@ -438,7 +451,7 @@ def _entry(story: Story, entry: TrajectoryEntry) -> dict[str, Any]:
     said = {
         Fate.OPEN: run.waits(entry.name) or "on its way",
         Fate.DROPPED: entry.dropped,
-        Fate.EVALUATED: "evaluated",
+        Fate.EVALUATED: {True: "right", False: "wrong", None: "scored"}[entry.correct],
         Fate.TRAINED: f"trained on for version {entry.consumed_for}",
     }[fate]
     return {

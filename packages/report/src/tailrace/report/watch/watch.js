@@ -43,6 +43,7 @@ function seconds(value, longest = value) {
   const [, size, unit] = unitOf(longest);
   return `${fixed(value / size, size > 1 || value < 10 ? 1 : 0)} ${unit}`;
 }
+const over = () => ["done", "failed", "gone"].includes(page.frame.life.state) && !page.reading;
 const short = (value) => (Math.abs(value) < 1000 ? number(value) : value.toLocaleString("en", { notation: "compact", maximumFractionDigits: 2 }));
 const count = (value, one, more) => `${number(value)} ${value === 1 ? one : more || `${one}s`}`;
 
@@ -154,7 +155,7 @@ function tiles({ progress, rates, learning, now_s }) {
     ["step", `${progress.step} of ${progress.steps}`],
     ["version, published", `${progress.version}, ${progress.published < 0 ? "none" : progress.published}`],
     ["trained tokens/s", number(rates.trained_now)],
-    ["generated tokens/s", number(rates.generated_now)],
+    ...(over() ? [] : [["generated tokens/s", number(rates.generated_now)]]),
     ["staleness: mean, most", last ? `${number(last[3])}, ${last[4]}${bound}` : "none yet"],
     ["run's clock", seconds(now_s)],
   ];
@@ -175,8 +176,8 @@ function showAlarms(alarms) {
   }));
 }
 
-function showTrainer({ trainer, now_s, life, reading }) {
-  if (["done", "failed", "gone"].includes(life.state) && !reading) {
+function showTrainer({ trainer, now_s }) {
+  if (over()) {
     $("trainer").textContent = "Nobody works any more. The lanes show who did what.";
     return;
   }
@@ -415,7 +416,7 @@ function chart(id, xs, lines, options) {
   const said = lines.map((line) => {
     const values = line.values.filter((value) => value !== null), last = values.length - 1;
     const error = line.errors && line.errors[line.errors.length - 1] ? ` ± ${told(line.errors[line.errors.length - 1])}` : "";
-    return `${line.name ? `${line.name}: ` : ""}${told(values[last])}${error} now, ${told(values[0])} at first`;
+    return `${line.name ? `${line.name}: ` : ""}${told(values[last])}${error} ${over() ? "at last" : "now"}, ${told(values[0])} at first`;
   });
   put(box, svg, `${said.join("; ")}${options.unit ? ` (${options.unit})` : ""}.`);
 }
@@ -435,7 +436,7 @@ function stack(id, ends, rows) {
     svg.append(shape("polygon", { class: `lag-${lag}`, points: [...top, ...low].join(" ") }));
   });
   const last = ends.length - 1;
-  put(box, svg, `Now: ${rows.map((row, lag) => `${fixed(row[last], 0)} at ${lag}${lag === 4 ? " or more" : ""}`).join(", ")}. Darker is further behind.`);
+  put(box, svg, `${over() ? "At last" : "Now"}: ${rows.map((row, lag) => `${fixed(row[last], 0)} at ${lag}${lag === 4 ? " or more" : ""}`).join(", ")}. Darker is further behind.`);
 }
 
 function showLearning({ batches, held_out, quantity }) {
