@@ -31,6 +31,20 @@ class Held:
         self.closed += 1
 
 
+class Together(Held):
+    """Takes up to three that wait together; those in `apart` have no result then."""
+
+    apart = ()
+
+    def together(self, items):
+        return min(3, len(list(items)))
+
+    async def score_together(self, items):
+        names = "".join(item.trajectory for item in items)
+        found = await self.score(ScoreItem(names, "", "", "exact"))
+        return [None if name in self.apart else ScoringResult(name, found.reward) for name in names]
+
+
 def job(name, told):
     return Job(ScoreItem(name, "", "", "exact"), lambda outcome: told.append((name, outcome)))
 
@@ -109,6 +123,67 @@ def test_a_cancelled_score_stops_wherever_it_is_and_is_told_once():
         await until(lambda: len(told) == 3)
         assert told == [("b", None), ("a", None), ("c", ScoringResult("c", 1.0))]
         assert (backend.begun, backend.cancelled) == (["a", "c"], ["a"])
+        await pool.close()
+
+    run(test)
+
+
+def test_what_waits_goes_together_and_what_fails_so_goes_alone():
+    async def test():
+        backend, told = Together(), []
+        backend.fails, backend.apart = dict.fromkeys(("a", "bcd", "c", "ef"), 0), "c"
+        pool = Pool([backend], queue=9, attempts=1)
+        for name in "abcdef":
+            await pool.put(job(name, told))
+            await until(lambda: backend.begun)
+        backend.go.set()
+        await until(lambda: len(told) == 6)
+        assert backend.begun == ["a", "bcd", "c", "ef"]
+        assert sorted(told, key=lambda one: one[0]) == [(name, ScoringResult(name, 1.0)) for name in "abcdef"]
+        await pool.close()
+
+    run(test)
+
+
+def test_backends_that_take_several_leave_each_other_their_share():
+    async def test():
+        backends, told = [Together(), Together()], []
+        for backend in backends:
+            backend.fails = dict.fromkeys(("a", "b", "cd", "e", "f"), 0)
+        pool = Pool(backends, queue=9, attempts=1)
+        for number, name in enumerate("abcdef"):
+            await pool.put(job(name, told))
+            if number < 2:
+                await until(lambda: backends[number].begun)  # noqa: B023 - it is over before the next one
+        for backend in backends:
+            backend.go.set()
+        await until(lambda: len(told) == 6)
+        assert [backend.begun[:2] for backend in backends] == [["a", "cd"], ["b", "e"]]
+        await pool.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize(("cancelled", "stopped"), [("b", []), ("bcd", ["bcd"])])
+def test_scores_made_together_stop_once_none_of_them_is_wanted(cancelled, stopped):
+    async def test():
+        backend, told = Together(), []
+        backend.fails = dict.fromkeys(("a", "bcd"), 0)
+        pool = Pool([backend], queue=9, attempts=1)
+        jobs = {name: job(name, told) for name in "abcd"}
+        await pool.put(jobs["a"])
+        await until(lambda: backend.begun)
+        for name in "bcd":
+            await pool.put(jobs[name])
+        jobs["a"].cancel()
+        await until(lambda: len(backend.begun) == 2)
+        for name in cancelled:
+            jobs[name].cancel()
+        await until(lambda: backend.cancelled == ["a", *stopped])
+        backend.go.set()
+        left = [name for name in "bcd" if name not in cancelled]
+        await until(lambda: len(told) == 4)
+        assert told == [("a", None), *((name, None) for name in cancelled), *((n, ScoringResult(n, 1.0)) for n in left)]
         await pool.close()
 
     run(test)

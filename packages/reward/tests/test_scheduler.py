@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import random
 import signal
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tailrace.reward import (
     VerifierSettings,
 )
 from tailrace.reward.functions import VerifierWorker
+from tailrace.reward.process import WorkerProcess
 
 HERE = Path(__file__).parent
 TESTS = {"entry_point": "f", "tests": [{"args": [n], "expected": 2 * n} for n in range(3)]}
@@ -195,6 +197,50 @@ def test_workers_that_are_killed_cost_no_score(deep):
             assert not Path(f"/proc/{pid}").exists()
 
     run(test)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(1, 6))])
+def test_each_of_many_verdicts_in_one_message_is_the_one_that_it_has_alone(tmp_path, monkeypatch, seed):
+    (tmp_path / "mine.py").write_text(
+        "import os, time\n\n\ndef verify(response, answer, metadata):\n"
+        "    if answer == 'raises':\n        raise ValueError(response)\n"
+        "    if answer == 'dies':\n        os._exit(3)\n"
+        "    if answer == 'hangs':\n        time.sleep(60)\n"
+        "    return float(response)\n"
+    )
+    numbers, messages = random.Random(seed), []
+    ask = WorkerProcess.ask
+
+    async def counted(self, request, timeout_s, what):
+        messages.append(len(request.get("requests", "1")))
+        return await ask(self, request, timeout_s, what)
+
+    monkeypatch.setattr(WorkerProcess, "ask", counted)
+    answers = ["right"] * 150 + ["raises"] * 3 + ["dies", "hangs"]
+    numbers.shuffle(answers)
+    items = [
+        number(str(n)) if answer == "right" and numbers.random() < 0.5 else ScoreItem(str(n), str(n), answer, "mine")
+        for n, answer in enumerate(answers)
+    ]
+
+    async def test():
+        settings = VerifierSettings(own={"mine": f"{tmp_path}/mine.py:verify"}, attempts=1, timeout_s=2.0)
+        async with RewardScheduler(math=settings) as scheduler:
+            await collected(scheduler, [number("a"), ScoreItem("b", "1", "right", "mine")])
+            return [outcome async for outcome in scheduler.score(items)]
+
+    outcomes = run(test)
+    assert sorted(int(outcome.trajectory) for outcome in outcomes) == list(range(len(items)))
+    for outcome in outcomes:
+        item = items[int(outcome.trajectory)]
+        if item.verifier == "numeric" or item.answer == "right":
+            right = 1.0 if item.verifier == "numeric" else float(item.trajectory)
+            assert outcome == ScoringResult(item.trajectory, right)
+        else:
+            said = {"raises": f"ValueError: {item.trajectory}", "dies": "status 3", "hangs": "within 2 s"}[item.answer]
+            assert isinstance(outcome, ScoringFailure)
+            assert said in outcome.reason
+    assert max(messages) > 1
 
 
 def test_a_closed_scheduler_says_so():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
-from tailrace.reward.errors import ScoringError, WorkerDiedError
+from tailrace.processes import LineError
+from tailrace.reward.errors import RewardError, ScoringError, WorkerDiedError
 from tailrace.reward.items import ScoreItem, ScoringResult, turns_in
 from tailrace.reward.process import WorkerProcess
 from tailrace.reward.settings import VerifierSettings
@@ -17,6 +19,8 @@ from tailrace.reward.settings import VerifierSettings
 _Result = TypeVar("_Result")
 _CANCELLED_S = 1.0
 """How long a verification that nobody waits for any more may go on. Most take milliseconds, and a new process seconds."""
+_TOGETHER_S = 0.05  # what goes in one message takes no longer, since none of it has an outcome before all of it
+_MOST = 256  # responses in one message
 _WALL = 30.0  # wall seconds for each second of a CPU budget: on busy cores the budget is to end a verification, not the clock
 
 
@@ -27,6 +31,7 @@ class VerifierWorker:
         self._settings = settings
         self._process = WorkerProcess([sys.executable, "-m", "tailrace.reward.worker", json.dumps(dict(settings.own))])
         self._loaded: dict[str, float | None] = {}  # CPU budget of each verifier that the process has loaded
+        self._takes_s: dict[str, float] = {}  # seconds of a verification by each verifier, lately
 
     @property
     def pid(self) -> int | None:
@@ -42,31 +47,64 @@ class VerifierWorker:
         Raises:
             RewardError: the verifier could not judge.
         """
-        name, settings = item.verifier, self._settings
-        budget_s = await _finishing(self._load(name), settings.start_timeout_s)
-        request = {
-            "verifier": name,
-            "response": item.response_text,
-            "answer": item.answer,
-            "metadata": dict(item.metadata),
-            "turned": turns_in(item.metadata) is not None,
-        }
+        name = item.verifier
         try:
-            timeout_s = settings.timeout_s + _WALL * (budget_s or 0.0)
-            asked = self._process.ask(request, timeout_s, f"the verifier {name!r}")
-            reply = await _finishing(asked, _CANCELLED_S)
+            reply = await self._ask([name], _request(item))
         except TypeError as error:
             raise ScoringError(f"the row's metadata is no JSON: {error}") from error
         except WorkerDiedError as error:
+            budget_s = self._loaded.get(name)
             if budget_s is not None and error.status == -signal.SIGPROF:
+                self._took(name, budget_s)
                 return ScoringResult(item.trajectory, 0.0, False, over_budget=f"cpu {budget_s:g} s")
             raise
         _raise_what_it_says(reply, name)
-        return ScoringResult(item.trajectory, reply["reward"], reply.get("correct"))
+        return self._result(item, reply)
+
+    def together(self, items: Iterable[ScoreItem]) -> int:
+        """How many of the first of some items go in one message: what their verifiers have judged quickly until now."""
+        count, left_s = 0, _TOGETHER_S
+        for item in items:
+            left_s -= self._takes_s.get(item.verifier, math.inf)
+            if left_s < 0 or count == _MOST:
+                break
+            count += 1
+        return max(1, count)
+
+    async def score_together(self, items: Sequence[ScoreItem]) -> list[ScoringResult | None]:
+        """The verdicts on responses, in order; see `score`.
+
+        None of one whose verifier raises, and of all if the process does not answer: scored alone, each has its own error.
+        """
+        names = list(dict.fromkeys(item.verifier for item in items))
+        try:
+            found = await self._ask(names, {"requests": [_request(item) for item in items]})
+        except (RewardError, LineError, TypeError):
+            self._takes_s.clear()
+            return [None] * len(items)
+        replies = zip(items, found["replies"], strict=True)
+        return [None if "error" in reply else self._result(item, reply) for item, reply in replies]
 
     async def close(self) -> None:
         """Kill the process."""
         await self._process.stop()
+
+    async def _ask(self, names: Sequence[str], request: dict[str, Any]) -> dict[str, Any]:
+        """The reply to a request that uses these verifiers, with the deadline of one verification."""
+        settings = self._settings
+        budgets = [await _finishing(self._load(name), settings.start_timeout_s) for name in names]
+        timeout_s = settings.timeout_s + _WALL * max(budget or 0.0 for budget in budgets)
+        what = " or ".join(f"the verifier {name!r}" for name in names)
+        return await _finishing(self._process.ask(request, timeout_s, what), _CANCELLED_S)
+
+    def _result(self, item: ScoreItem, reply: dict[str, Any]) -> ScoringResult:
+        self._took(item.verifier, reply["seconds"])
+        return ScoringResult(item.trajectory, reply["reward"], reply.get("correct"), seconds=reply["seconds"])
+
+    def _took(self, name: str, seconds: float) -> None:
+        """Note how long a verification took, so that slow ones are soon asked for alone."""
+        known = self._takes_s.get(name, seconds)
+        self._takes_s[name] = max(seconds, known) if seconds > _TOGETHER_S else (3 * known + seconds) / 4
 
     async def _load(self, name: str) -> float | None:
         """Import a verifier, which has a deadline of its own. Returns the CPU budget that it declares."""
@@ -77,6 +115,16 @@ class VerifierWorker:
             _raise_what_it_says(reply, name)
             self._loaded[name] = reply.get("cpu_budget_s")
         return self._loaded[name]
+
+
+def _request(item: ScoreItem) -> dict[str, Any]:
+    return {
+        "verifier": item.verifier,
+        "response": item.response_text,
+        "answer": item.answer,
+        "metadata": dict(item.metadata),
+        "turned": turns_in(item.metadata) is not None,
+    }
 
 
 async def _finishing(work: Coroutine[Any, Any, _Result], limit_s: float) -> _Result:

@@ -15,8 +15,9 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from tailrace.contracts import shown
 from tailrace.reward.code.backend import CodeBackend
@@ -29,7 +30,7 @@ from tailrace.reward.settings import CodeSettings, JudgeSettings, Kind, Verifier
 
 
 class Backend(Protocol):
-    """Scores one response at a time."""
+    """Scores responses."""
 
     async def score(self, item: ScoreItem) -> ScoringResult:
         """The result. It may be cancelled.
@@ -44,13 +45,31 @@ class Backend(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@runtime_checkable
+class ScoresTogether(Protocol):
+    """A backend to which several responses may go in one message."""
+
+    def together(self, items: Iterable[ScoreItem]) -> int:
+        """How many of the first of some items it takes together, at least one."""
+        ...
+
+    async def score_together(self, items: Sequence[ScoreItem]) -> Sequence[ScoringResult | None]:
+        """The result of each, in order; None of one that is to be scored alone. It may be cancelled."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
 class Job:
-    """A score that waits or is under way. `done` is called once, with None if it was cancelled."""
+    """A score that waits or is under way. `done` is called once, with None if it was cancelled.
+
+    `task` makes it, and those of the jobs `beside` it, itself among them. It is scored `alone` if that failed together.
+    """
 
     item: ScoreItem
     done: Callable[[Outcome | None], None]
-    task: asyncio.Task[Outcome] | None = None
+    task: asyncio.Task[None] | None = None
+    beside: Sequence[Job] = ()
+    alone: bool = False
     over: bool = False
 
     def end(self, outcome: Outcome | None) -> None:
@@ -60,9 +79,9 @@ class Job:
             self.done(outcome)
 
     def cancel(self) -> None:
-        """Stop it, wherever it is."""
+        """Stop it, wherever it is. What is made together with others stops once none of them is wanted."""
         self.end(None)
-        if self.task is not None:
+        if self.task is not None and all(job.over for job in self.beside):
             self.task.cancel()
 
 
@@ -70,7 +89,7 @@ class Pool:
     """Scores of one kind.
 
     Args:
-        backends: each scores one response at a time.
+        backends: each scores one response at a time, or several that wait if it `ScoresTogether`.
         queue: scores that wait at most.
         attempts: how often a failing score is tried.
     """
@@ -114,23 +133,47 @@ class Pool:
 
     async def _serve(self, backend: Backend) -> None:
         while True:
-            job = await self._next()
-            job.task = asyncio.create_task(self._outcome(backend, job.item))
+            jobs = await self._next(backend)
+            task = asyncio.create_task(self._score(backend, jobs))
+            for job in jobs:
+                job.task, job.beside = task, jobs
             try:
-                await asyncio.wait([job.task])
+                await asyncio.wait([task])
             finally:
-                job.task.cancel()  # does nothing to a task that is done
-            if not job.task.cancelled():
-                job.end(job.task.result())
+                task.cancel()  # does nothing to a task that is done
+            if not task.cancelled():
+                task.result()
 
-    async def _next(self) -> Job:
+    async def _next(self, backend: Backend) -> list[Job]:
+        """What a backend scores next. With others beside it, it takes no more than its share of what waits."""
         async with self._changed:
             while True:
                 await self._changed.wait_for(lambda: self._waiting)
-                job = self._waiting.popleft()
+                self._waiting = deque(job for job in self._waiting if not job.over)
+                count = min(1, len(self._waiting))
+                if isinstance(backend, ScoresTogether) and count and not self._waiting[0].alone:
+                    share = -(-len(self._waiting) // len(self.backends))
+                    first = takewhile(lambda job: not job.alone, islice(self._waiting, share))
+                    count = backend.together(job.item for job in first)
+                jobs = [self._waiting.popleft() for _ in range(count)]
                 self._changed.notify_all()
-                if not job.over:
-                    return job
+                if jobs:
+                    return jobs
+
+    async def _score(self, backend: Backend, jobs: Sequence[Job]) -> None:
+        """Tell each job of its outcome."""
+        if len(jobs) == 1 or not isinstance(backend, ScoresTogether):
+            for job in jobs:
+                job.end(await self._outcome(backend, job.item))
+            return
+        results = await backend.score_together([job.item for job in jobs])
+        for job, result in zip(reversed(jobs), reversed(results), strict=True):
+            if result is None:
+                job.task, job.beside, job.alone = None, (), True
+                self._waiting.appendleft(job)
+        for job, result in zip(jobs, results, strict=True):
+            if result is not None:
+                job.end(result)
 
     async def _outcome(self, backend: Backend, item: ScoreItem) -> Outcome:
         begun, reason = time.monotonic(), ""

@@ -11,6 +11,7 @@ import contextlib
 import json
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,11 +30,14 @@ def resolve(name: str, local: Mapping[str, str]) -> Verifier:
 
 
 def answer(request: Mapping[str, Any], loaded: dict[str, Verifier], local: Mapping[str, str]) -> dict[str, Any]:
-    """The reply to one request: ``{"reward": float, "correct": bool}``, ``{"loaded": name, "cpu_budget_s": seconds}`` or
-    ``{"error": reason}``.
+    """The reply to one request: ``{"reward": float, "correct": bool, "seconds": float}``, ``{"loaded": name, "cpu_budget_s":
+    seconds}`` or ``{"error": reason}``; to several in one, ``{"replies": [...]}``.
 
     ``correct`` is missing where the verifier does not say it.
     """
+    if "requests" in request:
+        return {"replies": [answer(each, loaded, local) for each in request["requests"]]}
+    began_s = time.monotonic()
     try:
         if "load" in request:
             verifier = loaded[request["load"]] = resolve(request["load"], local)
@@ -48,7 +52,8 @@ def answer(request: Mapping[str, Any], loaded: dict[str, Verifier], local: Mappi
         return {"error": str(error)}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    return {"reward": reward} if correct is None else {"reward": reward, "correct": correct}
+    verdict = {"reward": reward} if correct is None else {"reward": reward, "correct": correct}
+    return verdict | {"seconds": time.monotonic() - began_s}
 
 
 @contextlib.contextmanager

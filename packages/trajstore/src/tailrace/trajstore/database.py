@@ -13,12 +13,14 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from tailrace.trajstore.errors import StoreBusyError, StoreClosedError, StoreFormatError
 from tailrace.trajstore.turns import SCHEMA as TURNS_SCHEMA
 
+_Item = TypeVar("_Item")
 Synchronous = Literal["off", "normal", "full"]
 
 _APPLICATION_ID = 0x54524C53  # "TRLS"
@@ -210,11 +212,16 @@ class Database:
                 self._held = None
 
 
+def chunks(items: Iterable[_Item]) -> Iterator[list[_Item]]:
+    """Some items in lists, each as long as a query may have placeholders at most."""
+    left = iter(items)
+    while chunk := list(islice(left, _CHUNK)):
+        yield chunk
+
+
 def select_ids(connection: sqlite3.Connection, query: str, ids: Iterable[str]) -> Iterator[tuple[Any, ...]]:
     """The rows of a query, in whose text ``{ids}`` stands for the placeholders of the ids."""
-    wanted = list(ids)
-    for start in range(0, len(wanted), _CHUNK):
-        chunk = wanted[start : start + _CHUNK]
+    for chunk in chunks(ids):
         yield from connection.execute(query.format(ids=",".join("?" * len(chunk))), chunk)
 
 

@@ -12,15 +12,14 @@ import math
 import sqlite3
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import fields
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 from tailrace.contracts import Experience, ExperienceOutline, FinishReason, PackedTokens, Purpose, Segment, SpanKind
 from tailrace.trajstore.archive import answered, record
-from tailrace.trajstore.database import Database, select_ids
+from tailrace.trajstore.database import Database, chunks, select_ids
 from tailrace.trajstore.errors import (
     AlreadyConsumedError,
     TrajectoryDataError,
@@ -29,10 +28,10 @@ from tailrace.trajstore.errors import (
 )
 from tailrace.trajstore.packing import all_finite, highest_token, join_logprobs, unpack_logprobs, unpack_tokens
 from tailrace.trajstore.records import Assignment, ConsumedTrajectory, Conversation, Recovery, Status, Trainable
-from tailrace.trajstore.turns import TABLES, environment_of, turns_of
+from tailrace.trajstore.turns import TABLES, TURNED, environment_of, turns_of
 
-EXPERIENCE_COLUMNS = "id, num, grp, prompt, finish, reward, completed_version, metadata, purpose, status"
-CONTENT_COLUMNS = "num, prompt, finish, metadata, purpose"
+EXPERIENCE_COLUMNS = f"id, num, grp, prompt, finish, reward, completed_version, metadata, purpose, {TURNED}, status"
+CONTENT_COLUMNS = f"num, prompt, finish, metadata, purpose, {TURNED}"
 CONVERSATION_COLUMNS = "id, num, grp, prompt, metadata, purpose"
 
 
@@ -42,7 +41,7 @@ def experience_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> Exper
     Raises:
         TrajectoryStateError: the trajectory is not finished, or was discarded.
     """
-    name, num, group, prompt, finish, reward, completed_version, metadata, purpose, status = row
+    name, num, group, prompt, finish, reward, completed_version, metadata, purpose, turned, status = row
     _require_finished(name, finish, status)
     return Experience(
         trajectory=str(name),
@@ -52,8 +51,13 @@ def experience_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> Exper
         finish=FinishReason(finish),
         reward=reward,
         completed_version=completed_version,
-        metadata={**json.loads(metadata), "purpose": purpose, **environment_of(connection, num)},
+        metadata=_metadata(connection, num, metadata, purpose, turned),
     )
+
+
+def _metadata(connection: sqlite3.Connection, num: int, metadata: str, purpose: str, turned: int) -> dict[str, object]:
+    environment = environment_of(connection, num) if turned else {}
+    return {**json.loads(metadata), "purpose": purpose, **environment}
 
 
 def _require_finished(name: str, finish: str | None, status: str) -> None:
@@ -65,9 +69,9 @@ def _require_finished(name: str, finish: str | None, status: str) -> None:
 
 def outline_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> ExperienceOutline:
     """The outline of a row of `EXPERIENCE_COLUMNS` and `outline`."""
-    name, num, group, prompt, finish, reward, completed_version, metadata, purpose, status, outline = row
+    name, num, group, prompt, finish, reward, completed_version, metadata, purpose, turned, status, outline = row
     _require_finished(name, finish, status)
-    about = json.loads(outline) if outline is not None else about_tokens(segment_rows(connection, num))
+    about = json.loads(outline) if outline is not None else about_tokens(segment_rows(delta_rows(connection, num)))
     return ExperienceOutline(
         trajectory=str(name),
         group=group,
@@ -79,7 +83,7 @@ def outline_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> Experien
         finish=FinishReason(finish),
         reward=reward,
         completed_version=completed_version,
-        metadata={**json.loads(metadata), "purpose": purpose, **environment_of(connection, num)},
+        metadata=_metadata(connection, num, metadata, purpose, turned),
     )
 
 
@@ -97,17 +101,24 @@ def packed_of(connection: sqlite3.Connection, num: int, prompt: bytes | None) ->
 _SegmentRow = tuple[int, int, int, int, bytes, bytes]  # start, version, observation, count, tokens, log-probabilities
 
 
-def segment_rows(connection: sqlite3.Connection, num: int) -> list[_SegmentRow]:
-    """The rows of a trajectory, with those of each segment joined."""
-    rows = connection.execute(
+def delta_rows(connection: sqlite3.Connection, num: int) -> list[_SegmentRow]:
+    """The rows of a trajectory as they are stored."""
+    return connection.execute(
         "SELECT start, version, observation, count, tokens, logprobs FROM delta WHERE num = ? ORDER BY start", (num,)
-    )
+    ).fetchall()
+
+
+def segment_rows(rows: Iterable[_SegmentRow]) -> list[_SegmentRow]:
+    """The rows of a trajectory, with those of each segment joined."""
     joined = []
     for (version, observation), run in groupby(rows, key=itemgetter(1, 2)):
         parts = list(run)
-        tokens = b"".join(part[4] for part in parts)
+        if len(parts) == 1:
+            joined += parts
+            continue
+        tokens = b"".join([part[4] for part in parts])
         logprobs = join_logprobs([(part[5], part[3]) for part in parts])
-        joined.append((parts[0][0], version, observation, sum(part[3] for part in parts), tokens, logprobs))
+        joined.append((parts[0][0], version, observation, sum([part[3] for part in parts]), tokens, logprobs))
     return joined
 
 
@@ -120,18 +131,27 @@ def about_tokens(rows: Sequence[_SegmentRow]) -> dict[str, Any]:
     }
 
 
-def join_deltas(connection: sqlite3.Connection, num: int) -> None:
-    """Store the tokens of a finished trajectory in one row for each segment, so that they are read as they are sent."""
-    rows = segment_rows(connection, num)
-    connection.execute("DELETE FROM delta WHERE num = ?", (num,))
+def join_deltas(connection: sqlite3.Connection, nums: Sequence[int]) -> dict[int, str]:
+    """Store the tokens of finished trajectories in one row for each segment, so that they are read as they are sent.
+
+    Returns the outline of each.
+    """
+    shorter: list[tuple[int]] = []
+    whole: list[tuple[int, *_SegmentRow]] = []
+    outlines: dict[int, str] = {}
+    for num in nums:
+        stored = delta_rows(connection, num)
+        rows = segment_rows(stored)
+        outlines[num] = json.dumps(about_tokens(rows))
+        if len(rows) < len(stored):
+            shorter.append((num,))
+            whole += [(num, *row) for row in rows]
+    connection.executemany("DELETE FROM delta WHERE num = ?", shorter)
     connection.executemany(
-        "INSERT INTO delta VALUES (?, ?, ?, ?, ?, ?, ?)",
-        [
-            (num, start, version, count, tokens, logprobs, seen)
-            for start, version, seen, count, tokens, logprobs in rows
-        ],
+        "INSERT INTO delta (num, start, version, observation, count, tokens, logprobs) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        whole,
     )
-    connection.execute("UPDATE trajectory SET outline = ? WHERE num = ?", (json.dumps(about_tokens(rows)), num))
+    return outlines
 
 
 def segments_of(connection: sqlite3.Connection, num: int) -> Iterator[Segment]:
@@ -169,7 +189,7 @@ def conversation_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> Con
 
 def content_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str, Any]:
     """A row of `CONTENT_COLUMNS` with its tokens, as JSON values."""
-    num, prompt, finish, metadata, purpose = row
+    num, prompt, finish, metadata, purpose, turned = row
     segments = list(segments_of(connection, num))
     return {
         "prompt": unpack_tokens(prompt),
@@ -178,7 +198,7 @@ def content_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str
         "logprobs": [value for segment in segments for value in segment.logprobs],
         **answered([(segment.version, len(segment.tokens), segment.kind) for segment in segments]),
         "finish": finish,
-        "metadata": {**json.loads(metadata), "purpose": purpose, **environment_of(connection, num)},
+        "metadata": _metadata(connection, num, metadata, purpose, turned),
     }
 
 
@@ -187,6 +207,7 @@ _SELECT_TRIMMABLE = (
     "WHERE (status = 'discarded' OR (status = 'consumed' AND c.version <= ?) "
     "OR (status = 'complete' AND purpose = 'eval' AND reward IS NOT NULL AND completed_version < ?))"
 )
+_TRAINED = tuple(each.name for each in fields(ConsumedTrajectory))
 _TRAINER_VERSION, _TRIMMED, _ARCHIVED = "trainer_version", "trimmed_version", "archived_bytes"
 
 
@@ -268,10 +289,14 @@ class Settlements:
             return _give_reward(connection, trajectory, reward)
 
     def set_rewards(self, rewards: Mapping[str, float]) -> None:
+        for trajectory, reward in rewards.items():
+            _require_number(trajectory, reward)
         with self._database.transaction() as connection:
-            for trajectory, reward in rewards.items():
-                with suppress(TrajectoryStateError, UnknownTrajectoryError):  # raised before anything is changed
-                    _give_reward(connection, trajectory, reward)
+            found = list(_select(connection, f"id, {_STANDING}", list(rewards)))
+            complete = [
+                (rewards[name], num, joined) for name, status, num, joined in found if status == Status.COMPLETE
+            ]
+            _put_rewards(connection, complete)
 
     def discard(self, ids: Sequence[str], reason: str) -> list[str]:
         with self._database.transaction() as connection:
@@ -353,12 +378,11 @@ class Settlements:
             archived_bytes: size of the archive in bytes; None without an archive.
         """
         with self._database.transaction() as connection:
+            query = _SELECT_TRIMMABLE.format("num, status, coalesce(generated, 0)")
             over: list[tuple[int, str, int]] = []
-            for num in nums:  # one that was dropped may have been begun anew
-                over += connection.execute(
-                    _SELECT_TRIMMABLE.format("num, status, coalesce(generated, 0)") + " AND num = ?",
-                    (durable_version, durable_version, num),
-                )
+            for some in chunks(nums):  # one that was dropped may have been begun anew
+                places = ",".join("?" * len(some))
+                over += connection.execute(f"{query} AND num IN ({places})", (durable_version, durable_version, *some))
             counts = Counter((status, tokens if status == Status.CONSUMED else 0) for _, status, tokens in over)
             connection.executemany(
                 "INSERT INTO trimmed VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET count = count + excluded.count",
@@ -434,18 +458,25 @@ class Settlements:
             row = next(_select(connection, CONTENT_COLUMNS, [trajectory]))
             return content_of(connection, row)
 
-    def record(self, row: ConsumedTrajectory) -> bytes:
-        """One trajectory that was trained on as a record of an archive."""
-        with self._database.reading() as connection:
-            columns = f"{CONTENT_COLUMNS}, outline"
-            num, prompt, finish, metadata, purpose, outline = next(_select(connection, columns, [row.trajectory]))
-            about = json.loads(outline) if outline is not None else about_tokens(segment_rows(connection, num))
-            header = asdict(row) | {
-                "finish": finish,
-                "metadata": {**json.loads(metadata), "purpose": purpose, **environment_of(connection, num)},
-                "spans": about["spans"],
-            }
-            return record(header, packed_of(connection, num, prompt))
+    def records(self, rows: Iterable[ConsumedTrajectory]) -> Iterator[bytes]:
+        """Trajectories that were trained on as records of an archive."""
+        for some in chunks(rows):
+            with self._database.reading() as connection:
+                wanted = [row.trajectory for row in some]
+                found = {row[0]: row[1:] for row in _select(connection, f"id, {CONTENT_COLUMNS}, outline", wanted)}
+                made = [_record(connection, row, found[row.trajectory]) for row in some]
+            yield from made
+
+
+def _record(connection: sqlite3.Connection, trained: ConsumedTrajectory, row: tuple[Any, ...]) -> bytes:
+    num, prompt, finish, metadata, purpose, turned, outline = row
+    about = json.loads(outline) if outline is not None else about_tokens(segment_rows(delta_rows(connection, num)))
+    header = {name: getattr(trained, name) for name in _TRAINED} | {
+        "finish": finish,
+        "metadata": _metadata(connection, num, metadata, purpose, turned),
+        "spans": about["spans"],
+    }
+    return record(header, packed_of(connection, num, prompt))
 
 
 def _require_consumable(
@@ -475,30 +506,37 @@ def _require_known(ids: Iterable[str], known: Container[str]) -> None:
             raise UnknownTrajectoryError(f"found no trajectory {name} in the store; it was never begun")
 
 
+_STANDING = f"status, num, outline IS NOT NULL OR purpose <> '{Purpose.TRAIN}'"
+"""A trajectory's status and number, and whether its tokens need not be joined: they were, or it is not trained on."""
+
+
 def _give_reward(connection: sqlite3.Connection, trajectory: str, reward: float) -> bool:
     """Set the reward of a finished trajectory. Returns False if it was discarded."""
-    if not math.isfinite(reward):
-        raise TrajectoryDataError(f"trajectory {trajectory}: found reward {reward!r}, expected a finite number")
-    status, num, joined = _standing(connection, trajectory)
+    _require_number(trajectory, reward)
+    row = next(_select(connection, _STANDING, [trajectory]), None)
+    if row is None:
+        raise UnknownTrajectoryError(f"found no trajectory {trajectory} in the store; it was never begun")
+    status, num, joined = Status(row[0]), row[1], row[2]
     if status is Status.DISCARDED:
         return False
     if status is not Status.COMPLETE:
         raise TrajectoryStateError(f"trajectory {trajectory}: found {status}, expected complete, to set a reward")
-    connection.execute("UPDATE trajectory SET reward = ? WHERE num = ?", (reward, num))
-    if not joined:
-        join_deltas(connection, num)
+    _put_rewards(connection, [(reward, num, joined)])
     return True
 
 
-def _standing(connection: sqlite3.Connection, trajectory: str) -> tuple[Status, int, bool]:
-    """A trajectory's status and number, and whether its tokens need not be joined: they were, or it is not trained on."""
-    row = connection.execute(
-        "SELECT status, num, outline IS NOT NULL OR purpose <> ? FROM trajectory WHERE id = ?",
-        (Purpose.TRAIN, trajectory),
-    ).fetchone()
-    if row is None:
-        raise UnknownTrajectoryError(f"found no trajectory {trajectory} in the store; it was never begun")
-    return Status(row[0]), row[1], bool(row[2])
+def _require_number(trajectory: str, reward: float) -> None:
+    if not math.isfinite(reward):
+        raise TrajectoryDataError(f"trajectory {trajectory}: found reward {reward!r}, expected a finite number")
+
+
+def _put_rewards(connection: sqlite3.Connection, rewards: Sequence[tuple[float, int, int]]) -> None:
+    """Store each reward of a number, with whether its tokens need not be joined."""
+    outlines = join_deltas(connection, [num for _, num, joined in rewards if not joined])
+    connection.executemany(
+        "UPDATE trajectory SET reward = ?, outline = coalesce(?, outline) WHERE num = ?",
+        [(reward, outlines.get(num), num) for reward, num, _ in rewards],
+    )
 
 
 def _setting(connection: sqlite3.Connection, name: str) -> int | None:

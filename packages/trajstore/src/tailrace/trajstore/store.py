@@ -385,7 +385,7 @@ class TrajectoryStore:
         else:
             if not file.tell():
                 file.write(MAGIC)
-            file.writelines(self._ledger.record(row) for row in rows)
+            file.writelines(self._ledger.records(rows))
         file.flush()
         os.fsync(file.fileno())
         return file.tell()

@@ -31,6 +31,9 @@ CREATE TABLE session (num INTEGER PRIMARY KEY REFERENCES trajectory, serial INTE
 TABLES = ("turn", "session")
 """The tables of this module, with a column `num`."""
 
+TURNED = "EXISTS (SELECT 1 FROM turn WHERE turn.num = trajectory.num)"
+"""Whether a row of `trajectory` has turns."""
+
 OPEN_TURNS = (
     "SELECT t.num, max(u.ends + coalesce(u.count, 0)), max(CASE WHEN u.count IS NULL THEN u.serial END) "
     "FROM trajectory t JOIN turn u USING (num) WHERE t.status = 'partial' GROUP BY t.num"
