@@ -99,7 +99,7 @@ def test_outcomes_come_before_all_is_verified(make, data, gather):
     names = tuple(f"right-{number}" for number in range(150))
     role.submit([Score(1, names)])
     gather(role, lambda events: len(events) == 150, "all outcomes")
-    assert [len(asked) for asked in data.asked] == [64, 64, 22]
+    assert [len(asked) for asked in data.asked] == [128, 22]
 
 
 def test_outcomes_that_are_stored_together_are_told_together(make, data, gather):

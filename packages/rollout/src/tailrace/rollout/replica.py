@@ -49,6 +49,8 @@ class ReplicaWorker:
         weights: gives weight versions.
         sampling: how a trajectory's tokens are drawn.
         flush_s: seconds between two batches to the source: of tokens and of events, which wait for them.
+        finished_s: seconds to a batch in which `Finished` is all that is new, so that more of them travel together; the last
+            one of all in flight waits for nothing. None: as `flush_s`.
         partial_s: seconds between two batches with tokens of responses that go on, which are lost with the replica; those of
             ended and interrupted ones are in every batch. None: as `flush_s`.
         snapshot_s: seconds between two `Snapshot` events; there is also one when everything in flight has finished.
@@ -75,6 +77,7 @@ class ReplicaWorker:
         *,
         sampling: SamplingRule,
         flush_s: float = 0.1,
+        finished_s: float | None = None,
         partial_s: float | None = None,
         snapshot_s: float = 0.25,
         pull_timeout_s: float = 120.0,
@@ -103,6 +106,7 @@ class ReplicaWorker:
             self._standstill,
             clock,
             flush_s=flush_s,
+            finished_s=flush_s if finished_s is None else finished_s,
             partial_s=flush_s if partial_s is None else partial_s,
             snapshot_s=snapshot_s,
         )

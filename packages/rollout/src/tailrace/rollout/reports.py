@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Set
 from dataclasses import dataclass
 
@@ -40,8 +41,9 @@ class Reports:
         standstill: counts engine steps, and is told of that waiting.
         clock: the clock for both intervals.
         flush_s: seconds between two batches.
+        finished_s: seconds to a batch in which `Finished` is all that is new.
         partial_s: seconds between two batches with tokens of responses that go on; those of others are in every batch.
-        snapshot_s: seconds between two `Snapshot` events.
+        snapshot_s: seconds between two `Snapshot` events, about.
     """
 
     def __init__(
@@ -52,11 +54,13 @@ class Reports:
         clock: Clock,
         *,
         flush_s: float,
+        finished_s: float,
         partial_s: float,
         snapshot_s: float,
     ) -> None:
         self._replica, self._flusher, self._standstill, self._clock = replica, flusher, standstill, clock
-        self._flush_s, self._partial_s, self._snapshot_s = flush_s, partial_s, snapshot_s
+        self._flush_s, self._finished_s = flush_s, finished_s
+        self._partial_s, self._snapshot_s = partial_s, snapshot_s
         self._begun: list[str] = []
         self._unsent: dict[str, _Unsent] = {}
         self._events: list[Event] = []
@@ -66,8 +70,14 @@ class Reports:
 
     @property
     def snapshot_due_s(self) -> float:
-        """Seconds until the next periodic snapshot; 0 if it is due."""
-        return max(0.0, self._snapshot_at + self._snapshot_s - self._clock.now())
+        """Seconds until the next periodic snapshot; 0 if it is due.
+
+        They are due at multiples of `snapshot_s`, so that the replicas of a machine report at one time, but half of it after
+        the last one at least.
+        """
+        period_s = self._snapshot_s
+        due = (math.floor(self._snapshot_at / period_s + 0.5) + 1) * period_s
+        return max(0.0, due - self._clock.now())
 
     def began(self, trajectory: str) -> None:
         """Note that this replica took a trajectory over."""
@@ -131,8 +141,13 @@ class Reports:
         self.flush()
 
     def flush_if_due(self) -> None:
-        """Flush if `flush_s` has passed since the last flush."""
-        if self._clock.now() - self._flushed_at >= self._flush_s:
+        """Flush if `flush_s` has passed since the last flush, or `finished_s` where nothing but ends of responses is new."""
+        now = self._clock.now()
+        passed_s = now - self._flushed_at
+        if passed_s < self._flush_s:
+            return
+        more = now - self._partials_at >= self._partial_s or any(type(event) is not Finished for event in self._events)
+        if more or passed_s >= self._finished_s:
             self.flush()
 
     def flush(self, *, everything: bool = False) -> None:

@@ -139,11 +139,15 @@ class DataRole:
         Args:
             seq: number of the `Route`. Trajectories that were dropped since it was given are left out.
         """
+        tokens: dict[tuple[Purpose, int, str], tuple[int, ...]] = {}  # of each prompt, which a group's samples share
+        for ref in refs:
+            if (prompt := (ref.purpose, ref.prompt, ref.mode)) not in tokens:
+                tokens[prompt] = self._prompts.encode(ref)
         items = {
             ref.trajectory: Assignment(
                 trajectory=ref.trajectory,
                 group=ref.group,
-                prompt_tokens=self._prompts.encode(ref),
+                prompt_tokens=tokens[ref.purpose, ref.prompt, ref.mode],
                 purpose=ref.purpose.value,
                 metadata={"prompt": ref.prompt, "mode": ref.mode},
             )
@@ -198,11 +202,12 @@ class DataRole:
                 name, tokens = experience.trajectory, experience.generated_tokens
                 cut = experience.finish is FinishReason.LENGTH
                 self._lengths.note(name, prompt.prompt, tokens, experience.oldest_version, truncated=cut)
+            answered = any(segment.observation for segment in experience.segments)
+            text = self._prompts.decode(experience.tokens, experience.generated if answered else None)
             items.append(
                 ScoreItem(
                     trajectory=experience.trajectory,
-                    response_text=self._prompts.prefix(ref)
-                    + self._prompts.decode(experience.tokens, experience.generated),
+                    response_text=self._prompts.prefix(ref) + text,
                     answer=prompt.answer,
                     verifier=prompt.verifier or self._verifier,
                     metadata=item_metadata(prompt) | self._turns(experience),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -108,16 +108,23 @@ class Prompts:
         Args:
             generated: for every token, whether the model generated it; None: it generated all.
         """
-        own = [True] * len(tokens) if generated is None else generated
         said: list[int] = []
-        for is_turn, run in groupby(zip(tokens, own, strict=True), key=itemgetter(1)):
-            part = [token for token, _ in run]
+        for is_turn, part in _turns(tokens, generated):
             while is_turn and part and part[-1] in self._ends:
                 part.pop()
             said += part
         kept = [token for token in said if token not in self._special_ends]
         text: str = self._tokenizer.decode(kept, skip_special_tokens=False)
         return text
+
+
+def _turns(tokens: Sequence[int], generated: Sequence[bool] | None) -> Iterator[tuple[bool, list[int]]]:
+    """Runs of tokens that the model generated, or that it did not."""
+    if generated is None:
+        yield True, list(tokens)
+        return
+    for own, run in groupby(zip(tokens, generated, strict=True), key=itemgetter(1)):
+        yield own, [token for token, _ in run]
 
 
 @dataclass(frozen=True, slots=True)

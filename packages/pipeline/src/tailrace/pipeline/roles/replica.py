@@ -64,7 +64,7 @@ class ReplicaSettings:
         options: engine options.
         sampling: how trajectories are drawn.
         checkpoints, transfer: see `RelayWeights`.
-        snapshot_s: seconds between two snapshots.
+        snapshot_s: seconds between two snapshots, with which the ends of responses travel.
         flush_s: seconds between two appends of tokens of responses that go on, see `ReplicaWorker`.
         still_report_s: seconds between two reports that the engine stands still.
         adapter: what is published is an adapter of `model` with these settings; None: whole weights are.
@@ -117,6 +117,7 @@ class ReplicaRole:
             _Source(DATA_DOOR.open(start.data, start.data_s), name),
             self._weights,
             sampling=settings.sampling,
+            finished_s=settings.snapshot_s,
             partial_s=settings.flush_s,
             snapshot_s=settings.snapshot_s,
             sleep_level=settings.sleep_level,

@@ -36,8 +36,10 @@ from tailrace.runtime.errors import RoleError
 from tailrace.runtime.executor.doors import Ready, Role
 from tailrace.runtime.executor.seam import MemberStart
 
-_AT_ONCE = 64  # responses that are fetched together
-# Outcomes wait at most so long for others under way, to be stored and told together: a call costs more than what is in it.
+_AT_ONCE = 128  # responses that are fetched together
+# A call costs more than what is in it. So responses wait so long for others, to be fetched together, and outcomes at most so
+# long for those under way, to be stored and told together.
+_FETCH_S = 0.02
 _TOGETHER_S = 0.1
 
 
@@ -126,7 +128,8 @@ class ScorerRole:
                 self._waiting.update(dict.fromkeys(command.trajectories, command.seq))
             elif isinstance(command, Abort):
                 self._drop(command.trajectories)
-        self._come.set()
+        if self._waiting:
+            asyncio.get_running_loop().call_later(_FETCH_S, self._come.set)
 
     def _drop(self, names: Iterable[str]) -> None:
         for name in names:
@@ -176,7 +179,8 @@ class ScorerRole:
                 self._done.set()
             if not self._scheduler.busy:
                 self._idle.set()
-            self._come.set()  # a pool may have room
+            if any(self._held.values()):
+                self._come.set()  # their pool may have room
 
         await self._scheduler.submit(item, done)
 
