@@ -324,6 +324,26 @@ def test_the_band():
     assert not Band(0.8, 0.75, 100).left_by(0.8, 0.74, 100), "coverage that was bad has not drifted"
 
 
+def test_an_order_that_is_lost_is_noticed_though_few_prompts_were_held_back(monkeypatch):
+    examples = made_examples(32)
+    found = LengthRanker.train(examples, "prompt-length", seed=0)
+    found._band = Band(0.9, 0.9, 7)
+    before, lost = examples[:16], examples[16:]
+    figures = {before[0]: (0.9, 0.9, 32), lost[0]: (0.1, 0.9, 32)}
+    monkeypatch.setattr(found, "_figures", lambda which: figures[which[0]])
+    assert not found.drifted(lost), "by seven prompts that is chance"
+    for _ in range(9):
+        assert not found.watch(before)
+    assert 200 <= found._band.prompts < 232
+    assert found.drifted(lost)
+    assert found.watch(lost)
+    assert (round(found._band.recall20, 6), found._band.prompts < 232) == (0.9, True), (
+        "what has drifted narrows nothing"
+    )
+    monkeypatch.undo()
+    assert found.watch(examples) == found.drifted(examples)
+
+
 def test_a_comparison_measures_all_on_prompts_held_out(small_model):
     from tailrace.ranker import comparison
     from tailrace.ranker.trials import installed_methods

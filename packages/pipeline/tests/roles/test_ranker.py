@@ -184,7 +184,7 @@ def test_a_successor_asks_by_the_newest_prompts_and_not_by_all_of_the_run_whethe
 ):
     trained().save(tmp_path / "saved" / "1")
     asked, learned = [], []
-    monkeypatch.setattr(LengthRanker, "drifted", lambda _, examples: asked.append(len(examples)) or True)
+    monkeypatch.setattr(LengthRanker, "watch", lambda _, examples: asked.append(len(examples)) or True)
     monkeypatch.setattr(LengthRanker, "update", lambda _, examples: learned.append(len(examples)))
     data.finish(lambda prompt: 10 * (prompt + 1), prompts=range(WINDOW_PROMPTS + 100))
     make()

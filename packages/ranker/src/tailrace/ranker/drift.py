@@ -28,7 +28,7 @@ class Band:
     """Where recall and coverage are expected: as at training, up to 0.05 and twice the standard error.
 
     Args:
-        recall20, coverage90: on the prompts held back in training.
+        recall20, coverage90: on the prompts held back in training, and on those after it that were inside (`with_figures`).
         prompts: how many those were.
     """
 
@@ -49,6 +49,15 @@ class Band:
         chance = _ERRORS * math.sqrt(TARGET_COVERAGE * (1 - TARGET_COVERAGE) / prompts)
         room = max(_COVERAGE_BAND, abs(self.coverage90 - TARGET_COVERAGE)) + chance
         return abs(coverage90 - TARGET_COVERAGE) > room
+
+    def with_figures(self, recall20: float, coverage90: float, prompts: int) -> Band:
+        """The band with further prompts: by few that were held back, nearly any recall is within two standard errors."""
+        both = self.prompts + prompts
+        return Band(
+            (self.recall20 * self.prompts + recall20 * prompts) / both,
+            (self.coverage90 * self.prompts + coverage90 * prompts) / both,
+            both,
+        )
 
 
 def recent(new: Sequence[Example], older: Sequence[Example]) -> tuple[Example, ...]:

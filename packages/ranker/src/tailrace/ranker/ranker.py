@@ -41,6 +41,8 @@ LEAST_PROMPTS = 5
 """Different prompts of which some can be held back."""
 JUDGED_EXAMPLES = 200
 """Examples by which two predictors are told apart at most; after that only the one that predicts is left."""
+BAND_PROMPTS = 200
+"""Prompts by which is known what recall and coverage to expect; with more the band stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,9 +357,29 @@ class LengthRanker:
         Raises:
             ExampleError: there are no examples.
         """
+        return self._band.left_by(*self._figures(examples))
+
+    def watch(self, examples: Sequence[Example]) -> bool:
+        """Whether an update is due, as `drifted`. Examples that say no narrow the band, up to `BAND_PROMPTS`.
+
+        Args:
+            examples: that it has not learned from, each given once.
+
+        Raises:
+            ExampleError: there are no examples.
+        """
+        figures = self._figures(examples)
+        if self._band.left_by(*figures):
+            return True
+        if self._band.prompts < BAND_PROMPTS:
+            self._band = self._band.with_figures(*figures)
+        return False
+
+    def _figures(self, examples: Sequence[Example]) -> tuple[float, float, int]:
+        """Recall and coverage on examples, and the number of their prompts."""
         known = check_examples(examples)
         figures = measure(self.predict([example.prompt for example in known]), known)
-        return self._band.left_by(figures["recall20"], figures["coverage90"], prompts_of(known))
+        return figures["recall20"], figures["coverage90"], prompts_of(known)
 
     def save(self, directory: str | Path) -> None:
         """Write the ranker: tensors and JSON with checksums, nothing that runs when it is read.

@@ -216,7 +216,7 @@ class RankerRole:
                     examples, self._settings.prompts
                 )  # more have finished if it was busy, or is a successor
                 if not newer.reconsider(newest):
-                    if not newer.drifted(newest):
+                    if not newer.watch(newest):
                         self._ranker = newer
                         return
                     newer.update(latest(examples, max(self._settings.prompts, WINDOW_PROMPTS)))
@@ -229,7 +229,11 @@ class RankerRole:
         try:
             _save(newer, self._settings.saved)
         except OSError as error:
-            _log.warning("what is learned predicts and is not saved, a successor will not have it: %s", error)
+            _log.warning(
+                "%s: could not be written: %s; what is learned predicts and is not saved",
+                self._settings.saved,
+                error.strerror,
+            )
         with self._changing:
             self._ranker = newer
             self._learned += 1
@@ -271,7 +275,6 @@ def _newest(settings: RankerSettings) -> tuple[LengthRanker | None, tuple[str, .
             ranker = LengthRanker.load(settings.saved / str(number), policy=settings.policy, init=settings.init)
         except (DamagedRankerError, RankerModelError, UnknownMethodError) as error:
             notes.append(f"what the ranker has learned is not used: {error}")
-            _log.warning(notes[-1])
         else:
             return ranker, tuple(notes)
     return None, tuple(notes)
