@@ -123,8 +123,10 @@ def test_where_very_many_trajectories_are_is_looked_at_seldom_and_is_right_in_th
         looked += frames._where is not before
         cursor = cursor_of(found)
         current = frames_of_pages._whereabouts(followed.story.run)
-        if cursor.instants >= 0 and "whereabouts" in found:
-            assert found["whereabouts"] == current
+        if "whereabouts" in found:
+            assert found["looked_s"] <= found["now_s"]
+            if cursor.instants >= 0:
+                assert (found["whereabouts"], found["looked_s"]) == (current, found["now_s"])
     assert 3 < looked < clock.at
     clock.at += 1000.0  # nothing is new, and the page is still told
     assert frames.frame(Cursor(cursor.generation, cursor.spans, instants=-1))["whereabouts"] == current

@@ -35,7 +35,7 @@ from tailrace.report.words import duration, waits
 MOST_LANES = 64
 """More replicas than that are a fleet: a cell for each in place of a lane."""
 MOST_SPANS, MOST_MARKS, MOST_POINTS, MOST_INCIDENTS, MOST_DEVICES = 3000, 300, 240, 40, 256
-LOOKED_AT_PER_S, LEAST_WAIT_S = 2500, 1.0
+LOOKED_AT_PER_S, LEAST_WAIT_S = 5000, 1.0
 """Trajectories that are looked at a second for where they are, which takes a microsecond each; fewer than that is at once."""
 PAGE = 50
 WINDOW_STEPS = 10
@@ -80,7 +80,7 @@ class Frames:
         self._config = followed.directory.configuration()
         self._limit: tuple[tuple[int, int], Limit] | None = None
         self._results: tuple[tuple[int, int, bool], Results] | None = None
-        self._where: tuple[tuple[int, int], list[dict[str, Any]]] | None = None
+        self._where: tuple[tuple[int, int], list[dict[str, Any]], float] | None = None
         self._where_due_s = 0.0
 
     def frame(self, cursor: Cursor) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class Frames:
             return found
         over = life["state"] in OVER and not followed.reading
         results = self._results_of(story, over=over)
-        places, current = self._places(story)
+        places, looked_s, current = self._places(story)
         if not current or (story.run.finished and not over):  # the controls come behind its log's end
             found["cursor"]["instants"] = -1  # the page lacks something, even if nothing else comes
         timeline, marked = story.folds.timeline, story.folds.timeline.marked
@@ -119,6 +119,7 @@ class Frames:
             "marks": None if marked == cursor.marks else _marks(story),
             "fleet": _fleet(story.run),
             "whereabouts": places,
+            "looked_s": looked_s,
             "buffers": _buffers(story.run),
             "devices": _devices(story.run),
             "learning": _learning(story, results),
@@ -202,16 +203,16 @@ class Frames:
         first = next((alarm.said for alarm in alarms if alarm.level is Level.ALARM), "")
         return [{"asked": asked, "said": said} for asked, said in answers(good, self._limit_of(story), first)]
 
-    def _places(self, story: Story) -> tuple[list[dict[str, Any]], bool]:
-        """Where trajectories are, and whether it is so now. Of very many it is from a few seconds ago."""
+    def _places(self, story: Story) -> tuple[list[dict[str, Any]], float, bool]:
+        """Where trajectories are, when on the run's clock, and whether that is now. Of very many it is a few seconds ago."""
         key, now_s = (self._followed.generation, story.instants), self._followed.clock()
         if self._where is None or (self._where[0] != key and now_s >= self._where_due_s):
             rows = _whereabouts(story.run)
-            self._where = key, rows
+            self._where = key, rows, story.run.now
             started = sum(row["trajectories"] for row in rows) - story.run.unstarted
             wait_s = started / LOOKED_AT_PER_S
             self._where_due_s = now_s + (wait_s if wait_s > LEAST_WAIT_S else 0.0)
-        return self._where[1], self._where[0] == key
+        return self._where[1], self._where[2], self._where[0] == key
 
     def _limit_of(self, story: Story) -> Limit:
         ends = [batch.ended_s for batch in story.folds.batches.trained]

@@ -336,9 +336,11 @@ function showMembers() {
 
 // ---- tokens
 
-function showTokens({ whereabouts, buffers, rates }) {
+function showTokens({ whereabouts, buffers, rates, looked_s, now_s }) {
   const heads = ["where", "#trajectories", "#tokens", "#0 behind", "#1", "#2", "#3", "#4 or more", "#no version yet"];
-  $("whereabouts-none").hidden = whereabouts.length > 0;
+  const late = whereabouts.length > 0 && now_s > looked_s;
+  $("whereabouts-none").textContent = late ? `At ${seconds(looked_s)} of the run's clock: these are many, and looked at every few seconds.` : "Nothing is in flight or in queue.";
+  $("whereabouts-none").hidden = whereabouts.length > 0 && !late;
   $("whereabouts").hidden = !whereabouts.length;
   table("whereabouts", heads, whereabouts.map((row) => [row.where, number(row.trajectories), number(row.tokens), ...row.behind.map(number), number(row.new)]));
   pairs("buffers", [
@@ -376,7 +378,7 @@ function frameOf(id, lowest, highest, first, last, options) {
     svg.append(shape("line", { class: "axis", x1: left, x2: width - 8, y1: y(value), y2: y(value) }));
     svg.append(shape("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, options.y ? options.y(value) : short(value)));
   }
-  for (const [place, anchor] of [[0, "start"], [0.5, "middle"], [1, "end"]]) {
+  for (const [place, anchor] of last > first ? [[0, "start"], [0.5, "middle"], [1, "end"]] : [[0, "start"]]) {
     const at = first + (last - first) * place;
     svg.append(shape("text", { x: x(at), y: height - 5, "text-anchor": anchor }, options.x(at, last)));
   }
@@ -400,7 +402,8 @@ function chart(id, xs, lines, options) {
     empty(id, "Nothing yet.");
     return;
   }
-  let low = Math.min(0, ...known), high = Math.max(...known, low + 1e-9);
+  let low = Math.min(0, ...known), high = Math.max(...known);
+  if (high <= low) high = low + 1;
   if (options.top !== undefined) high = Math.max(low + 1e-9, Math.min(options.top, high * 1.1));
   const { box, svg, x, y } = frameOf(id, low, high, xs[0], xs[xs.length - 1], options);
   for (const line of lines) {
