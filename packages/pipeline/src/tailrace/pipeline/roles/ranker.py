@@ -140,9 +140,8 @@ class RankerRole:
             raise RoleError(f"the ranker got {type(command).__name__} {command.seq}, expected Predict")
         for first in range(0, len(command.prompts), _AT_ONCE):
             prompts, told = command.prompts[first : first + _AT_ONCE], False
-            while (
-                not told
-            ):  # anew if it has learned meanwhile: the answer would be taken for what predicts from then on
+            # Anew if it has learned meanwhile: the answer would be taken for one of what predicts from then on.
+            while not told:
                 if self._worker.closing:  # a thread of this process beside its successor's
                     return
                 learned = self._learned
@@ -212,9 +211,8 @@ class RankerRole:
                 newer, did = self._train(examples), TRAINED
             else:
                 newer, did = copy.copy(ranker), UPDATED  # an update replaces what it knows, it changes none of it
-                newest = latest(
-                    examples, self._settings.prompts
-                )  # more have finished if it was busy, or is a successor
+                # More have finished if it was busy, or is a successor.
+                newest = latest(examples, self._settings.prompts)
                 if not newer.reconsider(newest):
                     if not newer.watch(newest):
                         self._ranker = newer
