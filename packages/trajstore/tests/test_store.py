@@ -1,5 +1,6 @@
 """The store's promises, one by one: fencing, one version, idempotence, exactly one consumption, rollback."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -17,13 +18,16 @@ from tailrace.trajstore import (
     Recovery,
     Resume,
     Status,
+    StoreBusyError,
     StoreClosedError,
     StoreFormatError,
     TrajectoryDataError,
     TrajectoryStateError,
     TrajectoryStore,
     UnknownTrajectoryError,
+    read_trained,
 )
+from tailrace.trajstore.settlements import Settlements
 
 STOP = FinishReason.STOP
 
@@ -397,6 +401,42 @@ def test_an_export_has_what_is_trimmed_meanwhile(tmp_path, monkeypatch):
         trims[0].join()
         assert store.audit()["consumed"] == 2
     assert [json.loads(text)["trajectory"] for text in archive.read_text().splitlines()] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["trained.packed", "trained.jsonl"])
+def test_who_closes_it_waits_for_what_is_archived(tmp_path, monkeypatch, name):
+    """The role of a thread was given up and goes on, and another one opens the store."""
+    archive, size_of = tmp_path / name, vars(Settlements)["archived_bytes"].fget
+    began, goes_on = threading.Event(), threading.Event()
+
+    def slow(self):
+        size = size_of(self)
+        began.set()
+        assert goes_on.wait(20)
+        return size
+
+    old = TrajectoryStore(tmp_path / "store")
+    finish(old, "a", "b", "c")
+    for version, trajectory in enumerate("abc", 1):
+        old.consume([trajectory], version)
+    old.trim(1, archive)
+    with monkeypatch.context() as patch:
+        patch.setattr(Settlements, "archived_bytes", property(slow))
+        trim = threading.Thread(target=old.trim, args=(2, archive))
+        trim.start()
+        assert began.wait(20)
+    close = threading.Thread(target=old.close)
+    close.start()
+    close.join(0.3)
+    with contextlib.suppress(StoreBusyError), TrajectoryStore(tmp_path / "store") as new:
+        new.trim(2, archive)
+    goes_on.set()
+    trim.join(20)
+    close.join(20)
+    with TrajectoryStore(tmp_path / "store") as new:
+        new.trim(3, archive)
+        assert new.audit()["consumed"] == 3
+    assert [row["trajectory"] for row in read_trained(archive)] == ["a", "b", "c"]
 
 
 def test_the_store_stays_bounded(tmp_path):

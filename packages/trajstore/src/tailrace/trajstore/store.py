@@ -95,6 +95,7 @@ class TrajectoryStore:
         self._counts: Counter[str] = Counter()
         self._waiting: deque[Append] = deque()
         self._trimming = threading.Lock()  # held beside the database's own, and taken before it
+        self._closing = False
         try:
             self._pool = PartialResponsePool(
                 self._database, mixed_versions=mixed_versions, precision=logprobs, count=self._count
@@ -366,6 +367,8 @@ class TrajectoryStore:
             self._ledger.fence(durable_version)
             forgotten = 0
             for part in _slices(self._ledger.trimmable(durable_version)):
+                if self._closing:
+                    break
                 trained = [name for _, name, was_trained, _ in part if was_trained]
                 size = None if archive is None or not trained else self._archive(Path(archive), trained)
                 forgotten += self._ledger.forget([num for num, *_ in part], durable_version, size)
@@ -461,8 +464,14 @@ class TrajectoryStore:
         return json.dumps(dataclasses.asdict(row) | self._ledger.content(row.trajectory)).encode() + b"\n"
 
     def close(self) -> None:
-        """Close the file. Every later call raises `StoreClosedError`; a second close does nothing."""
-        self._database.close()
+        """Close the file. Every later call raises `StoreClosedError`; a second close does nothing.
+
+        It waits for an `export`, and for the slice of a `trim` that is under way: a thread that went on writing would take
+        from the archive what the next one to open the store has put there.
+        """
+        self._closing = True
+        with self._trimming:
+            self._database.close()
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,7 @@ import json
 import secrets
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -347,7 +348,10 @@ def _check_tokens(controller: Controller, executor: Executor, root: Path) -> Non
     DATA_DOOR.open(executor.host.caller(DATA)).export(root / TRAINED)
     rows = {row["trajectory"]: row for row in read_trained(root / TRAINED)}
     found = trained(read_log(root / LOG), view.made)
-    assert rows.keys() == {name for names in found.values() for name in names}
+    archived = Counter(row["consumed_version"] for row in rows.values())
+    logged = {version: len(names) for version, names in found.items()}
+    told = f"the archive has rows of versions {dict(archived)}, the log of {logged}"
+    assert rows.keys() == {name for names in found.values() for name in names}, told
     for version, names in found.items():
         for row in map(rows.__getitem__, names):
             versions = row["versions"]
