@@ -291,3 +291,16 @@ def test_a_start_of_ray_that_hangs_ends_with_its_deadline(tmp_path):
     with keeper:
         assert keeper.stdout.readline() == "begins\n"
         assert keeper.wait(60) == -signal.SIGALRM
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_under_uv_run_workers_are_not_started_through_uv(own):
+    """Not even on a cluster that is joined: with `uv run --no-sync` none of its workers came up."""
+    program = (
+        f"from tailrace.runtime.hosts.ray_options import environment; environment(own={own})\n"
+        "from ray._private import ray_constants; print(ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV)"
+    )
+    for given, expected in ({}, "False"), ({"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "1"}, "True"):
+        said = {name: value for name, value in os.environ.items() if name != "RAY_ENABLE_UV_RUN_RUNTIME_ENV"} | given
+        done = subprocess.run([sys.executable, "-c", program], env=said, capture_output=True, text=True, timeout=120)
+        assert done.stdout.strip() == expected, done.stderr

@@ -23,9 +23,10 @@ def environment(*, own: bool) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # The raylet's messages about dead workers, of ten lines each: the executor reports each death in one.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
+    # Under `uv run`, Ray would send the working directory to each machine and start its workers there through uv. All have the
+    # same installation; so it takes seconds at best, and with `uv run --no-sync` no worker would ever come up.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     if own:
-        # Under `uv run`, Ray would start each worker through uv too, which takes seconds and changes nothing.
-        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         # Ray's workers have niceness 15 otherwise: beside any other program a run would nearly stand still.
         os.environ.setdefault("RAY_worker_niceness", "0")
         # Nobody looks at Ray's own metrics of a run's own cluster, nor at its list of calls: it has no dashboard.
