@@ -243,6 +243,23 @@ def test_each_of_many_verdicts_in_one_message_is_the_one_that_it_has_alone(tmp_p
     assert max(messages) > 1
 
 
+def test_long_responses_do_not_make_a_message_longer_than_a_line_may_be():
+    async def test():
+        long = [ScoreItem(str(n), "7" * 2_000_000, "7", "numeric") for n in range(40)]
+        worker = VerifierWorker(VerifierSettings())
+        await worker.score(number("a"))
+        assert worker.together([number("b")] * 1000) > 2
+        count = worker.together(long)
+        assert 1 <= count <= 2
+        results = await worker.score_together(long[:count])
+        assert [result.trajectory for result in results if result is not None] == [
+            item.trajectory for item in long[:count]
+        ]
+        await worker.close()
+
+    run(test)
+
+
 def test_a_closed_scheduler_says_so():
     async def test():
         scheduler = RewardScheduler()

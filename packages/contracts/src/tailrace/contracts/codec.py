@@ -103,7 +103,7 @@ def _as_is(hint: typing.Any) -> typing.Any:
 
 
 def _build(kind: type, fields: dict[str, typing.Any]) -> typing.Any:
-    """The message of these fields, which it may change."""
+    """Build a message. The call may change `fields`."""
     as_is, readers = _readers(kind)
     try:
         for name, value in fields.items():

@@ -20,7 +20,7 @@ _Result = TypeVar("_Result")
 _CANCELLED_S = 1.0
 """How long a verification that nobody waits for any more may go on. Most take milliseconds, and a new process seconds."""
 _TOGETHER_S = 0.05  # what goes in one message takes no longer, since none of it has an outcome before all of it
-_MOST = 256  # responses in one message
+_MOST, _MOST_TEXT = 256, 1 << 22  # responses in one message, and their characters: a line of JSON has a limit
 _WALL = 30.0  # wall seconds for each second of a CPU budget: on busy cores the budget is to end a verification, not the clock
 
 
@@ -62,11 +62,12 @@ class VerifierWorker:
         return self._result(item, reply)
 
     def together(self, items: Iterable[ScoreItem]) -> int:
-        """How many of the first of some items go in one message: what their verifiers have judged quickly until now."""
-        count, left_s = 0, _TOGETHER_S
+        """How many of these items, from the first on, go in one message: as many as their verifiers lately judged in 0.05 s."""
+        count, left_s, left_text = 0, _TOGETHER_S, _MOST_TEXT
         for item in items:
             left_s -= self._takes_s.get(item.verifier, math.inf)
-            if left_s < 0 or count == _MOST:
+            left_text -= len(item.response_text)
+            if left_s < 0 or left_text < 0 or count == _MOST:
                 break
             count += 1
         return max(1, count)
@@ -74,7 +75,8 @@ class VerifierWorker:
     async def score_together(self, items: Sequence[ScoreItem]) -> list[ScoringResult | None]:
         """The verdicts on responses, in order; see `score`.
 
-        None of one whose verifier raises, and of all if the process does not answer: scored alone, each has its own error.
+        A result is None where the verifier raised, and all are None where the process did not answer. Such responses are then
+        scored alone, so that each has its own error.
         """
         names = list(dict.fromkeys(item.verifier for item in items))
         try:

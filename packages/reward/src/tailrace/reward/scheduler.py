@@ -50,11 +50,11 @@ class ScoresTogether(Protocol):
     """A backend to which several responses may go in one message."""
 
     def together(self, items: Iterable[ScoreItem]) -> int:
-        """How many of the first of some items it takes together, at least one."""
+        """How many of these items, from the first on, it takes in one message: at least one."""
         ...
 
     async def score_together(self, items: Sequence[ScoreItem]) -> Sequence[ScoringResult | None]:
-        """The result of each, in order; None of one that is to be scored alone. It may be cancelled."""
+        """The result of each, in order; None for one that must be scored alone. It may be cancelled."""
         ...
 
 
@@ -62,7 +62,7 @@ class ScoresTogether(Protocol):
 class Job:
     """A score that waits or is under way. `done` is called once, with None if it was cancelled.
 
-    `task` makes it, and those of the jobs `beside` it, itself among them. It is scored `alone` if that failed together.
+    `task` scores it together with the jobs in `beside`, which include it. One that failed so is scored `alone`.
     """
 
     item: ScoreItem
@@ -79,7 +79,7 @@ class Job:
             self.done(outcome)
 
     def cancel(self) -> None:
-        """Stop it, wherever it is. What is made together with others stops once none of them is wanted."""
+        """Stop it, wherever it is. A message with several responses is given up once none of their scores is wanted."""
         self.end(None)
         if self.task is not None and all(job.over for job in self.beside):
             self.task.cancel()

@@ -60,7 +60,7 @@ class Instant:
 
 @dataclass(frozen=True, slots=True)
 class FollowedInstant:
-    """An instant for who replays the controller: its commands, which that makes again, are decoded only if they are asked for.
+    """An instant for code that replays the controller. The controller makes the commands again, so they are decoded on request.
 
     Args:
         now, events: see `Instant`.
@@ -390,7 +390,7 @@ def _followed(fields: dict[str, Any]) -> FollowedInstant:
 
 
 def _read(path: Path, number: int, line: bytes, made: Callable[[dict[str, Any]], _Made]) -> _Made:
-    """What is made of a line of the log.
+    """Read a line of the log.
 
     Raises:
         RunDirectoryError: it is damaged.

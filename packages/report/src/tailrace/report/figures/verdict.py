@@ -123,10 +123,9 @@ def _by_step(spans: Sequence[Span], ends_s: Sequence[float]) -> list[list[Span]]
     """The spans that each step has a part of, in their order."""
     parts: list[list[Span]] = [[] for _ in ends_s[1:]]
     for span in spans:
-        for step in range(
-            max(0, bisect_right(ends_s, span.start_s) - 1), min(len(parts), bisect_left(ends_s, span.end_s))
-        ):
-            parts[step].append(span)
+        first = max(0, bisect_right(ends_s, span.start_s) - 1)
+        for part in parts[first : bisect_left(ends_s, span.end_s)]:
+            part.append(span)
     return parts
 
 

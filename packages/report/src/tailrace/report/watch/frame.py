@@ -204,7 +204,7 @@ class Frames:
         return [{"asked": asked, "said": said} for asked, said in answers(good, self._limit_of(story), first)]
 
     def _places(self, story: Story) -> tuple[list[dict[str, Any]], float, bool]:
-        """Where trajectories are, when on the run's clock, and whether that is now. Of very many it is a few seconds ago."""
+        """Where trajectories are, when that was on the run's clock, and whether it is now. Very many are looked at rarely."""
         key, now_s = (self._followed.generation, story.instants), self._followed.clock()
         if self._where is None or (self._where[0] != key and now_s >= self._where_due_s):
             rows = _whereabouts(story.run)
