@@ -37,7 +37,8 @@ def run_of(trainer, replica, cause="no complete batch", steps=5):
     [
         (0.95, 0.4, "Training limits the speed; more replicas will not help", "take replicas away"),
         (0.3, 0.95, "Generation limits the speed", "Add replicas"),
-        (0.95, 0.95, "Training limits the speed", "more devices"),
+        (0.95, 0.95, "Training and generation limit the speed alike", "Give trainer and replicas more devices"),
+        (0.86, 0.99, "Training and generation limit the speed alike", "either of them alone"),
     ],
 )
 def test_who_is_busy_limits(trainer, replica, said, change):

@@ -29,6 +29,7 @@ LAST = 4  # batches that are looked at for a signal
 _TRAINER_BEHIND = (
     "Give the trainer more devices or smaller batches, or take replicas away: these do not limit the speed."
 )
+_BALANCED = "Give trainer and replicas more devices: either of them alone would soon wait for the other."
 _MORE_GENERATION = (
     "Add replicas, raise pipeline.prompts_per_replica if the KV cache has room, or let trajectories start earlier."
 )
@@ -106,7 +107,9 @@ def limit(spans: Sequence[Span], step_ends_s: Sequence[float]) -> Limit:
     if trainer is None or replicas is None:
         return Limit("Not known: the log has no trainer or no replica at work.", trainer=trainer, replicas=replicas)
     both = f"trainer {trainer} busy, replicas {replicas}, over {len(steps)} step{'s' if len(steps) > 1 else ''}"
-    if trainer.value >= BUSY:
+    if min(trainer.value, replicas.value) >= BUSY:
+        said, change, cause = "Training and generation limit the speed alike; neither waits for long", _BALANCED, ""
+    elif trainer.value >= BUSY:
         said, change, cause = "Training limits the speed; more replicas will not help", _TRAINER_BEHIND, ""
     elif replicas.value >= BUSY:
         said, change, cause = "Generation limits the speed; the trainer waits", _MORE_GENERATION, _cause(whole[TRAINER])
