@@ -348,6 +348,49 @@ def test_what_a_killed_process_had_archived_is_archived_once(tmp_path):
     assert [json.loads(line)["trajectory"] for line in archive.read_text().splitlines()] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("name", ["trained.packed", "trained.jsonl"])
+def test_an_export_loses_no_row_to_a_trim_that_comes_late(tmp_path, monkeypatch, name):
+    """The trainer has the store trim beside the end of a run, which exports; twice, the second time after a fall-back."""
+    monkeypatch.setattr("tailrace.trajstore.store.TRIM_TOKENS", 1)  # one in a slice
+    archive = tmp_path / name
+
+    def rows():
+        return [(row["trajectory"], row["consumed_version"]) for row in read_trained(archive)]
+
+    with TrajectoryStore(tmp_path / "store") as store:
+        finish(store, *"abcdefg")
+        for version, trajectory in enumerate("abcdef", 1):
+            store.consume([trajectory], version)
+        store.trim(1, archive)
+        assert store.export(archive) == 5
+        whole = archive.read_bytes()
+        for version in (2, 4):
+            store.trim(version, archive)
+            assert archive.read_bytes() == whole
+        store.rollback(4)
+        store.consume(["e", "f"], 5)
+        store.consume(["g"], 6)
+        store.trim(5, archive)
+        assert rows() == [("a", 1), ("b", 2), ("c", 3), ("d", 4), ("e", 5), ("f", 5)]
+        assert store.export(archive) == 1
+        store.trim(6, archive)
+    assert rows() == [("a", 1), ("b", 2), ("c", 3), ("d", 4), ("e", 5), ("f", 5), ("g", 6)]
+
+
+@pytest.mark.parametrize("name", ["trained.packed", "trained.jsonl"])
+def test_an_archive_that_somebody_took_away_begins_anew(tmp_path, name):
+    archive = tmp_path / name
+    with TrajectoryStore(tmp_path / "store") as store:
+        finish(store, *"abc")
+        for version, trajectory in enumerate("abc", 1):
+            store.consume([trajectory], version)
+        store.trim(1, archive)
+        archive.unlink()
+        store.trim(2, archive)
+        store.export(archive)
+    assert [row["trajectory"] for row in read_trained(archive)] == ["b", "c"]
+
+
 def test_a_trim_of_many_slices_is_one(tmp_path, monkeypatch):
     """It dies in between, and the next one goes on; replicas append all the while."""
     monkeypatch.setattr("tailrace.trajstore.store.TRIM_TOKENS", 600)  # two in a slice

@@ -375,23 +375,40 @@ class TrajectoryStore:
             return forgotten
 
     def _archive(self, archive: Path, names: Sequence[str]) -> int:
-        """Archive trajectories. Returns the file's size."""
-        with archive.open("ab") as file:
-            file.truncate(self._ledger.archived_bytes)  # drop what a process wrote that died before it trimmed
-            return self._write(file, archive, self._ledger.consumed(names))
+        """Archive trajectories. Returns the size of what is archived.
 
-    def _write(self, file: BinaryIO, path: Path, rows: Iterable[ConsumedTrajectory]) -> int:
-        """Append trajectories to a file for `path`. Returns its size."""
-        file.seek(0, os.SEEK_END)
-        if is_lines(path):
-            file.writelines(self._line(row) for row in rows)
-        else:
-            if not file.tell():
-                file.write(MAGIC)
-            file.writelines(self._ledger.records(rows))
+        After it the file may have others: an `export` wrote them, and its next rows are these, or a process that died before it
+        trimmed. What is the same stays, so that no row of an export is lost; what is not, is cut off.
+        """
+        with archive.open("a+b") as file:
+            return self._write(file, archive, self._ledger.consumed(names), self._ledger.archived_bytes)
+
+    def _write(self, file: BinaryIO, path: Path, rows: Iterable[ConsumedTrajectory], begin: int) -> int:
+        """Write trajectories to a file for `path` from a position on, or from its end. Returns where they end.
+
+        Bytes that the file has there already are not written again.
+        """
+        size = file.seek(0, os.SEEK_END)
+        end = file.seek(min(begin, size))
+        there = end < size
+        for record in self._records(path, rows, first=not end):
+            if there and file.read(len(record)) != record:
+                file.truncate(end)
+                there = False
+            if not there:
+                file.write(record)
+            end += len(record)
         file.flush()
         os.fsync(file.fileno())
-        return file.tell()
+        return end
+
+    def _records(self, path: Path, rows: Iterable[ConsumedTrajectory], *, first: bool) -> Iterator[bytes]:
+        if is_lines(path):
+            yield from (self._line(row) for row in rows)
+        else:
+            if first:
+                yield MAGIC
+            yield from self._ledger.records(rows)
 
     def recover(self, *, keep_owners: bool = False) -> Recovery:
         """The trajectories in the store after a crash. Unfinished ones lose their owners.
@@ -453,8 +470,8 @@ class TrajectoryStore:
                 if archived and target.exists():
                     shutil.copyfile(target, unfinished)
                 with unfinished.open("ab") as file:
-                    file.truncate(archived if file.tell() else 0)
-                    self._write(file, target, rows)
+                    file.truncate(min(archived, file.tell()))
+                    self._write(file, target, rows, archived)
                 unfinished.replace(target)
             finally:
                 unfinished.unlink(missing_ok=True)
