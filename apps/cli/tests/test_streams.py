@@ -10,6 +10,7 @@ import time
 import pytest
 import typer
 
+from tailrace.cli import command
 from tailrace.cli.app import app
 from tailrace.cli.main import main
 
@@ -110,4 +111,20 @@ def test_ctrl_c_is_one_line_at_each_moment_of_a_command_line(method, monkeypatch
 
     monkeypatch.setattr(type(typer.main.get_command(app)), method, interrupted)
     assert main(["plugins"]) == 130
+    assert capsys.readouterr().err == "tailrace: interrupted\n"
+
+
+def test_ctrl_c_is_one_line_in_the_body_of_a_class_that_a_command_imports(monkeypatch, capsys):
+    class Named:
+        def __set_name__(self, owner, name):
+            raise KeyboardInterrupt
+
+    def imports(*_, **__):
+        type("Imported", (), {"named": Named()})  # of which Python 3.11 makes a RuntimeError
+
+    monkeypatch.setattr(type(typer.main.get_command(app)), "invoke", imports)
+    assert main(["plugins"]) == 130
+    assert capsys.readouterr().err == "tailrace: interrupted\n"
+    monkeypatch.setattr("tailrace.cli.main.main", imports)
+    assert command() == 130
     assert capsys.readouterr().err == "tailrace: interrupted\n"

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from collections import Counter
+from dataclasses import replace
 from urllib.parse import urlencode
 
 import pytest
@@ -16,7 +17,7 @@ from tailrace.pipeline.run.replay import controller_of, replayed, take_in
 from tailrace.report.record import read_record
 from tailrace.report.watch import frame as frames_of_pages
 from tailrace.report.watch.following import FollowedRun
-from tailrace.report.watch.frame import _WHERE, Cursor, Frames
+from tailrace.report.watch.frame import _WHERE, OVER, Cursor, Frames
 from tailrace.report.watch.server import (
     Guard,
     WatchError,
@@ -94,7 +95,7 @@ def test_pieces_of_frames_add_up_to_the_whole(run):
         found = frames_of.frame(cursor)
         spans = found["lanes"]["ended"] if found["lanes"]["whole"] else spans + found["lanes"]["ended"]
         incidents += found["incidents"]
-        cursor = Cursor(*(found["cursor"][name] for name in ("generation", "spans", "marks", "incidents", "instants")))
+        cursor = cursor_of(found)
     whole = frames_of.frame(Cursor())
     assert spans == whole["lanes"]["ended"]
     assert incidents == whole["incidents"]
@@ -133,7 +134,7 @@ def test_where_very_many_trajectories_are_is_looked_at_seldom_and_is_right_in_th
 
 
 def cursor_of(found):
-    return Cursor(*(found["cursor"].get(name, 0) for name in ("generation", "spans", "marks", "incidents", "instants")))
+    return Cursor(**found["cursor"])
 
 
 def test_the_control_that_comes_behind_the_runs_end_is_told_to_an_open_page(run, monkeypatch):
@@ -237,6 +238,19 @@ def test_a_run_that_is_resumed_goes_on_in_the_same_reading(tmp_path):
     followed.advance(3600)
     assert (followed.generation, followed.story.instants, followed.trouble) == (before, len(lines) - 1, "")
     assert any("goes on after its driver" in each.said for each in followed.story.incidents)
+
+
+def test_a_page_is_told_when_a_run_has_no_process_any_more(tmp_path, monkeypatch):
+    directory, _ = a_run(tmp_path / "run", until_step=1)
+    followed = followed_to_the_end(directory)
+    monkeypatch.setattr(followed, "status", lambda: {"phase": "training"})
+    frames, cursor, states = Frames(followed), Cursor(), []
+    for alive in (True, True, False, False):
+        monkeypatch.setattr(followed, "alive", lambda alive=alive: alive)
+        found = frames.frame(cursor)
+        cursor = replace(cursor, **found["cursor"])
+        states.append((found["life"]["state"] in OVER, "trainer" in found))
+    assert states == [(False, True), (False, False), (True, True), (True, False)]
 
 
 def test_a_run_without_a_log_yet_waits_for_it(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -151,6 +152,21 @@ def test_ranks_of_one_machine_share_a_file_and_loopback_and_open_no_port(tmp_pat
         assert files.pop().parent == directory
         assert {(met.interface, met.host, met.port, met.listener) for met in found.values()} == {("lo", "", 0, None)}
     assert not (root / "port").exists()
+
+
+def test_a_rank_that_comes_while_the_first_one_clears_up_comes_again(tmp_path, monkeypatch):
+    write, cleared = Path.write_text, []
+
+    def first_cleared(path, *args, **kwargs):
+        if path.name.startswith(".1.json") and not cleared:
+            cleared.append(path)
+            shutil.rmtree(path.parent)  # between its making and what is written into it
+        return write(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", first_cleared)
+    found = all_meet(meeting_url(tmp_path / "meeting-here"), 2)
+    assert cleared
+    assert found[0] == found[1]
 
 
 def test_an_interface_that_was_named_is_used_on_one_machine_too(tmp_path):

@@ -11,7 +11,9 @@ def command() -> int:
         from tailrace.cli.main import main
 
         return main()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as error:
+        if not isinstance(error.__cause__ or error, KeyboardInterrupt):  # Python 3.11 wraps it in a class's body
+            raise
         import sys
 
         from tailrace.cli.exit_status import INTERRUPTED

@@ -69,6 +69,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         return max(complain(line) for line in lines_of(error))
     except Exception as error:
         show_source()
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 makes another error of it in a class's body
+            return complain("interrupted", status=INTERRUPTED)
         where = traceback.extract_tb(error.__traceback__)[-1]
         return complain(
             f"a fault of Tailrace itself: {type(error).__name__}: {one_line(error)} ({where.filename}:{where.lineno}); "

@@ -196,8 +196,8 @@ def _read(
 ) -> dict[str, Any]:
     """What a file says, once it is there and holds."""
     while True:
-        meanwhile()
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # the first rank may remove the directory at any moment, once
+            meanwhile()
             found: dict[str, Any] = json.loads(path.read_text())
             if holds(found):
                 return found

@@ -63,13 +63,14 @@ class CursorError(ReportError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """What a page has already: of which reading of the log, how many spans, marks and incidents, and which instant."""
+    """What a page has: of which reading of the log, how many spans, marks, incidents, which instant, whether all is over."""
 
     generation: int = 0
     spans: int = 0
     marks: int = 0
     incidents: int = 0
     instants: int = -1
+    over: int = 0
 
 
 class Frames:
@@ -91,17 +92,17 @@ class Frames:
         if fresh:
             cursor = Cursor(followed.generation)
         life = self._life()
+        over = life["state"] in OVER and not followed.reading
         found: dict[str, Any] = {
-            "cursor": {"generation": followed.generation, "instants": story.instants},
+            "cursor": {"generation": followed.generation, "instants": story.instants, "over": int(over)},
             "life": life,
             "reading": None if not followed.reading else {"read": log.read_bytes, "of": log.size},
             "trouble": followed.trouble,
         }
         if fresh:
             found["about"] = self._about()
-        if not fresh and cursor.instants == story.instants:
+        if not fresh and (cursor.instants, cursor.over) == (story.instants, over):
             return found
-        over = life["state"] in OVER and not followed.reading
         results = self._results_of(story, over=over)
         places, looked_s, current = self._places(story)
         if not current or (story.run.finished and not over):  # the controls come behind its log's end

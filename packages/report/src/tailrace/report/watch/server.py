@@ -16,6 +16,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import fields
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -200,7 +201,7 @@ def build_app(followed: FollowedRun) -> Starlette:
         return endpoint
 
     def frame(request: Request) -> dict[str, Any]:
-        names = ("generation", "spans", "marks", "incidents", "instants")
+        names = [each.name for each in fields(Cursor)]
         cursor = Cursor(*(_number(request, name, -1 if name == "instants" else 0) for name in names))
         with followed.lock:
             followed.advance(BUDGET_S if cursor.generation == followed.generation else FIRST_S)
