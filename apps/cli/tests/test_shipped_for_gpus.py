@@ -31,6 +31,7 @@ SIZES = {
     "staleflow/gsm8k-7b-h20.toml": (SEVEN, 1, 6, 2, 1),
     "staleflow/math-32b.toml": (THIRTY, 4, 16, 8, 2),
     "staleflow/math-30b-a3b.toml": ("Qwen3-30B-A3B", 4, 8, 12, 2),
+    "staleflow/math-30b-a3b-two-nodes.toml": ("Qwen3-30B-A3B", 2, 8, 4, 2),
     "streamrl/gsm8k-7b.toml": (SEVEN, 1, 4, 4, 1),
     "streamrl/gsm8k-7b-two-sites.toml": (SEVEN, 2, 8, 8, 1),
     "rollpacker/gsm8k-7b.toml": (SEVEN, 1, 8, 8, 1),
