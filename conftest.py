@@ -88,12 +88,12 @@ def pytest_addoption(parser):
 
 
 def pytest_xdist_auto_num_workers(config):
-    """For `-n auto`, which pyproject.toml sets: two processes for each core, since tests wait for other processes and for
-    deadlines most of the time; with three, Ray's own deadlines pass. None for a few files."""
+    """For `-n auto`, which pyproject.toml sets: five processes for two cores, since tests wait for other processes and for
+    deadlines most of the time; with six, Ray's own deadlines pass. None for a few files."""
     named = [Path(argument.split("::")[0]) for argument in config.args]
     if all(path.suffix == ".py" for path in named) and len(named) <= FILES_FOR_ONE_PROCESS:
         return 0
-    return min(8, 2 * (os.cpu_count() or 1))
+    return min(8, 5 * (os.cpu_count() or 1) // 2)
 
 
 def pytest_report_header(config):
