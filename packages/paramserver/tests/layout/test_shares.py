@@ -54,6 +54,17 @@ def local(tensors, weights, ranks, rank):
             yield tensor.name, weights[tensor.name][first * row : last * row]
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("chunk_bytes", [4096, 10_000, 2**20])
+def test_a_version_of_several_ranks_has_next_to_no_gaps(ranks, chunk_bytes):
+    tensors = tuple(GlobalTensor(f"w{number}", "bfloat16", (240, 64)) for number in range(12))
+    found = shares(split(tensors, ranks), chunk_bytes=chunk_bytes)
+    manifest = found["rank0"].manifest
+    assert manifest.chunk_bytes <= chunk_bytes
+    assert sum(tensor.nbytes for tensor in tensors) <= manifest.total_bytes
+    assert manifest.total_bytes <= 1.02 * sum(tensor.nbytes for tensor in tensors)
+
+
 @pytest.fixture
 def trainer(serve, token):
     """Publishers of one layout, and how they publish a version."""

@@ -82,7 +82,10 @@ def shares(layout: Layout, *, chunk_bytes: int = CHUNK_BYTES) -> dict[str, Share
     plan = reshard_plan(layout, Layout.replicated(layout.tensors, [_RELAY]))
     parcels = {rank: message(plan, rank, _RELAY) for rank in sorted(layout.shards) if (rank, _RELAY) in plan.pairs}
     room = max(parcel.nbytes + ALIGNMENT * len(parcel.moves) for parcel in parcels.values())
-    chunk_bytes = min(chunk_bytes, aligned(room))  # every rank's chunks begin anew: of a small model they stay small
+    pieces = -(-room // chunk_bytes)
+    chunk_bytes = min(
+        chunk_bytes, aligned(-(-room // pieces))
+    )  # all begin anew at each rank: its last one is nearly full
     specs: list[TensorSpec] = []
     found: dict[str, tuple[dict[str, list[tuple[TensorSpec, SliceCopy]]], Mapping[str, int], int, int]] = {}
     end = 0
