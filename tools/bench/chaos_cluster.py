@@ -61,6 +61,9 @@ host = "node"
 [executor]
 machines = 1
 
+[deadlines]
+hand_over_s = 60  # a replica whose engine stands still as it is woken; it takes 0.2 s here
+
 [evaluation]
 every = 0
 controls = false
