@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import math
 import os
 import time
 
@@ -274,9 +275,10 @@ def test_status_says_where_a_finished_run_has_its_report(directory):
 
 
 def test_status_for_scripts(directory, capsys):
-    write(directory, training(updated_at=time.time() - 40.0))
+    write(directory, training(updated_at=time.time() - 40.0, losses={"loss": math.nan, "entropy": 0.5}))
     assert main(["status", "--json", str(directory.root)]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["losses"] == {"loss": None, "entropy": 0.5}  # JSON has no NaN
     assert found["alive"] is True
     assert 39.0 < found["age_s"] < 3600.0
     assert found["step"] == 12

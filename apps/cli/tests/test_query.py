@@ -117,9 +117,10 @@ def test_a_query_that_is_wrong_or_reaches_out_is_one_line(run, capsys, sql, said
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-def test_without_a_query_the_tables_are_told(run, capsys):
+@pytest.mark.parametrize("sql", [[], [""], [" \n"]])
+def test_without_a_query_the_tables_are_told(run, capsys, sql):
     capsys.readouterr()
-    assert main(["query", str(run)]) == 0
+    assert main(["query", str(run), *sql]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["steps", "evaluations", "trajectories", "events", "commands"]
     assert lines[3].endswith("rows): t, instant, kind, data")
@@ -132,6 +133,13 @@ def test_forms(run, capsys):
     assert "199" in table
     assert "200" not in table.splitlines()[-2]
     assert table.splitlines()[-1].startswith("250 rows, of which the first 200 are shown")
+
+
+def test_json_has_no_nan_however_deep_it_lies(run, capsys):
+    sql = """SELECT ['NaN'::DOUBLE, 2.5] AS list, {'a': '-inf'::DOUBLE, 'b': 1.5::DECIMAL(4, 1)} AS struct,
+        MAP {DATE '2026-11-29': 0.5::DECIMAL(4, 1)} AS map"""
+    (row,) = json.loads(asked(capsys, run, sql, "--json"), parse_constant=pytest.fail)
+    assert row == {"list": [None, 2.5], "struct": {"a": None, "b": 1.5}, "map": {"2026-11-29": 0.5}}
 
 
 def test_a_log_that_is_being_written_is_read_up_to_its_last_line(run, capsys, tmp_path):

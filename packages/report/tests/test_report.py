@@ -18,7 +18,7 @@ from tailrace.pipeline.run.figures.metrics import read_metrics
 from tailrace.pipeline.run.figures.results import Estimate, MeasuredAnswers, Results
 from tailrace.pipeline.run.figures.summary import summarise
 from tailrace.report import run_tables
-from tailrace.report.charts import lengths, staleness
+from tailrace.report.charts import learning, lengths, staleness
 from tailrace.report.figures.held_out import gain, reward_alone
 from tailrace.report.figures.prompts import PromptFates
 from tailrace.report.fold.interruptions import MarkKind
@@ -84,6 +84,21 @@ def finished(tmp_path_factory):
     (directory.trajectories / "trained.jsonl").write_text("".join(lines))
     html = write_report(directory).read_text()
     return directory, html, _Page(html)
+
+
+def test_a_figure_that_overflowed_is_a_gap_in_its_curve_that_is_told(tmp_path):
+    """A run of which a loss became no number wrote no report, and was said to have failed at its end."""
+    directory, _ = a_run(tmp_path / "run")
+    rows = read_metrics(directory.metrics)
+    steps = [row for row in rows if row["kind"] == "step"]
+    steps[1]["loss"], steps[2]["grad_norm"], steps[4]["grad_norm"] = math.nan, math.inf, math.inf
+    directory.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    charts = {chart.id: chart for chart in learning.trainer_charts(read_record(directory))}
+    assert charts["loss"].data[0]["y"] == [0.1, None, 0.1, 0.1, 0.1, 0.1]
+    assert charts["grad_norm"].note == "Infinite, or no number, at 2 of 6 steps, first at step 3."
+    assert not charts["clip_fraction"].note
+    words = _Page(write_report(directory).read_text()).words
+    assert "Infinite, or no number, at 1 of 6 steps, first at step 2." in words
 
 
 def test_it_needs_no_network(finished):

@@ -3,19 +3,17 @@
 steps, evaluations    metrics.jsonl: one row for each, a column for each figure
 events                events.jsonl: what happened, one row for each event: t, instant, kind, data (JSON)
 commands              events.jsonl: what the controller decided, one row for each command: t, instant, kind, seq, data (JSON)
-trajectories          what was trained on, without its tokens; empty until the run has ended
+trajectories          what was trained on, without its tokens; while the run goes on, what no rollback can ask for any more
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import math
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.cli.errors import CommandError
+from tailrace.cli.json_text import json_text
 from tailrace.contracts import extra, shown
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
@@ -81,7 +80,7 @@ def query(run: Path, sql: str | None, form: Form) -> None:
 
     Args:
         run: a run directory, of a run that goes on too.
-        sql: in DuckDB's dialect.
+        sql: in DuckDB's dialect; None or nothing but spaces: there is no query.
         form: how the answer is printed.
 
     Raises:
@@ -101,7 +100,7 @@ def query(run: Path, sql: str | None, form: Form) -> None:
         # From here on a query reads the tables alone: it comes from a person, and what it is about from a run.
         database.execute("SET enable_external_access = false")
         database.execute("SET lock_configuration = true")
-        if sql is None:
+        if sql is None or not sql.strip():
             _show_tables(database)
             return
         try:
@@ -188,7 +187,7 @@ def _print(names: list[str], rows: Iterator[tuple[Any, ...]], form: Form) -> Non
     if form == "json":
         print("[", end="")
         for index, row in enumerate(rows):
-            print("," if index else "", _json(dict(zip(names, row, strict=True))), sep="\n", end="")
+            print("," if index else "", json_text(dict(zip(names, row, strict=True))), sep="\n", end="")
         print("\n]")
         return
     if form == "csv":
@@ -206,15 +205,6 @@ def _print(names: list[str], rows: Iterator[tuple[Any, ...]], form: Form) -> Non
     Console().print(table)
     if count > MOST_SHOWN:
         print(f"{count:,} rows, of which the first {MOST_SHOWN} are shown; --json and --csv have all")
-
-
-def _json(row: dict[str, Any]) -> str:
-    """A row as JSON, which has no NaN."""
-    plain = {name: float(value) if isinstance(value, Decimal) else value for name, value in row.items()}
-    finite = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in plain.items()
-    }
-    return json.dumps(finite, default=str)
 
 
 def _cell(value: object) -> str:

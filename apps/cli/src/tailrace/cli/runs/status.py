@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from tailrace.cli.json_text import json_text
 from tailrace.cli.runs.display import clock, incident_line, panel
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory, read_json
@@ -33,7 +33,7 @@ def status(root: Path, *, watch: bool = False, as_json: bool = False) -> None:
     found, alive = current(directory)
     if as_json:
         age_s = round(time.time() - found.updated_at, 3)
-        print(json.dumps({**dataclasses.asdict(found), "alive": alive, "age_s": age_s}))
+        print(json_text({**dataclasses.asdict(found), "alive": alive, "age_s": age_s}))
         return
     console = Console()
     if not watch:

@@ -145,10 +145,18 @@ def trainer_charts(record: Record) -> list[Chart]:
         steps, values = _series(record, key)
         if steps:
             layout = {"xaxis": step_axis(len(record.steps)), "yaxis": axis(label), "showlegend": False}
-            charts.append(Chart(key, title, [line(steps, values, title, color, width=1.6)], layout, height=210))
+            trace = line(steps, values, title, color, width=1.6)
+            charts.append(Chart(key, title, [trace], layout, _gaps(steps, values), height=210))
     return charts
 
 
 def _series(record: Record, key: str) -> tuple[list[float], list[Any]]:
+    """Steps and what a figure was at each; None where that was infinite or no number, as of a loss that overflowed."""
     rows = [row for row in record.steps if row.get(key) is not None]
-    return [float(row["step"]) for row in rows], [row[key] for row in rows]
+    return [float(row["step"]) for row in rows], [row[key] if math.isfinite(row[key]) else None for row in rows]
+
+
+def _gaps(steps: list[float], values: list[Any]) -> str:
+    """A note of the gaps in a curve; empty if it has none."""
+    gaps = [step for step, value in zip(steps, values, strict=True) if value is None]
+    return f"Infinite, or no number, at {len(gaps)} of {len(steps)} steps, first at step {gaps[0]:.0f}." if gaps else ""
