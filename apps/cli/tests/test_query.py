@@ -13,6 +13,7 @@ pytest.importorskip("duckdb")
 
 from tailrace.cli.main import main
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.trajstore.archive import MAGIC
 
 CONFIG = """
 app = "laminar"
@@ -148,6 +149,10 @@ def test_a_log_that_is_being_written_is_read_up_to_its_last_line(run, capsys, tm
         file.write('{"t": 1e9, "events": [{"is": "Tic')
     with (live / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "st')
+    (live / "summary.json").unlink(missing_ok=True)  # which a run has once it is over
+    (live / "trajectories").mkdir()
+    (live / "trajectories/trained.packed").write_bytes(MAGIC + b"half of a record")
+    assert asked(capsys, live, "SELECT * FROM trajectories") == []
     (row,) = asked(capsys, live, "SELECT max(t) AS last FROM events")
     assert row["last"] < 1e9
 

@@ -24,6 +24,7 @@ from tailrace.report.figures.prompts import PromptFates
 from tailrace.report.fold.interruptions import MarkKind
 from tailrace.report.record import read_record, standing_steps
 from tailrace.report.run_page import render, write_report
+from tailrace.trajstore.archive import MAGIC
 
 from .conftest import STALEFLOW, a_run, configured
 
@@ -84,6 +85,13 @@ def finished(tmp_path_factory):
     (directory.trajectories / "trained.jsonl").write_text("".join(lines))
     html = write_report(directory).read_text()
     return directory, html, _Page(html)
+
+
+def test_a_run_whose_last_trajectory_is_half_archived_has_a_report(tmp_path):
+    """Its data role appends, or died while it did."""
+    directory, _ = a_run(tmp_path / "run")
+    directory.trained.write_bytes(MAGIC + b"half of a record")
+    assert write_report(directory).exists()
 
 
 def test_a_figure_that_overflowed_is_a_gap_in_its_curve_that_is_told(tmp_path):

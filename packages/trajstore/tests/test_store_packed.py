@@ -22,7 +22,7 @@ from tailrace.trajstore import (
     UnknownTrajectoryError,
     read_trained,
 )
-from tailrace.trajstore.archive import read_ends, write_parquet
+from tailrace.trajstore.archive import find_trained, read_ends, write_parquet
 
 STOP = FinishReason.STOP
 
@@ -338,3 +338,27 @@ def test_a_damaged_archive_is_named_with_the_place(tmp_path, damage, said):
     with pytest.raises(StoreFormatError, match=said) as found:
         list(read_trained(archive))
     assert str(archive) in str(found.value)
+
+
+@pytest.mark.parametrize("name", ["trained.packed", "trained.jsonl"])
+def test_a_file_that_is_being_written_has_the_rows_that_are_whole(tmp_path, name):
+    """Whatever part of it is there: a `trim` appends, or a process died in it. `report`, `query` and `export` failed then."""
+    archive, part = tmp_path / name, tmp_path / f"part.{name}"
+    with TrajectoryStore(mixed_versions=True) as store:
+        for each in "ab":
+            write(store, each, random.Random(0), prompt=(1,))
+        store.consume(["a", "b"], 1)
+        store.export(archive)
+    rows, data = list(read_trained(archive)), archive.read_bytes()
+    seen = set()
+    for size in range(len(data) + 1):
+        part.write_bytes(data[:size])
+        found = list(read_trained(part, growing=True))
+        assert found == rows[: len(found)]
+        assert [row["trajectory"] for row in read_trained(part, tokens=False, growing=True)] == list("ab"[: len(found)])
+        assert read_ends(part, 2, growing=True) == (found, found)
+        assert find_trained(part, "b", growing=True) == (rows[1] if len(found) == 2 else None)
+        seen.add(len(found))
+    assert seen == {0, 1, 2}
+    part.write_bytes(data[:-1])
+    assert write_parquet(part, tmp_path / "part.parquet", growing=True) == 1

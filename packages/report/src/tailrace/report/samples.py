@@ -45,7 +45,7 @@ def samples(directory: RunDirectory) -> list[ShownTrajectory]:
     """Samples from the beginning and the end of training; none where trajectories were not exported."""
     if not directory.trained.exists():
         return []
-    first, last = read_ends(directory.trained, ENDS)
+    first, last = read_ends(directory.trained, ENDS, growing=not directory.summary.exists())
     decode = _Decoder(directory)
     chosen: dict[str, tuple[str, dict[str, Any]]] = {}
     for when, rows in (("early", first), ("late", last)):
@@ -62,7 +62,8 @@ def text_of(directory: RunDirectory, trajectory: str) -> ShownTrajectory | None:
     Raises:
         TrajstoreError: the archive is damaged, or the store cannot be read now.
     """
-    row = find_trained(directory.trained, trajectory) if directory.trained.exists() else None
+    growing = not directory.summary.exists()
+    row = find_trained(directory.trained, trajectory, growing=growing) if directory.trained.exists() else None
     row = row or peek(directory.store, trajectory)
     return None if row is None else _sample("", row, _Decoder(directory))
 

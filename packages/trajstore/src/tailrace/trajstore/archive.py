@@ -44,13 +44,15 @@ def record(header: Mapping[str, Any], packed: PackedTokens) -> bytes:
     return _SIZES.pack(*map(len, parts), zlib.crc32(body)) + body
 
 
-def read_trained(path: Path | str, *, tokens: bool = True) -> Iterator[dict[str, Any]]:
+def read_trained(path: Path | str, *, tokens: bool = True, growing: bool = False) -> Iterator[dict[str, Any]]:
     """The rows of a file of trajectories that were trained on, whichever it is; see `TrajectoryStore.export_jsonl`.
 
     Args:
         path: the file.
         tokens: whether prompt, tokens, versions, logprobs, observations and contexts are wanted; without them packed records
             are passed over, so that it is quick.
+        growing: whether `TrajectoryStore.trim` may be appending to it, or have died there: a last row of which a part is missing
+            is left out, and is no damage.
 
     Raises:
         StoreFormatError: it is damaged. The message names the place.
@@ -59,28 +61,34 @@ def read_trained(path: Path | str, *, tokens: bool = True) -> Iterator[dict[str,
     path = Path(path)
     with path.open("rb") as file:
         if is_lines(path):
-            for number, line in enumerate(file, 1):
+            for number, line in _lines(file, growing=growing):
                 yield _of_line(path, number, line)
             return
-        for number, place, sizes in _places(path, file):
+        for number, place, sizes in _places(path, file, growing=growing):
             yield _of_record(path, number, file, place, sizes, tokens=tokens)
 
 
-def read_ends(path: Path, count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def read_ends(
+    path: Path, count: int, *, growing: bool = False
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The first and the last rows of a file, `count` of each at most.
 
     What lies between is not unpacked; of a file of up to `CHECKED_BYTES` all checksums are compared, which takes a second.
+
+    Args:
+        growing: see `read_trained`.
 
     Raises:
         StoreFormatError: the file is damaged.
     """
     with path.open("rb") as file:
         whole = path.stat().st_size <= CHECKED_BYTES
-        rows = enumerate(file, 1) if is_lines(path) else _places(path, file, checked=whole)
+        lines = is_lines(path)
+        rows = _lines(file, growing=growing) if lines else _places(path, file, checked=whole, growing=growing)
         first: list[Any] = list(islice(rows, count))
         last: deque[Any] = deque(first, maxlen=count)
         last.extend(rows)
-        if is_lines(path):
+        if lines:
             return [json.loads(line) for _, line in first], [json.loads(line) for _, line in last]
 
         def rows_of(places: Iterable[tuple[int, int, tuple[int, ...]]]) -> list[dict[str, Any]]:
@@ -89,8 +97,11 @@ def read_ends(path: Path, count: int) -> tuple[list[dict[str, Any]], list[dict[s
         return rows_of(first), rows_of(last)
 
 
-def find_trained(path: Path, trajectory: str) -> dict[str, Any] | None:
+def find_trained(path: Path, trajectory: str, *, growing: bool = False) -> dict[str, Any] | None:
     """The row of one trajectory, with its tokens; None if it is not in the file. Others are passed over.
+
+    Args:
+        growing: see `read_trained`.
 
     Raises:
         StoreFormatError: the file is damaged before the trajectory's record.
@@ -98,12 +109,17 @@ def find_trained(path: Path, trajectory: str) -> dict[str, Any] | None:
     """
     with path.open("rb") as file:
         if is_lines(path):
-            rows = (_of_line(path, number, line) for number, line in enumerate(file, 1))
+            rows = (_of_line(path, number, line) for number, line in _lines(file, growing=growing))
             return next((row for row in rows if row["trajectory"] == trajectory), None)
-        for number, place, sizes in _places(path, file):
+        for number, place, sizes in _places(path, file, growing=growing):
             if _of_record(path, number, file, place, sizes, tokens=False)["trajectory"] == trajectory:
                 return _of_record(path, number, file, place, sizes, tokens=True)
     return None
+
+
+def _lines(file: BinaryIO, *, growing: bool) -> Iterator[tuple[int, bytes]]:
+    """Each line with its number; of a file that grows without a last one that does not end."""
+    return ((number, line) for number, line in enumerate(file, 1) if line.endswith(b"\n") or not growing)
 
 
 def _of_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
@@ -114,10 +130,14 @@ def _of_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
         raise StoreFormatError(f"{path}, line {number}: found no trained trajectory ({error!r})") from error
 
 
-def _places(path: Path, file: BinaryIO, *, checked: bool = False) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+def _places(
+    path: Path, file: BinaryIO, *, checked: bool = False, growing: bool = False
+) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """Number of each record, position of its parts, and its five sizes. `checked` compares its checksum."""
-    end = path.stat().st_size
+    end = os.fstat(file.fileno()).st_size  # of the file that is read: another may take its name
     if (found := file.read(len(MAGIC))) != MAGIC:
+        if growing and MAGIC.startswith(found):
+            return
         raise StoreFormatError(f"{path}: found {found!r} at the beginning, expected {MAGIC!r}: trajectories trained on")
     number, place = 0, len(MAGIC)
     while place < end:
@@ -127,6 +147,8 @@ def _places(path: Path, file: BinaryIO, *, checked: bool = False) -> Iterator[tu
         sizes = _SIZES.unpack(head) if len(head) == _SIZES.size else (end,) * 5
         place += _SIZES.size
         if place + sum(sizes[:4]) > end:
+            if growing:
+                return
             raise StoreFormatError(
                 f"{path}, record {number}: found the end of the file at byte {end}, expected {place + sum(sizes[:4])} or more"
             )
@@ -193,6 +215,7 @@ def write_parquet(
     progress: Callable[[int], None] = lambda _: None,
     *,
     group_tokens: int = _GROUP_TOKENS,
+    growing: bool = False,
 ) -> int:
     """Write a file of trajectories as Parquet, which appears complete or not at all.
 
@@ -205,6 +228,7 @@ def write_parquet(
         target: the file.
         progress: called after each row group with the rows that are written.
         group_tokens: about how many tokens a row group has.
+        growing: see `read_trained`.
 
     Returns:
         Number of rows.
@@ -241,7 +265,7 @@ def write_parquet(
                 writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
                 rows.clear()
 
-            for row in read_trained(source):
+            for row in read_trained(source, growing=growing):
                 group = row.get("group")
                 metadata = json.dumps(row.get("metadata"), sort_keys=True)
                 rows.append({**row, "group": None if group is None else str(group), "metadata": metadata})

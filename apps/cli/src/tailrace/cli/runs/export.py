@@ -71,7 +71,12 @@ def export_trajectories(run: Path, out: Path, *, as_json: bool = False) -> None:
     lines = _Lines()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        rows = write_parquet(directory.trained, out, lambda done: lines.say(f"wrote {done:,} trajectories"))
+        rows = write_parquet(
+            directory.trained,
+            out,
+            lambda done: lines.say(f"wrote {done:,} trajectories"),
+            growing=not directory.summary.exists(),
+        )
     except OSError as error:
         if error.errno is None:
             raise

@@ -147,15 +147,16 @@ def _fill_rows(database: Any, directory: RunDirectory, folder: Path) -> None:
     lines: dict[str, list[str]] = {name: [] for name in kinds.values()}
     for row in read_metrics(directory.metrics):
         lines[kinds[row.pop("kind")]].append(json.dumps(row))
-    trained = read_trained(directory.trained, tokens=False) if directory.trained.exists() else ()
+    found, growing = directory.trained, not directory.summary.exists()
+    trained = read_trained(found, tokens=False, growing=growing) if found.exists() else ()
     lines["trajectories"] = [json.dumps(_without_tokens(row)) for row in trained]
-    for name, found in lines.items():
+    for name, told in lines.items():
         columns = ", ".join(f'"{column}" {kind}' for column, kind in _COLUMNS[name].items())
         database.execute(f"CREATE TABLE {name} ({columns})")
-        if not found:
+        if not told:
             continue
         path = folder / f"{name}.jsonl"
-        path.write_text("\n".join(found))
+        path.write_text("\n".join(told))
         for column, kind, *_ in database.execute(f"DESCRIBE {_ROWS}", [str(path)]).fetchall():
             if column not in _COLUMNS[name]:
                 quoted = column.replace('"', '""')
