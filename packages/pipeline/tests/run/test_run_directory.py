@@ -49,6 +49,25 @@ def test_a_lock_ends_with_its_process(tmp_path):
     directory.lock()
 
 
+def test_who_asks_whether_a_run_lives_is_not_taken_for_it(tmp_path, monkeypatch):
+    """Two that look at a dead run at once, as `watch` and `status` do, and one that goes on with it in that instant."""
+    directory = RunDirectory.create(tmp_path / "run", {})
+    directory.unlock()
+    asks = os.open(directory.root / "lock", os.O_RDONLY)
+    fcntl.flock(asks, fcntl.LOCK_SH)  # what asking holds for an instant
+    assert not directory.running()
+    waited = []
+
+    def sleep(seconds):
+        waited.append(seconds)
+        os.close(asks)
+
+    monkeypatch.setattr("time.sleep", sleep)
+    directory.lock()
+    assert len(waited) == 1
+    assert RunDirectory.open(directory.root).running()
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [

@@ -51,8 +51,8 @@ def read_trained(path: Path | str, *, tokens: bool = True, growing: bool = False
         path: the file.
         tokens: whether prompt, tokens, versions, logprobs, observations and contexts are wanted; without them packed records
             are passed over, so that it is quick.
-        growing: whether `TrajectoryStore.trim` may be appending to it, or have died there: a last row of which a part is missing
-            is left out, and is no damage.
+        growing: whether `TrajectoryStore.trim` may be appending to it, or have died there: a last row of which a part is
+            missing is left out, and is no damage.
 
     Raises:
         StoreFormatError: it is damaged. The message names the place.
@@ -68,9 +68,7 @@ def read_trained(path: Path | str, *, tokens: bool = True, growing: bool = False
             yield _of_record(path, number, file, place, sizes, tokens=tokens)
 
 
-def read_ends(
-    path: Path, count: int, *, growing: bool = False
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def read_ends(path: Path, count: int, *, growing: bool = False) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The first and the last rows of a file, `count` of each at most.
 
     What lies between is not unpacked; of a file of up to `CHECKED_BYTES` all checksums are compared, which takes a second.

@@ -32,6 +32,8 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
 
 FORMAT = 2
+_ASKED_S = 0.2
+"""For how long a lock that is held may be that of processes that ask whether it is."""
 
 
 class RunDirectory:
@@ -220,7 +222,7 @@ class RunDirectory:
         except OSError as error:
             raise _unwritten(path, error) from error
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_soon(handle)
         except BlockingIOError as error:
             owner = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
             os.close(handle)
@@ -248,13 +250,13 @@ class RunDirectory:
         self.lock()
 
     def running(self) -> bool:
-        """Whether a process holds the lock."""
+        """Whether a process holds the lock. Who asks shares it for an instant: two who do are not taken for it."""
         path = self.root / "lock"
         if not path.exists():
             return False
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
         finally:
@@ -375,6 +377,23 @@ def _sync_entries(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _lock_soon(handle: int) -> None:
+    """Lock a file, also while somebody asks `RunDirectory.running`.
+
+    Raises:
+        BlockingIOError: another process has held it all the while.
+        OSError: it cannot be locked.
+    """
+    until = time.monotonic() + _ASKED_S
+    while True:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(_ASKED_S / 20)
 
 
 def _unwritten(path: Path, error: OSError) -> RunWriteError:

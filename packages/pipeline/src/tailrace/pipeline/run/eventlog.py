@@ -236,7 +236,7 @@ class EventLog:
             self._end = len(HEADER)
         else:
             check_header(self.path, start.partition(b"\n")[0])
-            self._end = _last_line_end(self._file, size)
+            self._end = last_line_end(self._file, size)
             if self._end < size:
                 os.ftruncate(self._file, self._end)
         self._sync()
@@ -432,8 +432,8 @@ def _excerpt(line: bytes) -> str:
     return repr(shown.decode(errors="replace"))
 
 
-def _last_line_end(file: int, size: int) -> int:
-    """The offset after the last newline."""
+def last_line_end(file: int, size: int) -> int:
+    """The offset after the last newline of an open file of so many bytes; 0 without one."""
     end = size
     while end:
         start = max(0, end - _BLOCK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.controller.view import RunView
-from tailrace.pipeline.errors import RunWriteError
+from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
+from tailrace.pipeline.run.eventlog import last_line_end
 from tailrace.pipeline.run.figures.figures import Batch
 from tailrace.pipeline.run.figures.results import MeasuredAnswers
 from tailrace.pipeline.trackers import Trackers
@@ -21,13 +23,16 @@ class MetricsObserver:
     """Writes metrics as they arise.
 
     Args:
-        path: ``metrics.jsonl``, to which lines are appended.
+        path: ``metrics.jsonl``, to which lines are appended. A half last one, of a driver whose disk was full, is cut off.
         trackers: what gets the same; None: nothing.
     """
 
     def __init__(self, path: Path, trackers: Trackers | None = None) -> None:
         written = sum(row["kind"] == "evaluation" for row in read_metrics(path))  # by earlier drivers
-        self._file = path.open("a", buffering=1)
+        self._file = path.open("a+", buffering=1)
+        handle, size = self._file.fileno(), path.stat().st_size
+        if (end := last_line_end(handle, size)) < size:
+            os.ftruncate(handle, end)
         self._trackers = trackers
         self._batches: dict[int, dict[str, Any]] = {}
         self._evaluations = written
@@ -97,8 +102,22 @@ def _batch(version: int, run: RunView, now: float) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All lines of ``metrics.jsonl``; an incomplete last line is left out."""
+    """All lines of ``metrics.jsonl``; an incomplete last line is left out.
+
+    Raises:
+        RunDirectoryError: a line is damaged.
+    """
     if not path.exists():
         return []
     with path.open() as file:
-        return [json.loads(line) for line in file if line.endswith("\n")]
+        return [_row(path, number, line) for number, line in enumerate(file, 1) if line.endswith("\n")]
+
+
+def _row(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        row: dict[str, Any] = json.loads(line)
+        return {**row, "kind": row["kind"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunDirectoryError(
+            f"{path}, line {number}: found {line[:60].rstrip()!r}, expected a line of metrics"
+        ) from error
