@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.cli.components.judge import agreement
+from tailrace.cli.components.judge import agreement, read_items
 from tailrace.cli.main import main
 from tailrace.reward.judge import Unjudged
 
@@ -47,15 +47,37 @@ def test_one_is_fitted_and_then_scores_within_a_budget(tmp_path, capfd):
         ('{"response": 1}', "expected texts"),
         ('{"response": "1", "right": 2}', "expected texts, and true or false for right"),
         ("", "found no rows"),
+        ("\n \n", "found no rows"),
+        (b'{"response": "\xff"}', "found no JSON object with a response"),
     ],
 )
 def test_what_is_no_file_of_responses_is_one_line(tmp_path, capfd, row, complaint):
     file = tmp_path / "rows.jsonl"
-    file.write_text(row)
+    file.write_bytes(row if isinstance(row, bytes) else row.encode())
     assert main(["judge", "score", str(file), "--model", "none", "--template", "{response}"]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert complaint in line
     assert str(file) in line
+
+
+def test_rows_are_what_stands_between_line_feeds(tmp_path):
+    """Text has other ends of lines in it, such as U+2028; lines may be empty."""
+    file = tmp_path / "rows.jsonl"
+    said = ["one\u2028line", "another\x85one"]
+    file.write_text(
+        "\n\n".join(json.dumps({"response": text}, ensure_ascii=False) for text in said) + "\n", encoding="utf-8"
+    )
+    items, right = read_items(file)
+    assert [item.response for item in items] == said
+    assert right == [None, None]
+
+
+def test_what_stands_in_a_folder_is_not_replaced_by_a_judge(tmp_path, capfd):
+    """The model takes the place of its directory: all that was in it was gone."""
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert main(["judge", "fit", str(tmp_path), "--steps", "1", "--examples", "8", "--heldout", "8"]) == 2
+    assert "found files, expected a new folder" in capfd.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_an_unknown_task_and_a_missing_model_are_one_line(tmp_path, capfd):

@@ -49,6 +49,26 @@ def test_the_best_share_is_printed_and_written_as_a_configuration_that_begins_so
     assert (policy.start, policy.spans, policy.begins.seconds) == (2, 2, 65.0)  # type: ignore[attr-defined]
 
 
+def test_what_was_changed_for_the_search_is_in_the_file_that_it_writes():
+    changes = ["pipeline.steps=7", "task.train=rows.jsonl", 'pipeline.sync="when-useful"']
+    options = [word for change in changes for word in ("--set", change)]
+    Path("deep").mkdir()
+    assert main(["plan", "mine.toml", "--gpus", "6", *options, "--out", "deep/best.toml"]) == 0
+    best = configuration("deep/best.toml")
+    assert (best.pipeline.steps, best.pipeline.sync.name) == (7, "when-useful")
+    assert best.task.train == Path("rows.jsonl").absolute()  # as it was typed, relative to where one is
+    assert best.trainer.processes == 2
+
+
+@pytest.mark.parametrize("option", ["--out", "--json"])
+@pytest.mark.parametrize("name", ["mine.toml", "./mine.toml"])
+def test_the_configuration_that_is_searched_is_not_written_over(option, name, capsys):
+    assert main(["plan", "mine.toml", "--gpus", "6", option, name]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "found the configuration that is searched, expected another file" in line
+    assert Path("mine.toml").read_text() == CONFIG
+
+
 def test_devices_that_save_nothing_are_left_over(capsys):
     assert main(["plan", "mine.toml", "--gpus", "7", "--set", "pipeline.provisioning.training_times=[[4, 70.0]]"]) == 0
     assert "2 of 7 devices generate (replicas: 1, of 2 each), 4 train, 1 would save nothing." in capsys.readouterr().out

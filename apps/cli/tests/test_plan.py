@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from tailrace.cli.main import main
-from tailrace.cli.simulations.plan import show, written
+from tailrace.cli.simulations.plan import PlanOptions, show, written
 from tailrace.fleetsim.fleet.config import fleet_config
 from tailrace.fleetsim.plan import Option, PoolShare, Search, Split
 from tailrace.fleetsim.plan.search import OWN
@@ -127,7 +127,7 @@ def test_pools_are_written_as_tables_and_said_in_eighty_columns(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(CONFIG + "fleet.sites.cloud.share = 0.5\n")
     best = dataclasses.replace(option(1, POOLS, "own"), settings=POOLS.settings())
-    Path("best.toml").write_text(written("mine.toml", Path("best.toml"), "the best", best.settings))
+    Path("best.toml").write_text(written(PlanOptions("mine.toml"), Path("best.toml"), "the best", best.settings))
     pools = fleet_config(configuration("best.toml").fleet).rollout
     assert [(pool.device, pool.gpus, pool.tensor_parallel, pool.site) for pool in pools] == [
         ("H800", 4, 4, ""),

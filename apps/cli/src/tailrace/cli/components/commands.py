@@ -18,7 +18,7 @@ JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="A
 
 @judge_app.command("fit")
 def fit_command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The judge's model directory, to be written.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The judge's model directory: new or empty.")],
     task: Annotated[str, typer.Option(help="The generated task: short-chain-sum or long-chain-sum.")] = (
         "short-chain-sum"
     ),

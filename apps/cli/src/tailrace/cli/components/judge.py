@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from tailrace.cli.errors import CommandError
+from tailrace.cli.outputs import check_file, check_folder
 from tailrace.reward import load_verifier
 from tailrace.reward.judge import Judge, JudgeConfig, JudgeItem, Judgement, JudgeProcess, JudgeTemplate, Unjudged
 from tailrace.reward.tasks import get_task, write_jsonl
@@ -48,10 +49,12 @@ def fit_judge(options: FitOptions, json_file: Path | None) -> dict[str, Any]:
     """Fine-tune, measure and print; returns the figures. The directory also gets ``template.txt`` and ``heldout.jsonl``.
 
     Raises:
-        TailraceError: the task is unknown, has too few questions, or the fine-tuning failed.
+        TailraceError: the task is unknown, has too few questions, the fine-tuning failed, or the directory has files.
     """
     import asyncio
 
+    check_folder("DIR", options.directory)  # the model takes the place of what is there
+    check_file("--json", json_file)
     heldout = _responses(options.task, "heldout", options.heldout, _HELDOUT_SEED)
     examples = _responses(options.task, "train", options.examples, options.seed)
     seconds = _fine_tune(options, examples)
@@ -144,6 +147,7 @@ def score_file(file: Path, config: JudgeConfig, json_file: Path | None) -> None:
         CommandError: the file is no JSONL file of responses.
         RewardError: the judge cannot be made.
     """
+    check_file("--json", json_file)
     items, right = read_items(file)
     with Judge(config) as judge:
         started = time.perf_counter()
@@ -169,10 +173,13 @@ def read_items(file: Path) -> tuple[list[JudgeItem], list[bool | None]]:
 
     Raises:
         CommandError: a line is no JSON object with a response.
+        OSError: the file cannot be read.
     """
     items: list[JudgeItem] = []
     right: list[bool | None] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):  # text may hold other ends of lines
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
             items.append(JudgeItem(**{name: row[name] for name in _FIELDS if name in row}))

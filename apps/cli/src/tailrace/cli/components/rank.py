@@ -15,6 +15,7 @@ from typing import Any
 import typer
 
 from tailrace.cli.errors import CommandError
+from tailrace.cli.outputs import check_file
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.roles.prompts import Prompts, PromptSettings
@@ -58,6 +59,7 @@ def rank(options: RankOptions) -> Comparison:
     Raises:
         TailraceError: the data, an option or a model is wrong.
     """
+    check_file("--json", options.json_file)
     chosen = _method_options(options)
     split = _split(options.split)
     if options.init is not None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from tailrace.cli.errors import CommandError
 from tailrace.cli.exit_status import FAILED, INTERRUPTED
+from tailrace.cli.outputs import check_file
 from tailrace.cli.runs.chaos_run import WatchedRun, supervise
 from tailrace.cli.runs.preflight import check
 from tailrace.cli.runs.stopping import interrupts
@@ -82,6 +83,7 @@ def run(options: ChaosOptions) -> int:
     Raises:
         TailraceError: the command or the configuration is wrong, or the directory is of another campaign.
     """
+    check_file("--json", options.json)
     config = configuration(options.target, settings=options.settings, seed=options.seed, executor=options.executor)
     check(config, f"{options.target}: ")
     targets(config, options.roles)

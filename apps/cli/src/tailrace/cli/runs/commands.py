@@ -265,9 +265,11 @@ def audit_command(
     ] = None,
 ) -> int:
     """Train a run's recorded batches again without faults, and compare the weights bit for bit; status 1 if they differ."""
+    from tailrace.cli.outputs import check_file
     from tailrace.pipeline.run.audit import audit
     from tailrace.pipeline.run.directory import RunDirectory
 
+    check_file("--json", json_file)
     found = audit(RunDirectory.open(run), lambda done, of: typer.echo(f"trained on {done} of {of} batches", err=True))
     typer.echo(f"every trajectory was trained on once   {'yes' if found.trained_once else 'NO'}")
     typer.echo(f"the weights are the same bits          {'yes' if found.weights_equal else 'NO'}")

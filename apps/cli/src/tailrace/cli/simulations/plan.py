@@ -19,14 +19,16 @@ from rich.text import Text
 
 from tailrace.cli.errors import CommandError
 from tailrace.cli.exit_status import INTERRUPTED
+from tailrace.cli.outputs import check_file
 from tailrace.cli.runs.stopping import interrupts
 from tailrace.cli.simulations.simulate import check_used, read_prices, with_prices
 from tailrace.fleetsim.fleet.config import fleet_config
 from tailrace.fleetsim.hardware import find_device
 from tailrace.fleetsim.plan import Option, Search, Split, devices_of, plan
+from tailrace.pipeline.config.loading import merge, parse_setting
 from tailrace.pipeline.config.models import Choice, RunConfig
 from tailrace.pipeline.config.policies import build_policy
-from tailrace.pipeline.config.target import configuration
+from tailrace.pipeline.config.target import configuration, rooted
 from tailrace.pipeline.run.facts import facts_of
 from tailrace.repack import Balanced, StageShare, batch_like, share_devices
 from tailrace.report.words import duration, money, price
@@ -55,12 +57,13 @@ def show_plan(options: PlanOptions) -> int:
     """
     if options.objective not in ("throughput", "cost"):
         raise CommandError(f"--objective {options.objective}: expected throughput or cost")
+    _check_files(options)
     measured = configuration(options.target, settings=options.settings)
     if is_measured(measured):
         _show_measured(measured, options)
         return 0
     prices = read_prices(options.prices)
-    config = with_prices(configuration(options.target, settings=options.settings), prices)
+    config = with_prices(measured, prices)
     table = fleet_config(config.fleet)
     check_used(prices, {find_device(name).name for name in devices_of(table)})
     console = Console()
@@ -77,7 +80,7 @@ def show_plan(options: PlanOptions) -> int:
     if options.out is not None:
         best = search.options[0]
         found = f"{best.split}; {best.policies}{'' if search.complete else ' (the search was interrupted)'}"
-        options.out.write_text(written(options.target, options.out, found, best.settings))
+        options.out.write_text(written(options, options.out, found, best.settings))
         console.print(Text(f"Written as a configuration: {options.out}"), soft_wrap=True)
     if options.json_file is not None:
         options.json_file.write_text(json.dumps(_plain(search), indent=1) + "\n")
@@ -103,7 +106,7 @@ def _show_measured(config: RunConfig, options: PlanOptions) -> None:
     for line in _lines(plan.settings()):
         print(f"  {line}")
     if options.out is not None:
-        options.out.write_text(written(options.target, options.out, str(plan), plan.settings()))
+        options.out.write_text(written(options, options.out, str(plan), plan.settings()))
         print(f"Written as a configuration: {options.out}")
     if options.json_file is not None:
         options.json_file.write_text(json.dumps({"devices": plan.devices, **asdict(share)}, indent=1) + "\n")
@@ -122,11 +125,30 @@ class _Lines:
             print(said, file=sys.stderr, flush=True)
 
 
-def written(target: str, out: Path, found: str, settings: Mapping[str, Any]) -> str:
-    """What was found, in words and as settings, as a configuration file that is based on the searched one."""
-    lines = list(_lines(settings))
+def _check_files(options: PlanOptions) -> None:
+    """Check that what is found can be written, and not over the configuration that is searched.
+
+    Raises:
+        CommandError: it cannot.
+    """
+    check_file("--out", options.out)
+    check_file("--json", options.json_file)
+    for option, path in (("--out", options.out), ("--json", options.json_file)):
+        if path is not None and path.exists() and Path(options.target).exists() and path.samefile(options.target):
+            raise CommandError(f"{option} {path}: found the configuration that is searched, expected another file")
+
+
+def written(options: PlanOptions, out: Path, found: str, settings: Mapping[str, Any]) -> str:
+    """What was found, in words and as settings, as a configuration file that is based on the searched one.
+
+    The changes by ``--set`` with which it was searched are in it too.
+    """
+    target, changed = options.target, dict[str, Any]()
+    for text in options.settings:
+        changed = merge(changed, rooted(parse_setting(text), Path()))
+    lines = list(_lines(merge(changed, settings)))
     if target.endswith(".toml"):
-        app = configuration(target).app
+        app = configuration(target, settings=options.settings).app
         head = [f"app = {json.dumps(app)}", f"base = {json.dumps(os.path.relpath(target, out.parent))}"]
     else:
         head = [f"app = {json.dumps(target)}", 'base = "quickstart"']

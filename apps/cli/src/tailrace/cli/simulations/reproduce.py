@@ -18,6 +18,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from tailrace.cli.outputs import check_file
 from tailrace.cli.runs.display import clock
 from tailrace.contracts import plugins
 from tailrace.fleetsim.errors import ReproductionError
@@ -46,8 +47,10 @@ def show_reproduction(options: ReproduceOptions) -> None:
     """Simulate, print the tables and write the files.
 
     Raises:
-        TailraceError: the paper or a target does not exist.
+        TailraceError: the paper or a target does not exist, or a file cannot be written. Nothing was simulated.
     """
+    check_file("--json", options.json_file)
+    check_file("--html", options.page)
     jobs = options.jobs or os.cpu_count() or 1
     papers = sorted(plugins.names(GROUP)) if options.paper == ALL else [options.paper]
     only = _by_paper(papers, options.only)
