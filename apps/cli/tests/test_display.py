@@ -274,6 +274,25 @@ def test_status_says_where_a_finished_run_has_its_report(directory):
     assert "runs/x/report.html" in shown
 
 
+@pytest.mark.parametrize("width", [40, 60, 75, 76, 80, 90, 120])
+def test_no_figure_is_cut_in_a_narrow_terminal(width):
+    seats = {
+        "replica r1": "core 1 of machine 127.0.0.1 (0.5 of each, by MPS)",
+        "trainer 0.0": "core 0 of machine 10.0.0.12",
+    }
+    losses = {"loss": 0.123, "approx_kl": 0.00456, "entropy": 1.87, "grad_norm": 0.891}
+    status = training(seats=seats, losses=losses, held_out_reward=0.777, bound=4)
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(panel(status, wall_s=80.0))
+    words = console.export_text().split()
+    wanted = [
+        *" ".join(seats.values()).split(),
+        *"0.123 0.00456 1.87 0.891 0.777 52.3 (before 31.2 1.25 mean, 3 max, bound 4 2,131 4,321 2,345".split(),
+        *"training version 13 17 groups 6 2 (1 replica, 1 trainer)".split(),
+    ]
+    assert not [word for word in wanted if word not in words]
+
+
 def test_status_for_scripts(directory, capsys):
     write(directory, training(updated_at=time.time() - 40.0, losses={"loss": math.nan, "entropy": 0.5}))
     assert main(["status", "--json", str(directory.root)]) == 0

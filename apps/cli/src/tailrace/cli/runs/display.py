@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -23,6 +24,7 @@ LINE_EVERY_S = 10.0
 LONG_WAIT_S = 5.0
 MOST_ROWS = 16
 KV_CELLS = 10
+NARROW = 76  # characters
 LOSSES = {"loss": "loss", "approx_kl": "KL", "entropy": "entropy", "grad_norm": "gradient norm"}
 _COLORS = {
     "generating": "green", "answering": "green", "idle": "yellow", "down": "red", "starting": "dim", "releasing": "magenta",
@@ -188,7 +190,7 @@ def _measured(status: RunStatus) -> Iterable[tuple[str, str]]:
         yield "generated", f"{status.generated_tokens_per_s:,.0f} tokens/s"
 
 
-def _figures(status: RunStatus) -> Table:
+def _figures(status: RunStatus) -> RenderableType:
     pairs = [
         *_measured(status),
         *([] if status.over else [("trainer", status.trainer), ("buffered", f"{status.buffered_groups} groups")]),
@@ -211,15 +213,25 @@ def _figures(status: RunStatus) -> Table:
     pairs += _turns(status)
     pairs += [(f"relay {id_}", holds) for id_, holds in list(status.relays.items())[:MOST_ROWS]]
     pairs += list(status.seats.items())[:MOST_ROWS]
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for _ in range(2):
-        grid.add_column(style="dim")
-        grid.add_column(min_width=26)
-    half = -(-len(pairs) // 2)
-    for index in range(half):
-        right = pairs[index + half] if index + half < len(pairs) else ("", "")
-        grid.add_row(*pairs[index], *right)
-    return grid
+    return _Pairs(pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Names and values, in two columns of each, or in one where two would be cut."""
+
+    pairs: Sequence[tuple[str, str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = 1 if options.max_width < NARROW else 2
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        for _ in range(columns):
+            grid.add_column(style="dim")
+            grid.add_column(min_width=min(26, options.max_width // 4))  # that columns stay where they are
+        rows = -(-len(self.pairs) // columns)
+        for row in range(rows):
+            grid.add_row(*(text for pair in self.pairs[row::rows] for text in pair))
+        yield grid
 
 
 def _turns(status: RunStatus) -> Iterable[tuple[str, str]]:
