@@ -285,11 +285,9 @@ def test_no_figure_is_cut_in_a_narrow_terminal(width):
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(panel(status, wall_s=80.0))
     words = console.export_text().split()
-    wanted = [
-        *" ".join(seats.values()).split(),
-        *"0.123 0.00456 1.87 0.891 0.777 52.3 (before 31.2 1.25 mean, 3 max, bound 4 2,131 4,321 2,345".split(),
-        *"training version 13 17 groups 6 2 (1 replica, 1 trainer)".split(),
-    ]
+    figures = "0.123 0.00456 1.87 0.891 0.777 52.3 (before 31.2 1.25 mean, 3 max, bound 4 2,131 4,321 2,345"
+    others = "training version 13 17 groups 6 2 (1 replica, 1 trainer)"
+    wanted = " ".join((*seats.values(), figures, others)).split()
     assert not [word for word in wanted if word not in words]
 
 
@@ -310,6 +308,11 @@ def test_watching_ends_with_the_run(directory, capsys, monkeypatch):
     monkeypatch.setattr(RunDirectory, "running", lambda self: next(beats))
     assert main(["status", "--watch", str(directory.root)]) == 0
     assert "step 12 of 40" in capsys.readouterr().out
+
+
+def test_how_to_go_on_is_typed_so_in_a_shell():
+    said = text(view(training(phase="interrupted", run_dir="my runs/x"), alive=False))
+    assert "go on with: tailrace run --resume 'my runs/x'" in " ".join(said.split())
 
 
 def test_a_status_without_optional_keys_can_be_read(directory):

@@ -1,5 +1,6 @@
 """``tailrace init``: a project that runs."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,14 @@ def test_the_project_passes_every_check_and_its_own_test(tmp_path, monkeypatch, 
     test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_verify.py"]
     ran = subprocess.run(test, cwd=tmp_path / "mine", capture_output=True, text=True, timeout=60, check=False)
     assert "2 passed" in ran.stdout, ran.stdout
+
+
+def test_what_it_says_to_type_is_typed_so_in_a_shell(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "my first try"]) == 0
+    check, train = (line.partition(":")[2] for line in capsys.readouterr().out.splitlines()[1:])
+    assert shlex.split(check) == ["tailrace", "run", "my first try/tailrace.toml", "--dry-run"]
+    assert shlex.split(train) == ["tailrace", "run", "my first try/tailrace.toml"]
 
 
 def test_nothing_is_overwritten(tmp_path, capsys):

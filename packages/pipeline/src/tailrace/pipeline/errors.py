@@ -1,6 +1,7 @@
 """Errors of a pipeline. Each has a message of one line for the user, except `ConfigListError`."""
 
 import errno
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,15 @@ def config_error(lines: Sequence[str]) -> ConfigError:
     return ConfigError(lines[0]) if len(lines) == 1 else ConfigListError(lines)
 
 
+def resume_command(root: Path | str) -> str:
+    """What a person types to go on with a run.
+
+    Args:
+        root: its directory.
+    """
+    return f"tailrace run --resume {shlex.quote(str(root))}"
+
+
 class RunDirectoryError(PipelineError, OSError):
     """A run directory is missing, damaged, or in use."""
 
@@ -49,7 +59,7 @@ class LogWriteError(RunWriteError):
 
     def __str__(self) -> str:
         what = "free space" if self.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "mend that"
-        return f"{super().__str__()}; {what}, then: tailrace run --resume {Path(str(self.filename)).parent}"
+        return f"{super().__str__()}; {what}, then: {resume_command(Path(str(self.filename)).parent)}"
 
 
 # Checks that continue after a fault, so that a user sees all faults at once.

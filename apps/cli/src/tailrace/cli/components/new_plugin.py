@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import shlex
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.util import find_spec
@@ -75,9 +76,10 @@ def new_plugin(axis: str, name: str, directory: Path | None = None) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("" if template is None else _filled(template, axis, name, module), encoding="utf-8")
     print(f"{root}: wrote {', '.join(contents)}")
-    where = root if root.is_absolute() else f"./{root}"  # a bare name would be looked for in the package index
+    typed = shlex.quote(str(root))
+    where = typed if root.is_absolute() else f"./{typed}"  # a bare name would be looked for in the package index
     print(f"install it:  uv pip install -e {where}    (or pip install, into the environment that has Tailrace)")
-    print(f"test it:     pytest {root}")
+    print(f"test it:     pytest {typed}")
     print(f"fuzz it:     tailrace fuzz --with {name} --seeds 1000")
     print(f"use it:      tailrace run laminar --set pipeline.{axis}={name}")
 

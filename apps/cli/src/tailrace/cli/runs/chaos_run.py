@@ -8,6 +8,7 @@ tailrace run ──► exits 0 ──► checked                       no progre
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import sys
 import time
@@ -114,7 +115,7 @@ def supervise(
     if directory.running():
         raise CommandError(
             f"{root}: found this run under way, as a campaign that was killed leaves it, expected it to have ended; "
-            f"`tailrace status {root}` shows it, and the same command goes on after its end"
+            f"`tailrace status {shlex.quote(str(root))}` shows it, and the same command goes on after its end"
         )
     while True:
         figures = struck(directory, faults)

@@ -24,7 +24,7 @@ from tailrace.cli.runs.controller_process import LAUNCH, LOG, RESUME, Controller
 from tailrace.contracts import TailraceError
 from tailrace.controller.errors import ControllerError
 from tailrace.pipeline.config.loading import validate
-from tailrace.pipeline.errors import RunWriteError
+from tailrace.pipeline.errors import RunWriteError, resume_command
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.launching import launch as runs
 from tailrace.processes import at_end_of
@@ -34,7 +34,7 @@ from tailrace.runtime.errors import DeadlineError, RoleError, RunFailedError, Su
 
 def control(order: ControllerOrder) -> int:
     """Control a run to its end. What went wrong is one line on stderr. Returns the exit status."""
-    go_on = f"go on with: tailrace run --resume {order.root}"
+    go_on = f"go on with: {resume_command(order.root)}"
     directory = None
     try:
         directory = RunDirectory.open(Path(order.root))
@@ -82,7 +82,7 @@ def _failed(directory: RunDirectory | None, error: Exception) -> int:
     if os.environ.get(DEBUG):
         traceback.print_exception(error)
     what = one_line(error) if isinstance(error, TailraceError) else f"{type(error).__name__}: {one_line(error)}"
-    go_on = "" if "--resume" in what else f"; go on with: tailrace run --resume {directory.root}"
+    go_on = "" if "--resume" in what else f"; go on with: {resume_command(directory.root)}"
     return complain(f"the run failed: {what.rstrip('.')}; {see}{go_on}", status=FAILED)
 
 
@@ -110,7 +110,7 @@ def _go_on_unwatched(order: ControllerOrder) -> None:
     except (TailraceError, OSError):  # the directory is gone, so the run ends
         on_ray = False
     if on_ray:
-        print(f"nobody watches any more; the run goes on: tailrace run --resume {order.root} watches it", flush=True)
+        print(f"nobody watches any more; the run goes on: {resume_command(order.root)} watches it", flush=True)
     else:
         os.kill(os.getpid(), signal.SIGKILL)
 

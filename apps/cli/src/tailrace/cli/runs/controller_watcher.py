@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -29,7 +30,7 @@ from tailrace.cli.runs.display import RunLines, Screen, clock, display, restarts
 from tailrace.cli.runs.status import read_status
 from tailrace.cli.runs.stopping import Stopping
 from tailrace.contracts import shown
-from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.errors import RunDirectoryError, resume_command
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.figures.results import MeasuredAnswers, Quantity, Results
 from tailrace.pipeline.run.prompts.reading import treated_rows
@@ -117,18 +118,18 @@ class RunWatcher:
         except OSError as error:  # the directory is gone
             return f"{_OURS}the run failed without a word: {root}: {error.strerror}"
         why = f"found {free >> 10} KiB free for {self._log}, expected room" if free < _LITTLE else f"see {self._log}"
-        return f"{_OURS}the run failed without a word: {why}; go on with: tailrace run --resume {root}"
+        return f"{_OURS}the run failed without a word: {why}; go on with: {resume_command(root)}"
 
     def _replaced(self, number: int, stopped: Callable[[], bool]) -> bool:
         """Let another controller take the place of one that a signal ended, if it can."""
         name = signal.Signals(number).name
         lost = f"the controller (process {self.process.pid}) {self._why or f'was ended by {name}'}"
-        go_on = f"go on with: tailrace run --resume {self.directory.root}"
+        go_on = f"go on with: {resume_command(self.directory.root)}"
         self._in_a_row = 1 if self._step > self._lost_at else self._in_a_row + 1
         self._lost_at, self._why = self._step, ""
         cluster = RayCluster.read(self.directory.root)
         if self.directory.summary.exists():
-            found = f"the run is complete; tailrace report {self.directory.root} writes its report"
+            found = f"the run is complete; tailrace report {shlex.quote(str(self.directory.root))} writes its report"
         elif cluster is None:
             found = f"its members ended with it; {go_on}"
         elif not self.directory.events.exists():
@@ -237,7 +238,7 @@ def watch(
         directory.unlock()
         if order is not None and not isinstance(process, LeftController):
             process.order(order)
-        go_on = f"go on with: tailrace run --resume {directory.root}"
+        go_on = f"go on with: {resume_command(directory.root)}"
         with Stopping(run.say, go_on, stop=run.stop, end=run.end_at_once) as stopping:
             try:
                 with display(plain=plain) as run.shown:

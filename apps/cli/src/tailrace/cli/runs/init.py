@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib.resources import files
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def init(directory: Path) -> None:
     for name in FILES:
         kept = f"{name}.txt" if name.endswith(".py") else name  # here they are no code
         (directory / name).write_text(files("tailrace.cli").joinpath("project", kept).read_text(encoding="utf-8"))
+    typed = shlex.quote(str(directory / "tailrace.toml"))
     print(f"{directory}: wrote {', '.join(FILES)}")
-    print(f"check it:  tailrace run {directory / 'tailrace.toml'} --dry-run")
-    print(f"train:     tailrace run {directory / 'tailrace.toml'}")
+    print(f"check it:  tailrace run {typed} --dry-run")
+    print(f"train:     tailrace run {typed}")

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tailrace.cli.json_text import json_text
 from tailrace.cli.runs.display import clock, incident_line, panel
-from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.errors import RunDirectoryError, resume_command
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.figures.status import RunStatus
 
@@ -100,5 +100,5 @@ def _life(found: RunStatus, alive: bool, age_s: float) -> Text:
         if found.phase in ENDED
         else f"process {found.pid} is gone since {clock(age_s)}"
     )
-    again = "" if found.simulated else f"; go on with: tailrace run --resume {found.run_dir}"
+    again = "" if found.simulated else f"; go on with: {resume_command(found.run_dir)}"
     return Text(f"{ended}{again}", style="red")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections import Counter
@@ -121,7 +122,7 @@ def _fuzz(options: FuzzOptions) -> int:
         console.print(Text(f"\n{first}", style="bold red"))
         _lines(console, *told, f"replay it:  tailrace fuzz --seeds 1 --first-seed {found.seeds[0]}{mine}")
         if found.path is not None:
-            _lines(console, f"replay it:  tailrace fuzz --replay {found.path}")
+            _lines(console, f"replay it:  tailrace fuzz --replay {shlex.quote(str(found.path))}")
     return FAILED if findings.found else 0
 
 

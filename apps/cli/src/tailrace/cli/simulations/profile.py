@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -75,7 +76,7 @@ def profile(options: ProfileOptions) -> int:
     for line in begins(profiled, config):
         print(line)
     print(f"\nwrote {out} after {time.monotonic() - started:.0f} s; simulate with it:")
-    print(f"  tailrace simulate {options.target} --set fleet.profile={out}")
+    print(f"  {shlex.join(['tailrace', 'simulate', options.target, '--set', f'fleet.profile={out}'])}")
     return 0
 
 
@@ -106,7 +107,7 @@ def profile_sizes(options: ProfileOptions) -> int:
     if found.others_cores > BUSY:
         print(_busy(found.others_cores))
     print(f"\nwrote {out} after {time.monotonic() - started:.0f} s; run or simulate with it:")
-    print(f"  tailrace run {options.target} --set rollout.parallelism={out}")
+    print(f"  {shlex.join(['tailrace', 'run', options.target, '--set', f'rollout.parallelism={out}'])}")
     return 0
 
 

@@ -17,6 +17,7 @@ from tailrace.contracts import TailraceError
 from tailrace.controller.evaluations import EvaluationResult
 from tailrace.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.controller.view import RunView, Whereabouts
+from tailrace.pipeline.errors import resume_command
 from tailrace.pipeline.run.figures.figures import Batch, mean
 from tailrace.pipeline.run.figures.results import Quantity, Results, baseline, results_of
 from tailrace.report.charts.timeline import drawable
@@ -191,7 +192,7 @@ class Frames:
             state, said = "unknown", "The run has not written its status yet."
         else:
             why = "was interrupted" if phase == "interrupted" else "has no process any more"
-            state, said = "gone", f"The run {why}; go on with: tailrace run --resume {followed.directory.root}"
+            state, said = "gone", f"The run {why}; go on with: {resume_command(followed.directory.root)}"
         if followed.held_back:
             speed = followed.speed or 1.0
             each = duration(speed) if speed >= 10 else f"{speed:.2g} s"

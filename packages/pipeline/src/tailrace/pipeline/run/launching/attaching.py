@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.errors import RunDirectoryError, resume_command
 from tailrace.pipeline.run.device_shares import cores_here
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import take_over_log
@@ -73,7 +73,7 @@ def check_left(directory: RunDirectory) -> RayCluster:
     if cluster is None or not directory.events.exists():
         raise RunDirectoryError(
             f"{directory.root}: found no member of it that lives, expected those that its controller left; "
-            f"go on with: tailrace run --resume {directory.root}"
+            f"go on with: {resume_command(directory.root)}"
         )
     return cluster
 
