@@ -133,6 +133,16 @@ def test_a_real_run_stands_beside_a_simulation(capsys, a_run):
     assert real["relative"] == pytest.approx(real["response_tokens_per_s"] / simulated["response_tokens_per_s"])
 
 
+@pytest.mark.parametrize("option", [["--set", "pipeline.steps=9"], ["--seed", "1"]])
+def test_what_changes_a_simulation_is_refused_where_there_is_none(capsys, a_run, option):
+    capsys.readouterr()
+    assert main(["compare", str(a_run.root), str(a_run.root), *option, "--out", "out"]) == 2
+    assert capsys.readouterr().err == (
+        f"tailrace: found {option[0]} and real runs alone, expected a system that is simulated, which it changes\n"
+    )
+    assert not Path("out").exists()
+
+
 def test_a_simulations_directory_is_simulated_again(capsys):
     assert main(["simulate", "laminar.toml", "--seed", "3", "--json", "--out", "before"]) == 0
     before = json.loads(capsys.readouterr().out)

@@ -77,6 +77,9 @@ def compare(options: CompareOptions) -> int:
     names = unique([_name(target) for target in options.targets])
     prices = read_prices(options.prices)
     found = [_read(target, name, options) for target, name in zip(options.targets, names, strict=True)]
+    if (options.settings or options.seed is not None) and not any(isinstance(one, _Simulated) for one in found):
+        given = "--set" if options.settings else "--seed"
+        raise CommandError(f"found {given} and real runs alone, expected a system that is simulated, which it changes")
     found = _priced(found, prices)
     try:
         systems = [_simulate(system) if isinstance(system, _Simulated) else system for system in found]
