@@ -22,7 +22,7 @@ def fit_command(
     task: Annotated[str, typer.Option(help="The generated task: short-chain-sum or long-chain-sum.")] = (
         "short-chain-sum"
     ),
-    seed: Annotated[int, typer.Option(help="Seed of the training data and of the weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the training data and of the weights.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 300,
     heldout: Annotated[int, typer.Option(min=1, help="Responses to held-out questions to measure it on.")] = 1000,
     examples: Annotated[int, typer.Option(min=1, help="Training examples.")] = 20_000,
@@ -82,7 +82,7 @@ def rank_command(
         str,
         typer.Option(metavar="NAME", help="The ranker's method; auto takes the one that finds most of the longest."),
     ] = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of what is held out and of training.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of what is held out and of training.")] = 0,
     budget_s: Annotated[float, typer.Option(help="Seconds of training, of all methods together.")] = 300.0,
     policy: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The model that generates the responses, for the method hidden.")

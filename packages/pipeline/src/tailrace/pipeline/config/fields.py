@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
+Seed = Annotated[int, Field(ge=0, le=1 << 62)]  # as torch and NumPy take them, and some more than it for ranks
 Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 

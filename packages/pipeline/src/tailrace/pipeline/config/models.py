@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from tailrace.pipeline.config.fields import FilePath, Positive, Seconds, as_tuple
+from tailrace.pipeline.config.fields import FilePath, Positive, Seconds, Seed, as_tuple
 from tailrace.pipeline.config.pools import CostModelConfig, PoolConfig
 from tailrace.pipeline.config.task import TaskConfig
 
@@ -512,7 +512,7 @@ class RunConfig(_Strict):
 
     app: str = "laminar"
     """laminar, staleflow or another plugin of tailrace.app"""
-    seed: int = 0
+    seed: Seed = 0
     """seed of prompts, sampling and the small model"""
     private: bool = True
     """no other user may read a new run's directory, which holds prompts and responses; false: your umask says who may"""
