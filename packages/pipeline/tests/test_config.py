@@ -73,7 +73,10 @@ def test_one_table_is_laid_over_each_of_several_and_each_of_several_over_one():
         ({"pipelin": {}}, r"unknown key 'pipelin'.*did you mean 'pipeline'"),
         ({"pipeline": {"stepz": 3}}, r"unknown key 'pipeline.stepz'.*did you mean 'steps'"),
         ({"pipeline": {"steps": "many"}}, r"key 'pipeline.steps': found 'many', expected: a valid integer"),
-        ({"seed": 1 << 64}, r"key 'seed': found 18446744073709551616, expected: less than or equal to 4611686018427387904"),
+        (
+            {"seed": 1 << 64},
+            r"key 'seed': found 18446744073709551616, expected: less than or equal to 4611686018427387904",
+        ),
         ({"seed": -1}, r"key 'seed': found -1, expected: greater than or equal to 0"),
         ({"pipeline": {"steps": 0}}, r"key 'pipeline.steps': found 0, expected: greater than 0"),
         ({"deadlines": {"step_s": -1.0}}, r"key 'deadlines.step_s': found -1.0"),

@@ -5,6 +5,8 @@ import json
 import math
 import shutil
 import statistics
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from tailrace.report.charts import learning, lengths, staleness
 from tailrace.report.figures.held_out import gain, reward_alone
 from tailrace.report.figures.prompts import PromptFates
 from tailrace.report.fold.interruptions import MarkKind
+from tailrace.report.html.page import write_page
 from tailrace.report.record import read_record, standing_steps
 from tailrace.report.run_page import render, write_report
 from tailrace.trajstore.archive import MAGIC
@@ -85,6 +88,28 @@ def finished(tmp_path_factory):
     (directory.trajectories / "trained.jsonl").write_text("".join(lines))
     html = write_report(directory).read_text()
     return directory, html, _Page(html)
+
+
+def test_a_page_that_another_process_writes_meanwhile_is_written_all_the_same(tmp_path, monkeypatch):
+    """A run writes its own at its end, which failed where `tailrace report` wrote it too."""
+    page, replace = tmp_path / "report.html", Path.replace
+    code = "import pathlib, sys; from tailrace.report.html.page import write_page; write_page(pathlib.Path(sys.argv[1]), 'b')"
+
+    def slowly(self, target):
+        subprocess.run([sys.executable, "-c", code, str(page)], check=True, timeout=60)
+        assert page.read_text() == "b"
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", slowly)
+    write_page(page, "a")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report.html", "a")]
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path):
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(OSError, match=r"report\.html"):
+        write_page(tmp_path / "report.html", "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
 def test_a_run_whose_last_trajectory_is_half_archived_has_a_report(tmp_path):

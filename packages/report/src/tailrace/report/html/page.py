@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
@@ -56,10 +57,13 @@ def render_page(template: str, *, title: str, charts: Sequence[Chart], **context
 
 
 def write_page(path: Path, html: str) -> Path:
-    """Replace a page whole: a reader sees the old one or the new. Returns its path."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(html, encoding="utf-8")
-    partial.replace(path)
+    """Replace a page whole: a reader sees the old one or the new, though other processes write it too. Returns its path."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(html, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
     return path
 
 
