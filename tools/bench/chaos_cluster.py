@@ -18,7 +18,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from tailrace.cli.exit_status import INTERRUPTED
+from tailrace.cli.errors import INTERRUPTED
 from tailrace.cli.runs.stopping import interrupts
 from tailrace.pipeline.testing.ray_clusters import PORT, joined_cluster
 from tailrace.processes.namespaces import why_not

@@ -23,8 +23,7 @@ from typing import Any
 import torch
 
 from tailrace.reward.judge import Judge, JudgeConfig, JudgeItem
-from tailrace.reward.judge.cost import pass_s
-from tailrace.reward.judge.memory import residency_order
+from tailrace.reward.judge.memory import pass_s, residency_order
 from tailrace.trainer.small import build_model
 from tailrace.trainer.tokenizer import train_tokenizer
 

@@ -28,8 +28,8 @@ from typing import Any
 from tailrace.fleetsim.noisy_oracle import TABLE_4, expected_recalls, noise_of
 from tailrace.fleetsim.reproduce import Point
 from tailrace.fleetsim.reproduce.paper import Lab
+from tailrace.streamrl.paper.measures import ALL, kept, with_recalls
 from tailrace.streamrl.paper.points import GROUPS, MODELS, PARAMETERS, asynchronous, colocated, free, synchronous, times
-from tailrace.streamrl.paper.sections import ALL, kept, with_recalls
 
 MFUS = (0.1, 0.2, 0.4, 0.8)
 LENGTH = "20K"

@@ -39,7 +39,7 @@ def owner(monkeypatch):
     """
     started = []
     monkeypatch.setattr(
-        "tailrace.pipeline.run.leftovers.left_segments",
+        "tailrace.cli.runs.clean.left_segments",
         lambda: [left for left in left_segments() if f"relay clean-{os.getpid()}-" in left.owner],
     )
 

@@ -11,7 +11,7 @@ from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.reproduce import Point, reproduce
 from tailrace.fleetsim.reproduce.paper import Lab
 from tailrace.fleetsim.testing import check_paper
-from tailrace.streamrl.paper import PAPER, sections
+from tailrace.streamrl.paper import PAPER, measures
 from tailrace.streamrl.paper.points import (
     MODELS,
     across,
@@ -83,9 +83,9 @@ def test_each_trains_on_the_same_batches_at_the_staleness_of_its_kind() -> None:
 
 
 def test_lengths_that_grow_were_cut_at_half_of_what_they_grow_to() -> None:
-    growing = sections.growing(quick=True)
+    growing = measures.growing(quick=True)
     workload = build_fleet(growing.config()).workload
-    for version, longest in ((0, 10_000), (sections.ITERATIONS, 20_000)):
+    for version, longest in ((0, 10_000), (measures.ITERATIONS, 20_000)):
         lengths = [sample.turns[0][0] for group in range(400) for sample in workload.group(group, 2, version)]
         assert max(lengths) == longest
         assert lengths.count(longest) < 0.05 * len(lengths)

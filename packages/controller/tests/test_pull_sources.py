@@ -9,7 +9,7 @@ from scripted import Scripted, of, policy, spec
 
 from tailrace import contracts as c
 from tailrace.controller.controller import Controller
-from tailrace.controller.pull_sources import Sources, sources
+from tailrace.controller.weight_sources import Sources, sources
 
 SITES = ("", "west")
 

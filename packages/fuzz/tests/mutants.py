@@ -14,10 +14,10 @@ from tailrace.controller.ledger import Ledger
 from tailrace.controller.lending import Lending
 from tailrace.controller.members import Members
 from tailrace.controller.policies.tail_batching import InRounds
-from tailrace.controller.pull_sources import Sources, sources
 from tailrace.controller.recovery.fall_back import FallBack
 from tailrace.controller.trainer_state import TrainerState
 from tailrace.controller.trajectories import Phase
+from tailrace.controller.weight_sources import Sources, sources
 from tailrace.controller.weights import Weights
 from tailrace.fleetsim.host.failures import Injuries
 from tailrace.fleetsim.members.replica import ModelledReplica

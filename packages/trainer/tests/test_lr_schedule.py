@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from tailrace.trainer import TrainerConfig, TrainerConfigError
-from tailrace.trainer.lr_schedule import learning_rate
+from tailrace.trainer.optimizer import learning_rate
 from tailrace.trainer.small import build_model
 from tailrace.trainer.testing import make_experiences
 from tailrace.trainer.worker import TrainerWorker

@@ -5,8 +5,7 @@ import torch
 
 from tailrace.contracts import HeldWeights
 from tailrace.paramserver import Publisher, RelayProcess
-from tailrace.pipeline.roles.newer_weights import taken
-from tailrace.pipeline.roles.transfer import WeightTransfer
+from tailrace.pipeline.roles.transfer import WeightTransfer, taken
 from tailrace.runtime.errors import CheckpointUnusableError
 
 

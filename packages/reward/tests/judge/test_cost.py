@@ -2,8 +2,7 @@
 
 import pytest
 
-from tailrace.reward.judge.cost import layer_flops, pass_s, shared_s
-from tailrace.reward.judge.memory import residency_order
+from tailrace.reward.judge.memory import layer_flops, pass_s, residency_order, shared_s
 
 
 def test_all_resident_is_computing_alone():

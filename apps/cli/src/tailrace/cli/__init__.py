@@ -16,7 +16,7 @@ def command() -> int:
             raise
         import sys
 
-        from tailrace.cli.exit_status import INTERRUPTED
+        from tailrace.cli.errors import INTERRUPTED
 
         print("tailrace: interrupted", file=sys.stderr)
         return INTERRUPTED

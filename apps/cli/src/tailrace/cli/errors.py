@@ -1,12 +1,20 @@
-"""Errors of the command line, and how each is told in one line."""
+"""Errors of the command line, how each is told in one line, and the exit statuses."""
 
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 
-from tailrace.cli.exit_status import WRONG
 from tailrace.contracts import TailraceError, shown
+
+FAILED = 1
+"""The run itself failed, or what a command looked for was found."""
+WRONG = 2
+"""Something about the command, the configuration or a file is wrong."""
+KILLED = 128
+"""A shell's exit status of a process that a signal ended, less the signal."""
+INTERRUPTED = 130
+
 
 _LINES = "\n\t"
 DEBUG = "TAILRACE_DEBUG"

@@ -22,8 +22,7 @@ import typer
 
 from tailrace.cli.app import app
 from tailrace.cli.components import commands as component_commands
-from tailrace.cli.errors import DEBUG, complain, lines_of, one_line, show_source
-from tailrace.cli.exit_status import FAILED, INTERRUPTED, WRONG
+from tailrace.cli.errors import DEBUG, FAILED, INTERRUPTED, WRONG, complain, lines_of, one_line, show_source
 from tailrace.cli.runs import commands as run_commands
 from tailrace.cli.simulations import commands as simulation_commands
 from tailrace.contracts import TailraceError

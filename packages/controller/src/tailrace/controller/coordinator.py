@@ -25,10 +25,10 @@ from tailrace import contracts as c
 from tailrace.controller.fleet import EVICTION, FOR_PULL, MOVE, ReplicaState
 from tailrace.controller.plugin_faults import answered, listed, pulls, relocations
 from tailrace.controller.pool import first_of, in_turn, room
-from tailrace.controller.pull_sources import Sources, sources
 from tailrace.controller.refill import Refill
 from tailrace.controller.state import State
 from tailrace.controller.trajectories import GroupState, TrajectoryState
+from tailrace.controller.weight_sources import Sources, sources
 
 _ONCE = "a trajectory of the pool, placed once"
 _LOAD = frozenset({c.Snapshot})

@@ -15,8 +15,7 @@ from tailrace.faulttol.errors import (
 from tailrace.faulttol.heartbeat import HeartbeatMonitor, Silence
 from tailrace.faulttol.injection import CONTROLLER, STRUCK_ROLES, Fault, FaultKind, FaultSchedule, parse_fault, strike
 from tailrace.faulttol.random_faults import at_steps, random_faults
-from tailrace.faulttol.recovery import ROLES, Isolate, RestartTask, RoleBased
-from tailrace.faulttol.workflow import Trouble, Troubles, restarts_task
+from tailrace.faulttol.recovery import ROLES, Isolate, RestartTask, RoleBased, Trouble, Troubles, restarts_task
 from tailrace.processes import die_with_parent
 
 __version__ = "0.1.0"

@@ -26,8 +26,7 @@ from tailrace.contracts import (
     check_policy,
 )
 from tailrace.contracts.testing import check_reason
-from tailrace.faulttol.recovery import DISPENSABLE, ROLES
-from tailrace.faulttol.workflow import Troubles
+from tailrace.faulttol.recovery import DISPENSABLE, ROLES, Troubles
 
 _GIVES_UP = (RecoveryAction.EVICT, RecoveryAction.FAIL)
 _MOVES = (RecoveryAction.REPLACE, RecoveryAction.EVICT_MACHINE)

@@ -1,9 +1,9 @@
 """Deterministic simulation testing: random pipelines, fleets and faults, with the invariants checked at every event."""
 
+from tailrace.fuzz.campaign import BrokenCase, Findings, fuzz, replay
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.draw import draw_case
 from tailrace.fuzz.errors import CaseError, FuzzError, InvariantError
-from tailrace.fuzz.hunt import BrokenCase, Findings, fuzz, replay
 from tailrace.fuzz.trial import Trial, Violation, run_case
 
 __version__ = "0.1.0"

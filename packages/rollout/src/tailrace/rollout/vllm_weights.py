@@ -36,7 +36,7 @@ def load(model: Any, config: Any, weights: Iterable[tuple[str, Any]]) -> list[st
     Returns:
         Parameters or layers of it that got no weights, or not all.
     """
-    from tailrace.paramserver.bridges.vllm_reload import keeps_what_it_loads, reload
+    from tailrace.paramserver.bridges.vllm_model import keeps_what_it_loads, reload
 
     if keeps_what_it_loads(model):
         own = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}  # as files name them
@@ -122,7 +122,7 @@ class OwnReader:
         if self._reader is None or at != self._origin:
             if self._reader is not None:
                 self._reader.close()
-            from tailrace.paramserver.bridges.vllm_layout import worker_needs
+            from tailrace.paramserver.bridges.vllm_model import worker_needs
 
             self._reader, self._origin = origin.reader(worker_needs(self._config)), at
         return self._reader
@@ -214,7 +214,7 @@ def _own_shard(config: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
     Raises:
         UnreadableWeightsError: the layout of such a model is not known.
     """
-    from tailrace.paramserver.bridges.vllm_layout import engine_layout, worker_rank
+    from tailrace.paramserver.bridges.vllm_model import engine_layout, worker_rank
     from tailrace.paramserver.layout import GlobalTensor, LayoutInvalid
 
     try:

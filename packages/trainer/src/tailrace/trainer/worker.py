@@ -40,9 +40,9 @@ from tailrace.trainer.forward_backward import Gradients
 from tailrace.trainer.fsdp2 import Fsdp2Model
 from tailrace.trainer.interfaces import LOOPBACK
 from tailrace.trainer.layout import TrainingSample
-from tailrace.trainer.lr_schedule import learning_rate
 from tailrace.trainer.meeting import SCHEME, Met, meet
 from tailrace.trainer.metrics import merge_metrics, with_critic
+from tailrace.trainer.optimizer import learning_rate
 from tailrace.trainer.partial_batch import PartialBatch
 from tailrace.trainer.sharded_model import ShardedModel, onloaded
 from tailrace.trainer.tally import Tally, means, versions

@@ -18,7 +18,7 @@ from typing import Literal
 from rich.console import Console
 from rich.text import Text
 
-from tailrace.cli.exit_status import FAILED
+from tailrace.cli.errors import FAILED
 from tailrace.cli.runs.host_resources import file_system, free_memory, is_network
 from tailrace.cli.runs.preflight import check as check_run
 from tailrace.contracts import PluginError, plugins

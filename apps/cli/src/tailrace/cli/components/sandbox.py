@@ -9,8 +9,7 @@ from pathlib import Path
 
 import typer
 
-from tailrace.cli.errors import CommandError
-from tailrace.cli.exit_status import FAILED, WRONG
+from tailrace.cli.errors import FAILED, WRONG, CommandError
 from tailrace.reward.sandbox import AUTOMATIC, Limits, Probe, ProgramRun, RunVerdict, probe_sandbox, select_sandbox
 
 

@@ -20,8 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tailrace.cli.errors import CommandError
-from tailrace.cli.exit_status import FAILED, INTERRUPTED
+from tailrace.cli.errors import FAILED, INTERRUPTED, CommandError
 from tailrace.cli.outputs import check_file
 from tailrace.cli.runs.chaos_run import WatchedRun, supervise
 from tailrace.cli.runs.preflight import check

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tailrace.cli.errors import CommandError
-from tailrace.cli.exit_status import KILLED
+from tailrace.cli.errors import KILLED, CommandError
 from tailrace.faulttol import Fault
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory, read_json

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from tailrace.cli.app import app
-from tailrace.cli.errors import CommandError
-from tailrace.cli.exit_status import FAILED
+from tailrace.cli.errors import FAILED, CommandError
 
 
 @app.command("run")

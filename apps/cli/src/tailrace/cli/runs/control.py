@@ -18,8 +18,7 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
-from tailrace.cli.errors import DEBUG, complain, lines_of, one_line, show_source
-from tailrace.cli.exit_status import FAILED, INTERRUPTED
+from tailrace.cli.errors import DEBUG, FAILED, INTERRUPTED, complain, lines_of, one_line, show_source
 from tailrace.cli.runs.controller_process import LAUNCH, LOG, RESUME, ControllerOrder
 from tailrace.contracts import TailraceError
 from tailrace.controller.errors import ControllerError

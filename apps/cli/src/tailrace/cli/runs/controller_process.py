@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from subprocess import PIPE
 from typing import Any
 
-from tailrace.cli.exit_status import FAILED, INTERRUPTED
+from tailrace.cli.errors import FAILED, INTERRUPTED
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.processes import Child, ChildEndedError, ProcessId

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tailrace.cli.exit_status import FAILED, INTERRUPTED, KILLED
+from tailrace.cli.errors import FAILED, INTERRUPTED, KILLED
 from tailrace.cli.runs.controller_process import ATTACH, LOG, ControllerOrder, ControllerProcess, LeftController
 from tailrace.cli.runs.display import RunLines, Screen, clock, display, restarts
 from tailrace.cli.runs.status import read_status

@@ -13,8 +13,7 @@ from typing import Any
 
 import typer
 
-from tailrace.cli.errors import CommandError
-from tailrace.cli.exit_status import WRONG
+from tailrace.cli.errors import WRONG, CommandError
 from tailrace.cli.runs.controller_process import (
     ATTACH,
     LAUNCH,

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-from tailrace.cli.exit_status import INTERRUPTED
+from tailrace.cli.errors import INTERRUPTED
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # schedulers send SIGTERM, a terminal that closes SIGHUP
 

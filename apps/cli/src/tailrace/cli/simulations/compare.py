@@ -12,8 +12,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from tailrace.cli.errors import CommandError, complain
-from tailrace.cli.exit_status import FAILED, INTERRUPTED
+from tailrace.cli.errors import FAILED, INTERRUPTED, CommandError, complain
 from tailrace.cli.simulations.simulate import (
     check_used,
     devices_of,

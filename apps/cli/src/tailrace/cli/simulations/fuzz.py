@@ -18,13 +18,11 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from tailrace.cli.errors import CommandError
-from tailrace.cli.exit_status import FAILED
+from tailrace.cli.errors import FAILED, CommandError
 from tailrace.contracts import expected_one_of, plugins
 from tailrace.fuzz.as_run import left_out, run_command
-from tailrace.fuzz.campaign import CampaignSummary
+from tailrace.fuzz.campaign import CampaignSummary, fuzz
 from tailrace.fuzz.case import Case
-from tailrace.fuzz.hunt import fuzz
 from tailrace.fuzz.policies import POLICIES
 from tailrace.fuzz.trial import run_case
 

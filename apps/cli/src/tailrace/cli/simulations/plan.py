@@ -17,8 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tailrace.cli.errors import CommandError
-from tailrace.cli.exit_status import INTERRUPTED
+from tailrace.cli.errors import INTERRUPTED, CommandError
 from tailrace.cli.outputs import check_file
 from tailrace.cli.runs.stopping import interrupts
 from tailrace.cli.simulations.simulate import check_used, read_prices, with_prices

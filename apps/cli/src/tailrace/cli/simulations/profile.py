@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from tailrace.cli.errors import DEBUG, CommandError, complain, one_line
-from tailrace.cli.exit_status import FAILED, INTERRUPTED
+from tailrace.cli.errors import DEBUG, FAILED, INTERRUPTED, CommandError, complain, one_line
 from tailrace.cli.runs.explain import rows
 from tailrace.cli.runs.preflight import check
 from tailrace.cli.runs.stopping import interrupts

@@ -17,8 +17,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from tailrace.cli.errors import CommandError, complain, one_line
-from tailrace.cli.exit_status import FAILED, INTERRUPTED
+from tailrace.cli.errors import FAILED, INTERRUPTED, CommandError, complain, one_line
 from tailrace.cli.runs.display import clock
 from tailrace.contracts import TailraceError, expected_one_of
 from tailrace.fleetsim.errors import StalledError

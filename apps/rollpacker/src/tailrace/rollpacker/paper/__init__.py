@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from tailrace.fleetsim.reproduce import OrderStatement, Paper, TargetMeasure
-from tailrace.rollpacker.paper import baseline, rounds, sections, speed
+from tailrace.rollpacker.paper import mechanisms, rounds, speed
 from tailrace.rollpacker.paper.points import PACKAGE, PARAMETERS
 
 
 def measures(*, quick: bool) -> dict[str, TargetMeasure]:
     """The measures of all targets that are simulated, by the target's id."""
-    found: dict[str, TargetMeasure] = {}
-    for part in (baseline, rounds, speed, sections):
+    found = rounds.baseline_measures(quick=quick)
+    for part in (rounds, speed, mechanisms):
         found |= part.measures(quick=quick)
     return found
 

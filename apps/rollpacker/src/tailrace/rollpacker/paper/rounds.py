@@ -1,15 +1,23 @@
-"""Short and long rounds: lengths, rollout times, preemptions, scores (sections 3, 4.2, 4.3, 6.2, 6.3, 6.5)."""
+"""Short and long rounds, and the synchronous baseline that they are compared with.
+
+Rounds: lengths, rollout times, preemptions, scores (sections 3, 4.2, 4.3, 6.2, 6.3, 6.5). The baseline, and what was
+put in: shares of a step, lengths, timeouts, costs (sections 2.2 and 4).
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from itertools import count, islice
 
+from tailrace.fleetsim.cost import DecodeCost
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.hardware import device, model
 from tailrace.fleetsim.reproduce import Found, Point, TargetMeasure
 from tailrace.fleetsim.reproduce.steps import StepParts
+from tailrace.fleetsim.workload.config import WorkloadConfig
 from tailrace.rollout import TailRounds
-from tailrace.rollpacker.paper.baseline import shares
 from tailrace.rollpacker.paper.points import (
     FACTOR,
     MODELS,
@@ -22,6 +30,7 @@ from tailrace.rollpacker.paper.points import (
     fixed_timeouts,
     point,
     tail_batched,
+    value,
 )
 
 FACTORS = (1.25, 1.5)
@@ -125,9 +134,9 @@ def _scaled(*, quick: bool) -> dict[str, dict[tuple[float, float], Point]]:
     """Each model by its prompt and sample factors. Only rollouts are compared, so scores do not wait for their end."""
     both = {(FACTOR, FACTOR)} | {(1.0, factor) for factor in FACTORS} | {(factor, 1.0) for factor in FACTORS}
     found = {}
-    for model in MODELS:
-        plain = point(VERL, model, quick=quick)
-        found[model] = {(1.0, 1.0): plain} | {factors: tail_batched(plain, *factors) for factors in sorted(both)}
+    for name in MODELS:
+        plain = point(VERL, name, quick=quick)
+        found[name] = {(1.0, 1.0): plain} | {factors: tail_batched(plain, *factors) for factors in sorted(both)}
     return found
 
 
@@ -146,3 +155,55 @@ def _factors(found: Found, points: dict[tuple[float, float], Point]) -> bool:
     seconds = {factors: rollout_s(found[at].steps) for factors, at in points.items()}
     little, much = (seconds[1.0, 1.0] - seconds[1.0, factor] for factor in FACTORS)
     return seconds[1.5, 1.0] > seconds[1.25, 1.0] and much - little > little
+
+
+CONTEXT = 2048
+"""Tokens of each context in the profiler's comparison of batches. The paper does not say; the middle of what it ran."""
+
+
+def baseline_measures(*, quick: bool) -> dict[str, TargetMeasure]:
+    """The measures of the targets of sections 2.2 and 4.1, and of inputs."""
+    alone = {kind: point(VERL, "14B", quick=quick, kind=kind) for kind in ("math", "code", "judge")}
+    return {
+        "RP-T1": TargetMeasure(
+            list(alone.values()), lambda lab: [share for at in alone.values() for share in shares(lab, at)]
+        ),
+        "RP-LEN": TargetMeasure((), lambda _: _lengths()),
+        "RP-PROFILE": TargetMeasure((), lambda _: [_step_s(64) / _step_s(32)]),
+        "RP-REW-params": TargetMeasure((), lambda _: _timeouts(point(ROLLPACKER, "14B", quick=quick))),
+    }
+
+
+def shares(found: Found, at: Point) -> list[float]:
+    """Rollout's, reward's and training's shares of a mean step."""
+    steps = found[at].steps
+    rollout, scored, step = (
+        statistics.fmean(getattr(one, name) for one in steps) for name in ("rollout_s", "scored_s", "step_s")
+    )
+    return [rollout / step, (scored - rollout) / step, (step - scored) / step]
+
+
+def _lengths() -> list[float]:
+    """Figures of 14B's lengths; the longest is that of a batch of 1,024, on average."""
+    at = MODELS["14B"]
+    median, sigma = value("response.median"), value("16k.response.sigma")
+    table = WorkloadConfig.model_validate({"response": {"median": median, "sigma": sigma}}).build(0, at.limit)
+    longest = statistics.fmean(
+        max(sample.turns[0][0] for index in range(batch * 128, batch * 128 + 128) for sample in table.group(index, 8))
+        for batch in range(20)
+    )
+    p75 = median * math.exp(sigma * statistics.NormalDist().inv_cdf(0.75))
+    return [longest / median, p75, float(at.limit)]
+
+
+def _step_s(running: int) -> float:
+    at = MODELS["14B"]
+    cost = DecodeCost.of(model(at.shape), device("H800"), at.parallel)
+    return cost.step_s(running, running * CONTEXT) + value("step_s")
+
+
+def _timeouts(at: Point) -> list[float]:
+    fleet = build_fleet(at.config())
+    rule = fleet.scoring["code"].timeout
+    (code,) = [kind for kind in at.config().fleet["workload"]["scoring"] if kind["kind"] == "code"]
+    return [rule.factor, rule.t_min_s, rule.t_max_s, fleet.scoring["math"].timeout.t_max_s, code["endless"]]

@@ -18,9 +18,9 @@ from tailrace import contracts as c
 from tailrace.controller.members import DATA, RANKER, REPLICA, TRAINER, MemberState, down
 from tailrace.controller.plugin_faults import answered
 from tailrace.controller.recovery.losses import lost
-from tailrace.controller.recovery.newer_weights import newer_weights
 from tailrace.controller.recovery.standby import standbys
 from tailrace.controller.state import State
+from tailrace.controller.weight_sources import newer_weights
 from tailrace.faulttol import Troubles
 
 _ACTIONS = c.RecoveryAction

@@ -1,6 +1,6 @@
 """The engine behind vLLM's weight transfer backend `tailrace`. Only vLLM imports this file.
 
-Each worker reads its part of a version from its relay and loads it by vLLM's own layerwise reload (`vllm_reload`).
+Each worker reads its part of a version from its relay and loads it by vLLM's own layerwise reload (`vllm_model`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from tailrace.paramserver.bridges.vllm_layout import worker_needs
-from tailrace.paramserver.bridges.vllm_reload import reload
+from tailrace.paramserver.bridges.vllm_model import reload, worker_needs
 from tailrace.paramserver.clients.lease_view import WeightLease
 from tailrace.paramserver.clients.reader import RelayReader
 from tailrace.paramserver.errors import BridgeStateInvalid, WeightsMismatch

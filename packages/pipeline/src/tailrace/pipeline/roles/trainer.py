@@ -45,13 +45,12 @@ from tailrace.faulttol.injection import LOAD
 from tailrace.faulttol.tensor_cores import open_tensor_cores, own_devices
 from tailrace.pipeline.roles.calls import DATA_DOOR, RankCalls
 from tailrace.pipeline.roles.checkpoint_retention import CheckpointRetention, on_own_disk
-from tailrace.pipeline.roles.newer_weights import taken
 from tailrace.pipeline.roles.peer_memory import PeerMemory, machine, node_address
 from tailrace.pipeline.roles.phase_stops import Stops
 from tailrace.pipeline.roles.publishing import Publishing
 from tailrace.pipeline.roles.rank_publisher import Follower, Shards
 from tailrace.pipeline.roles.trainer_activity import TensorCoreWatch, TrainerActivity
-from tailrace.pipeline.roles.transfer import WeightTransfer
+from tailrace.pipeline.roles.transfer import WeightTransfer, taken
 from tailrace.runtime.errors import RoleError
 from tailrace.runtime.executor.doors import Ready
 from tailrace.runtime.executor.seam import MemberStart

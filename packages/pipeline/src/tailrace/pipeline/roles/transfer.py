@@ -1,17 +1,27 @@
-"""The transport and codec of weights between trainer, relays and replicas, from `[relay]` of the configuration."""
+"""The transport and codec of weights between trainer, relays and replicas, from `[relay]` of the configuration.
+
+A trainer that restarts may take newer weights than its checkpoint's, from the first source that has them:
+
+    sources ──who has the version?──► a lease, each chunk checked ──► `TrainingBackend.load` ──► given back
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tailrace.contracts import HeldWeights
+from tailrace.paramserver import ParamServerError, RelayReader
 from tailrace.paramserver.clients.lease_view import LeasedWeights, WeightLease
 from tailrace.paramserver.clients.origin import RelayOrigin
 from tailrace.paramserver.codec.cast import Cast, restore, through
 from tailrace.paramserver.codec.registry import available
 from tailrace.paramserver.codec.registry import codec as load_codec
 from tailrace.paramserver.transport.protocol import load as load_transport
+from tailrace.runtime.errors import CheckpointUnusableError
 
 Codec = Literal["auto", "none", "delta", "bf16", "fp8"]
 _CASTS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}
@@ -113,3 +123,47 @@ class WeightTransfer:
         if self.codec not in _CASTS:
             return weights
         return restore(through(Cast(_CASTS[self.codec]), weights), _RESTORED)
+
+
+TAKEN_S = 60.0
+"""Seconds until a source must have handed the weights over, for all sources together."""
+_HOLD_S = 600.0
+_LEAST_S = 1.0
+
+
+@contextmanager
+def taken(
+    wanted: HeldWeights, token: str, transfer: WeightTransfer, timeout_s: float = TAKEN_S
+) -> Iterator[tuple[WeightLease, str]]:
+    """A lease on a version, and the address that it came from.
+
+    Args:
+        wanted: the version, and who may have it.
+        token: shared secret of the run's peers.
+        transfer: the transport.
+        timeout_s: seconds for all sources together.
+
+    Raises:
+        CheckpointUnusableError: none of them hands it over whole.
+        LeaseExpired: on leaving, if what was read may be a mixture.
+    """
+    reading, until, found = transfer.reading, time.monotonic() + timeout_s, list[str]()
+    for source in wanted.sources:
+        with ExitStack() as opened:
+            reader = RelayReader(source, token=token, same_host=reading.same_host, transports=reading.transports)
+            opened.enter_context(reader)
+            try:
+                there = reader.versions()
+                if wanted.version not in there:
+                    found.append(f"{source} has {', '.join(map(str, there)) or 'none'}")
+                    continue
+                left_s = max(_LEAST_S, until - time.monotonic())
+                lease = opened.enter_context(reader.lease(wanted.version, timeout_s=left_s, hold_s=_HOLD_S))
+            except ParamServerError as error:
+                found.append(f"{source}: {error}")
+                continue
+            yield lease, source
+            return
+    raise CheckpointUnusableError(
+        f"the weights of version {wanted.version} could not be taken from any of {len(wanted.sources)}: {'; '.join(found)}"
+    )

@@ -1,19 +1,30 @@
-"""Who a replica pulls a version from: the relays or, where replicas are peers, whoever is free (RobustRL, section 5.2.1).
+"""Who a replica pulls a version from, and whose weights a trainer that restarts may take (RobustRL, section 5.2.1).
+
+A replica pulls from the relays or, where replicas are peers, from whoever is free:
 
     every holder of the version: replicas that offer it, relays ──► those of the replica's site ──► those that serve nobody
 
 Among peers a source has one puller at a time, so that pulls share no link; who has pulled is a source for the next ones, so
 that n replicas have a version after about log2(n) turns. Into a site where nobody holds it only one pulls at a time; the others
 of that site wait for it (StreamRL, section 6).
+
+A trainer takes weights from others if its newest checkpoint is older than what is published:
+
+    checkpoint c ── steps ──► version v, published ──► the trainer is lost
+    restart: parameters of v from a relay or a replica; optimizer, schedule and random state of c
+
+What v was trained on is in its weights, so it stays consumed: the trainer comes up with v, and falls back to that. The
+optimizer's moments of the steps from c to v are lost, and with parameters kept in more bits than are published, those bits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tailrace.contracts import Health
+from tailrace.contracts import Health, HeldWeights
 from tailrace.controller.fleet import Replicas, ReplicaState
-from tailrace.controller.members import LEAVING, Members
+from tailrace.controller.members import LEAVING, RELAY, Members
+from tailrace.controller.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +69,20 @@ def sources(members: Members, fleet: Replicas, replica: ReplicaState, version: i
     found = [holder.address for holder in near or holders]
     free = tuple(address for address in found if address not in taken and not crossing)
     return Sources(free, tuple(address for address in found if address not in free))
+
+
+def newer_weights(state: State) -> HeldWeights | None:
+    """The newest published weights, if they were made of more batches than the checkpoint and somebody may have them.
+
+    Replicas that offer the version come before relays, of which any that is up counts as one that has it; the trainer's site
+    comes before others. None if a start of the trainer could not take them before.
+    """
+    trainer, version = state.trainer, state.trainer.published
+    checkpoint = trainer.fallbacks[-1]
+    steps = trainer.batches.get(version, 0) - trainer.batches[checkpoint]
+    if not state.spec.newer_weights or steps <= 0 or version == trainer.refused or trainer.durable < checkpoint:
+        return None
+    offering = [replica.member for replica in state.fleet.replicas.values() if replica.offered == version]
+    holders = [one for one in (*offering, *state.members.of(RELAY)) if one.health is Health.UP]
+    sources = tuple(one.address for one in sorted(holders, key=lambda one: one.site != ""))
+    return HeldWeights(version, steps, sources) if sources else None

@@ -1,7 +1,8 @@
-"""How the model of a vLLM worker takes other weights: by vLLM's own layerwise reload, and what that misses.
+"""The model of a vLLM worker: its layout, and how it takes other weights. Only processes of vLLM's workers import this file.
 
-The reload gives every layer back the form in which it was before its first load, loads, repacks it for the kernels in use, and
-copies the result to where the kernels read. It misses two kinds of layers, which are repaired here:
+Weights come in by vLLM's own layerwise reload. It gives every layer back the form in which it was before its first load, loads,
+repacks it for the kernels in use, and copies the result to where the kernels read. It misses two kinds of layers, which are
+repaired here:
 
 * a layer that shares its weight with another one gets none of its own, so on CPU, where the output layer keeps a repacked copy,
   a model with tied embeddings would go on with its old logits;
@@ -11,6 +12,7 @@ copies the result to where the kernels read. It misses two kinds of layers, whic
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +22,66 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+from tailrace.paramserver.clients.needs import Needs
+from tailrace.paramserver.errors import LayoutInvalid
+from tailrace.paramserver.layout.sharding import GlobalTensor, Layout
+from tailrace.paramserver.layout.vllm import from_vllm
+
+_log = logging.getLogger(__name__)
+
+
+def worker_rank(config: Any) -> str:
+    """The name of this worker in layouts of its engine.
+
+    Args:
+        config: the engine's `VllmConfig`.
+    """
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    tp = int(config.parallel_config.tensor_parallel_size)
+    return f"rank{get_pp_group().rank_in_group * tp + get_tp_group().rank_in_group}"
+
+
+def engine_layout(config: Any, tensors: Iterable[GlobalTensor]) -> Layout:
+    """Which worker of the engine has which part of each tensor, and where.
+
+    Args:
+        config: the engine's `VllmConfig`.
+        tensors: the model, in Hugging Face names.
+
+    Raises:
+        LayoutInvalid: the table of `from_vllm` lacks the model, or engines share out the experts of one model.
+    """
+    parallel = config.parallel_config
+    if parallel.data_parallel_size > 1:
+        raise LayoutInvalid(f"data_parallel_size: found {parallel.data_parallel_size}, expected 1")
+    return from_vllm(
+        tensors,
+        config.model_config.hf_text_config.to_dict(),
+        tp=int(parallel.tensor_parallel_size),
+        pp=int(parallel.pipeline_parallel_size),
+        expert_parallel=bool(parallel.enable_expert_parallel),
+    )
+
+
+def worker_needs(config: Any) -> Needs | None:
+    """What this worker needs of versions, by its place among the workers; None where it needs all, or that is not known."""
+    parallel = config.parallel_config
+    workers = int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)
+    if workers == 1 or parallel.data_parallel_size > 1:
+        return None
+    rank = worker_rank(config)
+
+    def layout(tensors: tuple[GlobalTensor, ...]) -> Layout:
+        try:
+            return engine_layout(config, tensors)
+        except LayoutInvalid as error:  # a model that the table lacks: vLLM cuts it out of whole tensors
+            _log.info("all of each version is read, not this worker's part: %s", error)
+            return Layout.replicated(tensors, [rank])
+
+    return Needs(layout, rank)
+
 
 _AS_LOADED = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 

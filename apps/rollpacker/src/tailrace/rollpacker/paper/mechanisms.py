@@ -11,7 +11,7 @@ from tailrace.fleetsim.hardware import device, model
 from tailrace.fleetsim.reproduce import Found, Point, TargetMeasure, Toml
 from tailrace.fleetsim.reproduce.steps import StepParts
 from tailrace.pipeline.run.build import build_spec
-from tailrace.reward.judge.cost import layer_flops, pass_s
+from tailrace.reward.judge.memory import layer_flops, pass_s
 from tailrace.rollpacker.paper.points import (
     MODELS,
     ROLLPACKER,
