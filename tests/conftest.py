@@ -50,7 +50,7 @@ class SmallRun:
 
     def __init__(self, root: Path, heads: int = 4, kv_heads: int = 2, head_dim: int = 16) -> None:
         from tailrace.reward.tasks import write_jsonl
-        from tailrace.trainer.small import build_model  # torch, which most tests beside it do not need
+        from tailrace.trainer.small_model import build_model  # torch, which most tests beside it do not need
         from tailrace.trainer.tokenizer import train_tokenizer
 
         rows = [{"prompt": f"{a} + {b} = ", "answer": str(a + b)} for a in range(10) for b in range(10)]

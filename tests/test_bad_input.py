@@ -40,7 +40,7 @@ ROW = '{"prompt": "1 + 1 = ", "answer": "2"}\n'
 def original(tmp_path_factory):
     """A project that could run."""
     pytest.importorskip("torch", reason="a model is written")
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
     from tailrace.trainer.tokenizer import train_tokenizer
 
     root = tmp_path_factory.mktemp("original")

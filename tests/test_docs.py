@@ -20,9 +20,9 @@ from tailrace import contracts
 from tailrace.cli.main import main
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.run.changes import MAY_CHANGE
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.pools import check_pools
+from tailrace.pipeline.run.resume_changes import MAY_CHANGE
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

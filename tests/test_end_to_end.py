@@ -58,7 +58,7 @@ def config(tmp_path):
     import pyarrow.parquet as pq
 
     from tailrace.reward.tasks import write_jsonl
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
     from tailrace.trainer.tokenizer import train_tokenizer
 
     rows = [{"prompt": f"{a} + {b} = ", "answer": str(a + b)} for a in range(10) for b in range(10)]

@@ -49,7 +49,7 @@ def run(folder, name, *settings, **variables):
 
 def test_your_own_environment_says_the_first_word(tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="a model is written")
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
     from tailrace.trainer.tokenizer import train_tokenizer
 
     words, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -106,7 +106,7 @@ def test_ten_steps_on_openenvs_own_example(theirs, host):
 @pytest.mark.timeout(3600)
 def test_ten_steps_on_a_taskset_that_verifiers_brings_with_it(theirs):
     """Its words are a download of the game's library, nltk, so that a few common ones are given instead."""
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
     from tailrace.trainer.tokenizer import train_tokenizer
 
     folder = theirs("uv venv theirs", "uv pip install --python theirs/bin/python 'verifiers[ta]==0.4.0'")

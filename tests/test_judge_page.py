@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.tokenizer import train_tokenizer
 
 PAGE = Path(__file__).parents[1] / "docs" / "rewards.md"

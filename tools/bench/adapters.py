@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--apart", action="store_true")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
 
     options: dict[str, Any] = {"dtype": "float32", "threads": 1, "max_num_seqs": BATCH, "kv_cache_bytes": 256 << 20}
     options |= {"apart": True} if asked.apart else {}

@@ -156,7 +156,7 @@ def load_dcp(state: dict[str, Any], directory: Path) -> None:
 
 def measure(hidden: int, layers: int, repeats: int, device: str, ranks: int) -> dict[str, Any]:
     """Seconds, bytes and copies of each kind of save, and what a restart reads."""
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
 
     with tempfile.TemporaryDirectory(prefix="checkpoint-bench-") as made:
         root = Path(made)

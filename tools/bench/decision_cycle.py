@@ -27,7 +27,7 @@ from tailrace import contracts as c
 from tailrace.contracts.plugins import load
 from tailrace.controller.controller import Controller
 from tailrace.controller.spec import PipelineSpec
-from tailrace.pipeline.run.launching.garbage import GarbageCollection
+from tailrace.pipeline.run.launching.garbage_collection import GarbageCollection
 from tailrace.repack import ThroughputModel
 
 # StaleFlow, Table 4: Qwen3-30B-A3B on one H20, whose KV cache holds some 300,000 tokens.

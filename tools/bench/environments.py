@@ -186,7 +186,7 @@ async def pool_part(options: argparse.Namespace, figures: Figures) -> None:
 
 
 async def engine_part(options: argparse.Namespace, figures: Figures) -> None:
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
 
     with tempfile.TemporaryDirectory() as folder:
         model = build_model(Path(folder) / "model", vocab_size=overlap.VOCABULARY)

@@ -181,7 +181,7 @@ def own_trainer(pipe: Connection, model: Path, device: str, file: Path) -> None:
 
 def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All figures."""
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
     from tailrace.trainer.weights_file import tensor_shapes
 
     heads = asked.hidden // 64

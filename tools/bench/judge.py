@@ -24,7 +24,7 @@ import torch
 
 from tailrace.reward.judge import Judge, JudgeConfig, JudgeItem
 from tailrace.reward.judge.memory import pass_s, residency_order
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.tokenizer import train_tokenizer
 
 VARIANTS = ("resident", "pipelined", "not pipelined")

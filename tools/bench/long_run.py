@@ -142,7 +142,7 @@ controls = false
 def prepare(folder: Path) -> None:
     """Write the model, the prompts, the configuration, and the metadata that make this file a plugin."""
     from tailrace.reward.tasks import write_jsonl
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
     from tailrace.trainer.tokenizer import train_tokenizer
 
     rows = [{"prompt": f"{a} + {b} = ", "answer": str(a + b)} for a in range(64) for b in range(64)]

@@ -27,7 +27,7 @@ from tailrace.contracts import Experience, Segment
 from tailrace.trainer import TrainerConfig, TrainerWorker
 from tailrace.trainer.batch import grpo_samples
 from tailrace.trainer.layout import plan
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 
 VOCABULARY = 600
 SIZES: dict[str, dict[str, int]] = {

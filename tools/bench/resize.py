@@ -52,7 +52,7 @@ class ThereAndBack(c.ProvisioningPolicy):
 
 
 def deployment(root: Path) -> Deployment:
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
 
     make_files(root)
     model = build_model(

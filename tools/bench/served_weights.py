@@ -45,7 +45,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
 
     sizes = {"hidden": options.hidden, "layers": options.layers, "mlp": 3 * options.hidden}
     heads = options.hidden // 64

@@ -49,7 +49,7 @@ Work = tuple[list[tuple[int, ...]], int, int]
 
 
 def small_model(directory: Path, options: argparse.Namespace) -> Path:
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
 
     build_model(
         directory,

@@ -60,7 +60,7 @@ def rank(
     from tailrace.pipeline.roles.transfer import WeightTransfer
     from tailrace.trainer import TrainerConfig
     from tailrace.trainer.backend import build_backend, import_backend
-    from tailrace.trainer.policy import Policy
+    from tailrace.trainer.policy_model import Policy
 
     config = TrainerConfig(device="cpu", threads=1, zero_stage=3 if backend == "deepspeed" else None)
     import_backend(backend)
@@ -92,7 +92,7 @@ def measure(
 ) -> list[dict[str, float]]:
     """For each process: bytes of its shard and of its largest tensor, and by how much publishing and loading made it grow."""
     from tailrace.paramserver import RelayProcess, new_token
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
 
     context, token = multiprocessing.get_context("spawn"), new_token()
     with tempfile.TemporaryDirectory() as folder, RelayProcess.start(Path(folder).name, token=token) as relay:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tailrace.contracts import Why
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.figures.figures import percentile
+from tailrace.pipeline.run.figures.batches import percentile
 from tailrace.report.charts.lengths import offered
 from tailrace.report.figures.held_out import results
 from tailrace.report.figures.prompts import PromptFates

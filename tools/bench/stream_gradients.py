@@ -25,7 +25,7 @@ import torch
 
 from tailrace.contracts import Experience
 from tailrace.trainer import TrainerConfig
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.testing import make_experiences
 from tailrace.trainer.worker import TrainerWorker
 

@@ -25,7 +25,7 @@ from typing import Any
 from frozen_rounds.epoch import Generator, epoch
 from frozen_rounds.simulated import Drawn, Response, VirtualClock
 
-from tailrace.pipeline.run.figures.figures import percentile
+from tailrace.pipeline.run.figures.batches import percentile
 from tailrace.rollout import TailRounds
 
 REDRAWS = ("fresh", "same-noise")

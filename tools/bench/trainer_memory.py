@@ -88,7 +88,7 @@ def measure(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, int]]]
     """Bytes by size: predicted parts, what they are between steps and at most, and both measured."""
     from tailrace.trainer import TrainerConfig
     from tailrace.trainer.memory import read_shape, trainer_memory
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
 
     # what is freed goes back, and no thread has a heap of its own
     os.environ |= {"MALLOC_MMAP_THRESHOLD_": str(1 << 17), "MALLOC_TRIM_THRESHOLD_": str(MIB), "MALLOC_ARENA_MAX": "1"}

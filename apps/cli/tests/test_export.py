@@ -17,7 +17,7 @@ from tailrace.trainer import AdapterConfig, TrainerConfig
 from tailrace.trainer.checkpoint_export import SHARD_BYTES
 from tailrace.trainer.layout import PackedRow, TrainingSample
 from tailrace.trainer.microbatch import to_tensors
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.testing import inside, make_experiences
 from tailrace.trainer.tokenizer import train_tokenizer
 from tailrace.trainer.worker import TrainerWorker

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from scripted import Scripted, of, policy, spec
 
 from tailrace import contracts as c
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 
 LIMIT = 1e-5
 

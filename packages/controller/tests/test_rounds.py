@@ -10,9 +10,9 @@ from scripted import Scripted, of, policy, spec
 from tailrace import contracts as c
 from tailrace.controller.controller import Controller
 from tailrace.controller.errors import PolicyError
-from tailrace.controller.history import RoundHistory
 from tailrace.controller.policies.batching import Redundant
 from tailrace.controller.policies.tail_batching import TailBatching
+from tailrace.controller.provisioning_history import RoundHistory
 
 
 def tail(admission="on-policy", steps=6, samples=2, sample_factor=1.0, prompts=2, more=None, **options):

@@ -12,7 +12,7 @@ from tailrace.pipeline.config.options import read_options
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.build import build_spec, check
-from tailrace.pipeline.run.changes import with_changes
+from tailrace.pipeline.run.resume_changes import with_changes
 from tailrace.pipeline.run.scripted_faults import build_faults
 
 

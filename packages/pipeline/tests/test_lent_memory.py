@@ -28,7 +28,7 @@ STEPS = 3
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A model whose weights are large beside what else comes and goes in a process: 25 MB."""
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
 
     model = make_files(tmp_path_factory.mktemp("files"))
     build_model(model, vocab_size=64, hidden=512, layers=2, heads=8, kv_heads=2, head_dim=64, mlp=1536, seed=0)

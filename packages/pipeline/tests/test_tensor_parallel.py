@@ -88,7 +88,7 @@ def published(tmp_path_factory):
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
 
     root, token = tmp_path_factory.mktemp("run"), new_token()
     model = build_model(root / "model", vocab_size=149, hidden=64, layers=2, heads=4, kv_heads=2, head_dim=32, mlp=96)

@@ -13,9 +13,17 @@ from tailrace.ranker.features import features_of
 from tailrace.ranker.learned import encoding, hidden_states
 from tailrace.ranker.learned.fitting import Plan, fit_network
 from tailrace.ranker.learned.methods import Encoder, Hidden, Sft
-from tailrace.ranker.learned.network import OUTPUTS, P50, SHARES
+from tailrace.ranker.learned.network import (
+    OUTPUTS,
+    P50,
+    SHARES,
+    list_mle,
+    pairwise,
+    pinball,
+    predictions_of,
+    quantile_logs,
+)
 from tailrace.ranker.learned.options import OBJECTIVES
-from tailrace.ranker.learned.outputs import list_mle, pairwise, pinball, predictions_of, quantile_logs
 from tailrace.ranker.learned.samples import Samples, Scale
 from tailrace.ranker.learned.text import TextCodec
 from tailrace.ranker.learned.writing import as_digits, log_likelihood, quantile

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace.contracts import TailraceError
 from tailrace.repack import LoadError, NothingFitsError, UnmeasuredError, plan_dispatch
-from tailrace.repack.decoding import Decoding, fill
+from tailrace.repack.batch_time import Decoding, fill
 from tailrace.repack.testing.streamrl_reference import fill_slowly, split_slowly, spread_slowly
 
 lengths = st.one_of(st.integers(1, 20), st.integers(1, 32_768), st.floats(1, 32_768))

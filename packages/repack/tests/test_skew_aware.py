@@ -21,7 +21,7 @@ from tailrace.contracts import (
     Why,
 )
 from tailrace.repack import LeastLoaded, LoadError, SkewAware
-from tailrace.repack.decoding import Decoding, fill
+from tailrace.repack.batch_time import Decoding, fill
 from tailrace.repack.testing import SlotAdmission, check_routing_policy, random_cycle
 from tailrace.repack.testing.streamrl_reference import split_slowly
 

@@ -11,7 +11,7 @@ from tailrace.pipeline.run.figures.folding import follow
 from tailrace.pipeline.run.figures.replicas import ReplicaFigures
 from tailrace.report.charts.rounds import round_charts
 from tailrace.report.explain import explain
-from tailrace.report.figures.figures import utilisation
+from tailrace.report.figures.system import utilisation
 from tailrace.report.fold.interruptions import Interruptions
 from tailrace.report.fold.outages import Outages
 from tailrace.report.fold.timeline import Doing, Timeline

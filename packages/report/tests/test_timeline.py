@@ -11,7 +11,7 @@ from tailrace.fuzz.draw import draw_case
 from tailrace.fuzz.trial import FuzzSimulation
 from tailrace.report.charts.chart import TimeAxis
 from tailrace.report.charts.timeline import drawable, merged, timeline_chart
-from tailrace.report.figures.figures import utilisation
+from tailrace.report.figures.system import utilisation
 from tailrace.report.fold.interruptions import Interruptions, Mark, MarkKind
 from tailrace.report.fold.outages import Outages
 from tailrace.report.fold.timeline import Doing, Span, Timeline

@@ -9,7 +9,7 @@ import pytest
 
 from tailrace.contracts import Why
 from tailrace.controller.members import REPLICA, TRAINER
-from tailrace.report.figures.figures import utilisation
+from tailrace.report.figures.system import utilisation
 from tailrace.report.figures.verdict import Signal, answers, limit, without_signal
 from tailrace.report.fold.timeline import Doing, Span
 from tailrace.report.words import WAITS

@@ -243,7 +243,7 @@ def test_the_harness_that_fails_is_no_zero(scored, monkeypatch):
         "raise ImportError('no such module')",
         'import time\nprint(\'{"tests": 1}\\n{"failed": "no room"}\')',
     ):
-        monkeypatch.setattr("tailrace.reward.code.run._HARNESS", broken)
+        monkeypatch.setattr("tailrace.reward.code.scoring._HARNESS", broken)
         with pytest.raises(SandboxFailedError, match="harness of the tests"):
             scored(RIGHT)
 

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 from tailrace.trainer import TrainerConfig, TrainerConfigError
 from tailrace.trainer.layout import PackedRow, TrainingSample
 from tailrace.trainer.microbatch import to_tensors
-from tailrace.trainer.policy import Policy, load_policy
-from tailrace.trainer.small import build_model
+from tailrace.trainer.policy_model import Policy, load_policy
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.testing import inside
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -87,7 +87,7 @@ def test_a_layer_keeps_its_input_alone(tmp_path):
 
 
 def test_auto_is_for_large_models_that_offer_it(monkeypatch, tmp_path):
-    module: Any = import_module("tailrace.trainer.policy")
+    module: Any = import_module("tailrace.trainer.policy_model")
 
     model = build_model(tmp_path, vocab_size=31, **SMALL)
     for limit, expected in ((module.SMALL_MODEL_PARAMETERS, False), (100, True)):

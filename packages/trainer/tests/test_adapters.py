@@ -17,7 +17,7 @@ from tailrace.trainer.backend import check_backend
 from tailrace.trainer.backends import fsdp2
 from tailrace.trainer.checkpoint_files import verify
 from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, AdapterConfig
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.testing import BackendContract, inside, make_experiences, reference_loss
 from tailrace.trainer.weights_file import weights_sha256
 from tailrace.trainer.worker import TrainerWorker

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from tailrace.trainer.checkpoint_files import verify
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 
 sys.path.insert(0, str(Path(__file__).parent))
 import trainer_processes

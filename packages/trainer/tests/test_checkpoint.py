@@ -23,7 +23,7 @@ from tailrace.trainer import (
     tensor_file,
 )
 from tailrace.trainer.checkpoint_files import WriteProgress, complete, verify
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.testing import make_experiences
 from tailrace.trainer.worker import TrainerWorker
 

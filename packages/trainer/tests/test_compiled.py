@@ -18,7 +18,7 @@ from tailrace.trainer import TrainerConfig, TrainerConfigError, compiled
 from tailrace.trainer.backend import check_backend
 from tailrace.trainer.config import AdapterConfig
 from tailrace.trainer.metrics import merge_metrics
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.testing import inside
 from tailrace.trainer.worker import TrainerWorker
 

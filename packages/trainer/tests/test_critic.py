@@ -20,7 +20,7 @@ from tailrace.trainer.backend import build_backend
 from tailrace.trainer.config import AdapterConfig
 from tailrace.trainer.critic import value_loss
 from tailrace.trainer.critic_init import check_critic_init
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.testing import (
     build_value_model,
     inside,

@@ -21,7 +21,7 @@ from tailrace.trainer import NonFiniteGradientError, TrainerConfig, TrainerConfi
 from tailrace.trainer.backend import check_backend
 from tailrace.trainer.backends import deepspeed
 from tailrace.trainer.config import AdapterConfig
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.testing import BackendContract
 
 pytestmark = [
@@ -289,7 +289,7 @@ def test_it_prints_nothing_and_a_process_without_it_does_not_import_it(tmp_path)
         "import sys, importlib\n"
         "from transformers import Qwen3ForCausalLM\n"
         "if importlib.util.find_spec('peft'): import peft\n"
-        "from tailrace.trainer.small import build_model\n"
+        "from tailrace.trainer.small_model import build_model\n"
         f"build_model({str(tmp_path)!r}, vocab_size=31, layers=1)\n"
         "assert 'deepspeed' not in sys.modules\n"
         "from tailrace.trainer.backend import import_backend\n"

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tailrace.trainer.policy import token_logprobs
+from tailrace.trainer.policy_model import token_logprobs
 
 
 @pytest.mark.parametrize("budget", [0, 1 << 24, 17 * 5, 1])

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from tailrace.contracts import FinishReason, Segment
 from tailrace.trainer import TrainerConfig
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.testing import inside, make_experiences, reference_loss
 from tailrace.trainer.worker import TrainerWorker
 

@@ -8,7 +8,7 @@ import transformers
 
 from tailrace.trainer import TrainerConfig, TrainerConfigError
 from tailrace.trainer.optimizer import learning_rate
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.testing import make_experiences
 from tailrace.trainer.worker import TrainerWorker
 

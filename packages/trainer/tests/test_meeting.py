@@ -18,7 +18,7 @@ from tailrace.processes.namespaces import INTERFACE, machines, why_not
 from tailrace.trainer.errors import ProcessGroupError, TrainerConfigError
 from tailrace.trainer.interfaces import address_towards, interface_of, interfaces, network_id, told_interface
 from tailrace.trainer.meeting import meet, meeting_url
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 
 sys.path.insert(0, str(Path(__file__).parent))
 import trainer_processes

@@ -19,7 +19,7 @@ from tailrace.trainer.memory import (
     trainer_memory,
 )
 from tailrace.trainer.microbatch import to_tensors
-from tailrace.trainer.policy import Policy
+from tailrace.trainer.policy_model import Policy
 from tailrace.trainer.varlen_attention import use_in
 
 SMALL = {

@@ -9,7 +9,7 @@ import torch
 from tailrace.trainer import TrainerConfig, TrainerConfigError, TrainerError
 from tailrace.trainer.errors import OffloadedError
 from tailrace.trainer.offload import HostParts
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.testing import inside, make_experiences
 from tailrace.trainer.worker import TrainerWorker
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from tailrace.contracts import Segment, plugins
 from tailrace.trainer import BatchError, NonFiniteGradientError, TrainerConfig, TrainerConfigError
 from tailrace.trainer.partial_batch import PartialBatch
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.testing import inside, make_experiences, reference_loss
 from tailrace.trainer.worker import TrainerWorker
 

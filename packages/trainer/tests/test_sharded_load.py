@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
 from tailrace.trainer import CheckpointError, ModelError
-from tailrace.trainer.policy import load_policy
+from tailrace.trainer.policy_model import load_policy
 from tailrace.trainer.sharded_load import Experts, ModelFiles, empty_lm, sources
 from tailrace.trainer.testing import inside
 

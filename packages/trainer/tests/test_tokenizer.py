@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.tokenizer import EOS, TAGS, train_tokenizer
 
 TEXTS = [f"State the final answer to: {a} + {b} - 3 = <think>{a} + {b}</think><answer>{a + b - 3}</answer>"

@@ -18,7 +18,7 @@ from tailrace.contracts import Experience, Segment
 from tailrace.trainer import TrainerConfig, TrainerConfigError, TrainerWorker
 from tailrace.trainer.losses import LossTokens, open_loss
 from tailrace.trainer.losses.torchrl import TorchRlLoss
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.testing import check_loss
 
 pytestmark = pytest.mark.skipif(find_spec("torchrl") is None, reason="needs the extra torchrl")

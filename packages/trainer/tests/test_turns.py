@@ -12,7 +12,7 @@ from tailrace.contracts import Experience, Segment
 from tailrace.trainer import BatchError, TrainerConfig
 from tailrace.trainer.batch import grpo_samples
 from tailrace.trainer.demonstrations import encode
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.testing import inside, make_experiences, reference_loss
 from tailrace.trainer.tokenizer import train_tokenizer
 from tailrace.trainer.worker import TrainerWorker

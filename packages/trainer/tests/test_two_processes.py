@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tailrace.trainer import CheckpointError, load_weights_file
 from tailrace.trainer.checkpoint_files import verify
 from tailrace.trainer.config import TrainerConfig
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.worker import TrainerWorker
 
 sys.path.insert(0, str(Path(__file__).parent))

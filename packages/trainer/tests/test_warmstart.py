@@ -12,7 +12,7 @@ import pytest
 
 from tailrace.processes import Child
 from tailrace.trainer import TrainerConfigError, WarmStartCancelledError, WarmStartError, WarmStartTimeoutError
-from tailrace.trainer.small import SmallModel
+from tailrace.trainer.small_model import SmallModel
 from tailrace.trainer.warmstart import (
     DemonstrationStage,
     TokenizerShape,

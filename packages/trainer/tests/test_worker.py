@@ -15,7 +15,7 @@ from tailrace.trainer import (
     TrainerConfigError,
 )
 from tailrace.trainer.backend import BackendPlugin, build_backend, check_backend
-from tailrace.trainer.small import build_model
+from tailrace.trainer.small_model import build_model
 from tailrace.trainer.testing import BackendContract, inside, make_experiences, reference_loss
 from tailrace.trainer.worker import TrainerWorker
 

@@ -22,7 +22,7 @@ def warm_started(directory: Path, seed: int, clock: Clock) -> Path:
     """The model directory; taken from the cache of warm starts where it is there."""
     from tailrace.pipeline.run.prepare import cache_directory
     from tailrace.trainer.errors import WarmStartCancelledError
-    from tailrace.trainer.small import SmallModel
+    from tailrace.trainer.small_model import SmallModel
     from tailrace.trainer.warmstart import DemonstrationStage, TokenizerShape, WarmStartConfig, warm_start
 
     model = directory / "policy"

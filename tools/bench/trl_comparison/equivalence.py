@@ -78,7 +78,7 @@ def our_loss(job: Job, inputs: dict[str, Any], rewards: list[float], advantages:
     from tailrace.trainer.layout import plan
     from tailrace.trainer.losses import LossTokens
     from tailrace.trainer.microbatch import to_tensors
-    from tailrace.trainer.policy import PREFIX, load_policy
+    from tailrace.trainer.policy_model import PREFIX, load_policy
 
     config = TrainerConfig(loss="dapo", loss_options={"clip_low": job.clip_low, "clip_high": job.clip_high})
     experiences = []

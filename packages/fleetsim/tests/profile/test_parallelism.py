@@ -275,7 +275,7 @@ def test_an_engine_of_one_device_is_measured(tmp_path):
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it takes two cores")
 def test_vllm_is_measured_on_one_core_and_on_two(tmp_path):
     pytest.importorskip("vllm")
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
 
     config = small(tmp_path, engine="vllm")
     shape = {"hidden": 64, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 32, "mlp": 64}  # vLLM has no heads of 8

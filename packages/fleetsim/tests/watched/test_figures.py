@@ -13,7 +13,7 @@ from tailrace.fleetsim.results import outcome
 from tailrace.fleetsim.results.advice import advice, findings
 from tailrace.fleetsim.results.watch import watch
 from tailrace.fleetsim.run import simulate
-from tailrace.pipeline.run.figures.figures import Batch
+from tailrace.pipeline.run.figures.batches import Batch
 from tailrace.report.figures.comparison import comparison, ratios, unique
 
 from .conftest import LAMINAR, SYNCHRONOUS, configured

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.fleetsim.workload import Workload, WorkloadConfig
-from tailrace.fleetsim.workload.groups import LARGEST_NORMAL, draws
 from tailrace.fleetsim.workload.lengths import SPAN
+from tailrace.fleetsim.workload.random_numbers import LARGEST_NORMAL, draws
 
 UNLIMITED = 10**9
 STANDARD = NormalDist()

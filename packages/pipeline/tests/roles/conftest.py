@@ -91,7 +91,7 @@ def spawn(token):
 def model(tmp_path_factory):
     """A tiny model with its tokenizer, prompts and held-out problems beside it."""
     from tailrace.reward.tasks import write_jsonl
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
     from tailrace.trainer.tokenizer import train_tokenizer
 
     root = tmp_path_factory.mktemp("files")

@@ -23,7 +23,7 @@ def test_a_trainer_that_computes_is_seen_to_and_one_that_stands_still_is_not(
     reader.close()
 
     from tailrace.trainer import TrainerConfig
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
     from tailrace.trainer.worker import TrainerWorker
 
     monkeypatch.setattr(TrainerWorker, "watch_micro_batches", lambda self, ended: False)

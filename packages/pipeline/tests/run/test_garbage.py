@@ -4,7 +4,7 @@ import gc
 import weakref
 
 from tailrace import contracts as c
-from tailrace.pipeline.run.launching.garbage import GarbageCollection
+from tailrace.pipeline.run.launching.garbage_collection import GarbageCollection
 
 
 class Circle:

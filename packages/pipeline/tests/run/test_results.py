@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.controller.evaluations import EvaluationResult
-from tailrace.pipeline.run.figures.figures import standard_error
+from tailrace.pipeline.run.figures.batches import standard_error
 from tailrace.pipeline.run.figures.results import MeasuredAnswers, Quantity, Results, results_of
 
 ACCURACY, REWARD = Quantity.ACCURACY, Quantity.REWARD

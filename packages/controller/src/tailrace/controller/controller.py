@@ -24,12 +24,12 @@ from tailrace.controller.coordinator import Coordinator
 from tailrace.controller.environments import Environments
 from tailrace.controller.errors import ControllerError
 from tailrace.controller.groups import Groups
-from tailrace.controller.history import RoundHistory
 from tailrace.controller.lending import Lending
 from tailrace.controller.length_requests import LengthRequests
 from tailrace.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.controller.plugin_faults import blame, policies_of
 from tailrace.controller.provisioning import Provisioning
+from tailrace.controller.provisioning_history import RoundHistory
 from tailrace.controller.recovery.detection import Detection
 from tailrace.controller.recovery.failed_groups import FailedGroups
 from tailrace.controller.recovery.failures import Failures

@@ -12,10 +12,10 @@ from collections import Counter, deque
 from collections.abc import Iterable
 
 from tailrace import contracts as c
-from tailrace.controller.history import Iterations, RoundHistory
 from tailrace.controller.lending import Lending
 from tailrace.controller.members import REPLICA, MemberState
 from tailrace.controller.plugin_faults import answered, listed
+from tailrace.controller.provisioning_history import Iterations, RoundHistory
 from tailrace.controller.recovery.losses import lost
 from tailrace.controller.spec import PipelineSpec, RolloutPool
 from tailrace.controller.state import State

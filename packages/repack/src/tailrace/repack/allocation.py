@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tailrace.repack.decoding import asked
+from tailrace.repack.batch_time import asked
 from tailrace.repack.errors import LoadError, NothingFitsError, UnmeasuredError
 from tailrace.repack.lpt import check_count
 

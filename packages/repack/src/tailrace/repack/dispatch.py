@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tailrace.contracts import expected_one_of
-from tailrace.repack.decoding import Decoding, MaxBatch, StepLatency
+from tailrace.repack.batch_time import Decoding, MaxBatch, StepLatency
 from tailrace.repack.errors import LoadError
 from tailrace.repack.lpt import check_count, checked_lengths, longest_first, lpt, spread
 from tailrace.repack.splits import OBJECTIVES, Objective, TailShare, UnequalSplit, best_split, tail_count

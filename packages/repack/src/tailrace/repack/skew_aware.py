@@ -50,7 +50,7 @@ from tailrace.contracts import (
     Why,
     expected_one_of,
 )
-from tailrace.repack.decoding import Decoding
+from tailrace.repack.batch_time import Decoding
 from tailrace.repack.errors import LoadError
 from tailrace.repack.routing import Entry, LeastLoaded, LoadHeap, by_group, queues, serving
 from tailrace.repack.splits import (

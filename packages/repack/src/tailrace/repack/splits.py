@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from tailrace.repack.decoding import Decoding, fill
+from tailrace.repack.batch_time import Decoding, fill
 
 Objective = Literal["max", "sum"]
 OBJECTIVES: tuple[Objective, ...] = ("max", "sum")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tailrace.report.comparison_page import Compared, compare_page
 from tailrace.report.errors import MeasuredError, ReportError
-from tailrace.report.figures.figures import Figures
 from tailrace.report.figures.steady import measured, steady
+from tailrace.report.figures.system import Figures
 from tailrace.report.fold.folds import Folds
 from tailrace.report.record import Record, read_record
 from tailrace.report.run_page import write_report

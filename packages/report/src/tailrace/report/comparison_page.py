@@ -11,7 +11,7 @@ from tailrace.controller.members import REPLICA, TRAINER
 from tailrace.report.charts.chart import Chart, TimeAxis, Trace, axis, bars
 from tailrace.report.charts.timeline import MOST_SPANS, timeline_chart
 from tailrace.report.figures.comparison import SPOKEN, cause_share, causes, comparison, rate, ratios
-from tailrace.report.figures.figures import Figures, differences
+from tailrace.report.figures.system import Figures, differences
 from tailrace.report.fold.folds import Folds, evenly
 from tailrace.report.fold.interruptions import Mark
 from tailrace.report.fold.loads import Loads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tailrace.pipeline.run.figures.figures import mean
+from tailrace.pipeline.run.figures.batches import mean
 from tailrace.pipeline.run.figures.status import RunStatus, show_results
 from tailrace.report.figures.held_out import results
 from tailrace.report.record import Record

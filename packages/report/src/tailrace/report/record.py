@@ -14,7 +14,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.environments import has_own_rows
-from tailrace.pipeline.run.figures.figures import Batch
+from tailrace.pipeline.run.figures.batches import Batch
 from tailrace.pipeline.run.figures.metrics import read_metrics
 from tailrace.pipeline.run.pools import relay_count
 from tailrace.pipeline.run.replay import controller_of, replayed

@@ -18,9 +18,9 @@ from tailrace.report.charts import learning, lengths, loads, rounds, staleness, 
 from tailrace.report.charts.chart import Chart, TimeAxis
 from tailrace.report.charts.effective_time import effective_time_chart
 from tailrace.report.charts.timeline import timeline_chart
-from tailrace.report.figures.figures import utilisation
 from tailrace.report.figures.held_out import gain, results, reward_alone, said
 from tailrace.report.figures.prompts import PromptFates, failures
+from tailrace.report.figures.system import utilisation
 from tailrace.report.figures.verdict import answers, limit, without_signal
 from tailrace.report.fold.interruptions import MarkKind
 from tailrace.report.html.page import Table, render_page, write_page

@@ -10,9 +10,9 @@ from tailrace.faulttol import ROLES
 from tailrace.pipeline.run.figures.replicas import ReplicaFigures
 from tailrace.pipeline.run.figures.results import MeasuredAnswers, Quantity, Results
 from tailrace.report.charts.staleness import staleness_in_words
-from tailrace.report.figures.figures import Utilisation
 from tailrace.report.figures.held_out import UNKNOWN_ACCURACY, said
 from tailrace.report.figures.prompts import PromptFates
+from tailrace.report.figures.system import Utilisation
 from tailrace.report.fold.folds import Folds
 from tailrace.report.fold.interruptions import MarkKind
 from tailrace.report.html.page import Table, cut

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
 from tailrace.contracts import shown
-from tailrace.reward.code.backend import CodeBackend
+from tailrace.reward.code.scoring import CodeBackend
 from tailrace.reward.errors import JudgeError, RewardError, ScorerClosedError
 from tailrace.reward.functions import VerifierWorker
 from tailrace.reward.items import Outcome, Recheck, ScoreItem, ScoringFailure, ScoringResult

@@ -241,7 +241,7 @@ def _attempt(path: str, dtype: str, device: str, backend: str) -> None:
     """What the process does."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from tailrace.trainer.policy import Policy
+    from tailrace.trainer.policy_model import Policy
 
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     config.num_hidden_layers, config.vocab_size, config.pad_token_id = 1, _SMALL_VOCABULARY, None

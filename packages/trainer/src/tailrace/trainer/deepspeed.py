@@ -31,7 +31,7 @@ from tailrace.trainer.fsdp2 import Fsdp2Model, warn_of_whole_loads
 from tailrace.trainer.memory import ZERO_BUCKET, ZERO_LIVE
 from tailrace.trainer.microbatch import MicroBatch
 from tailrace.trainer.optimizer import adamw, clip_gradients
-from tailrace.trainer.policy import PREFIX, Policy
+from tailrace.trainer.policy_model import PREFIX, Policy
 from tailrace.trainer.sharded_load import Experts, ModelFiles, sources
 from tailrace.trainer.sharded_model import MOMENTS, Rows, SavedState, ShardedModel, parameter_dtype
 from tailrace.trainer.value_model import fresh_head

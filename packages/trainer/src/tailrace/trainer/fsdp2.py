@@ -29,7 +29,7 @@ from tailrace.trainer.errors import TrainerConfigError
 from tailrace.trainer.microbatch import MicroBatch
 from tailrace.trainer.offload import HostParts
 from tailrace.trainer.optimizer import MuonWithAdamW, adamw, clip_gradients
-from tailrace.trainer.policy import PREFIX, Policy
+from tailrace.trainer.policy_model import PREFIX, Policy
 from tailrace.trainer.sharded_load import Experts, ModelFiles, assign, sources
 from tailrace.trainer.sharded_model import MOMENTS, SavedState, ShardedModel, parameter_dtype
 from tailrace.trainer.value_model import fresh_head

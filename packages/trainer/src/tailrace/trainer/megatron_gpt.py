@@ -24,7 +24,7 @@ from tailrace.contracts import extra
 from tailrace.trainer.config import SMALL_MODEL_PARAMETERS, TrainerConfig
 from tailrace.trainer.megatron_weights import without_output_layer
 from tailrace.trainer.microbatch import MicroBatch
-from tailrace.trainer.policy import token_logprobs
+from tailrace.trainer.policy_model import token_logprobs
 from tailrace.trainer.sharded_model import DTYPES
 from tailrace.trainer.varlen_attention import Sequences, varlen_attention
 
@@ -152,7 +152,7 @@ class TensorParallelPolicy(nn.Module):
         self.register_buffer("_speeds", 1.0 / theta**places, persistent=False)
 
     def forward(self, batch: MicroBatch, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies as `tailrace.trainer.policy.Policy.forward` gives them, on every rank alike."""
+        """Log-probabilities and entropies as `tailrace.trainer.policy_model.Policy.forward` gives them, on every rank alike."""
         hidden = self._enter(self._hidden(batch), group=self._group)
         weight = self.gpt.embedding.word_embeddings.weight if self._tied else self.gpt.output_layer.weight
         first = self._group.rank() * weight.shape[0]

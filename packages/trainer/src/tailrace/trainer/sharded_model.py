@@ -21,7 +21,7 @@ from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.critic_init import HEAD, check_critic_init
 from tailrace.trainer.errors import NonFiniteGradientError, TrainerConfigError
 from tailrace.trainer.microbatch import MicroBatch
-from tailrace.trainer.policy import Policy, load_policy
+from tailrace.trainer.policy_model import Policy, load_policy
 from tailrace.trainer.sharded_load import empty_lm
 from tailrace.trainer.value_model import ValueModel, empty_value_lm, load_value_model
 
@@ -150,7 +150,7 @@ class ShardedModel(ABC):
         """Run a forward pass and `backward` in this context, which adds to the gradients. Collective in the cell.
 
         The context gives a function of (micro-batch, temperature, whether entropies are wanted), which returns what
-        `tailrace.trainer.policy.Policy.forward` does.
+        `tailrace.trainer.policy_model.Policy.forward` does.
 
         Args:
             last: whether it is the last of the call: sums over the ranks of a cell may wait for it.

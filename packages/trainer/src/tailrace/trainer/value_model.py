@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tailrace.trainer.microbatch import MicroBatch
-from tailrace.trainer.policy import Policy, model_inputs, read_pretrained
+from tailrace.trainer.policy_model import Policy, model_inputs, read_pretrained
 from tailrace.trainer.sharded_load import empty_lm
 
 _HUGGING_FACE = "AutoModelForSequenceClassification"

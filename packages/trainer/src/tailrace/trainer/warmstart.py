@@ -37,7 +37,7 @@ from tailrace.trainer.errors import (
     WarmStartError,
     WarmStartTimeoutError,
 )
-from tailrace.trainer.small import SmallModel
+from tailrace.trainer.small_model import SmallModel
 from tailrace.trainer.tokenizer import OPERATORS, TAGS
 
 _POLL_S = 0.1

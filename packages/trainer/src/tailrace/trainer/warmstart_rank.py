@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.processes import at_end_of
 from tailrace.trainer.demonstrations import TokenExample, encode
-from tailrace.trainer.small import SmallModel, build_small
+from tailrace.trainer.small_model import SmallModel, build_small
 from tailrace.trainer.tokenizer import train_tokenizer
 from tailrace.trainer.warmstart import WarmStartConfig, WarmStartJob, trainer_config
 

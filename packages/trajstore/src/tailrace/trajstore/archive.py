@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 from tailrace.contracts import PackedTokens, SpanKind, extra
 from tailrace.trajstore.errors import StoreFormatError
-from tailrace.trajstore.packing import unpack_logprobs, unpack_tokens
+from tailrace.trajstore.token_bytes import unpack_logprobs, unpack_tokens
 
 MAGIC = b"TRLTRAJ1"
 _SIZES = struct.Struct("<5I")

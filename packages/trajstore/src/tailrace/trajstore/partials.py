@@ -22,7 +22,8 @@ from dataclasses import dataclass, replace
 from tailrace.contracts import FinishReason, PartialDelta, Resume, SpanKind, repeated_tokens
 from tailrace.trajstore.database import Database, select_ids
 from tailrace.trajstore.errors import TrajectoryDataError, TrajectoryStateError
-from tailrace.trajstore.packing import (
+from tailrace.trajstore.records import Assignment, PartialResponse, Status, Turn
+from tailrace.trajstore.token_bytes import (
     Precision,
     pack_logprobs,
     pack_tokens,
@@ -30,7 +31,6 @@ from tailrace.trajstore.packing import (
     unpack_logprobs,
     unpack_tokens,
 )
-from tailrace.trajstore.records import Assignment, PartialResponse, Status, Turn
 from tailrace.trajstore.turns import OPEN_TURNS, end_turn, ends_a_turn, forget_turns, turns_of
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tailrace.trajstore.archive import answered
 from tailrace.trajstore.errors import StoreBusyError
-from tailrace.trajstore.packing import unpack_tokens
+from tailrace.trajstore.token_bytes import unpack_tokens
 
 _WAIT_S = 1.0
 

@@ -26,8 +26,8 @@ from tailrace.trajstore.errors import (
     TrajectoryStateError,
     UnknownTrajectoryError,
 )
-from tailrace.trajstore.packing import all_finite, highest_token, join_logprobs, unpack_logprobs, unpack_tokens
 from tailrace.trajstore.records import Assignment, ConsumedTrajectory, Conversation, Recovery, Status, Trainable
+from tailrace.trajstore.token_bytes import all_finite, highest_token, join_logprobs, unpack_logprobs, unpack_tokens
 from tailrace.trajstore.turns import TABLES, TURNED, environment_of, turns_of
 
 EXPERIENCE_COLUMNS = f"id, num, grp, prompt, finish, reward, completed_version, metadata, purpose, {TURNED}, status"

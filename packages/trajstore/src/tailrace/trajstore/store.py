@@ -28,7 +28,6 @@ from typing import BinaryIO, Self
 from tailrace.contracts import Experience, ExperienceOutline, FinishReason, PackedTokens, PartialDelta, Resume
 from tailrace.trajstore.archive import MAGIC, is_lines
 from tailrace.trajstore.database import Database, Synchronous
-from tailrace.trajstore.packing import Precision
 from tailrace.trajstore.partials import Append, PartialResponsePool
 from tailrace.trajstore.records import (
     Assignment,
@@ -42,6 +41,7 @@ from tailrace.trajstore.records import (
     Turn,
 )
 from tailrace.trajstore.settlements import Settlements
+from tailrace.trajstore.token_bytes import Precision
 
 TRIM_TOKENS = 2**19
 """About how many tokens `trim` deletes in one transaction."""

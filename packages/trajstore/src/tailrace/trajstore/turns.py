@@ -10,8 +10,8 @@ import sqlite3
 from collections.abc import Iterator
 
 from tailrace.contracts import FinishReason, SpanKind
-from tailrace.trajstore.packing import unpack_tokens
 from tailrace.trajstore.records import Turn
+from tailrace.trajstore.token_bytes import unpack_tokens
 
 SCHEMA = """
 -- Turns that ended with a question to an environment; `count` tokens of its answer follow, NULL until there is one.

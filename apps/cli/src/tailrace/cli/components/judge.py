@@ -22,7 +22,7 @@ from tailrace.reward import load_verifier
 from tailrace.reward.judge import Judge, JudgeConfig, JudgeItem, Judgement, JudgeProcess, JudgeTemplate, Unjudged
 from tailrace.reward.tasks import get_task, write_jsonl
 from tailrace.reward.tasks.protocol import TaskRow
-from tailrace.trainer.small import SmallModel
+from tailrace.trainer.small_model import SmallModel
 from tailrace.trainer.warmstart import DemonstrationStage, TokenizerShape, WarmStartConfig, warm_start
 
 _FIELDS = ("response", "prompt", "answer", "rubric")

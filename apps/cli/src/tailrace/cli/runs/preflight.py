@@ -14,7 +14,7 @@ from tailrace.pipeline.config.options import registered
 from tailrace.pipeline.errors import Gathered
 from tailrace.pipeline.run import build
 from tailrace.pipeline.run.device_shares import cores_here, takes_cores
-from tailrace.pipeline.run.model_files import check_model
+from tailrace.pipeline.run.model_check import check_model
 from tailrace.pipeline.run.pools import ranker_gpus, replica_gpus
 from tailrace.pipeline.run.prompts.data_check import check_data
 from tailrace.pipeline.run.prompts.reading import FoundPrompts

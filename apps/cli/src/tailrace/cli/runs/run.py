@@ -161,9 +161,9 @@ def _resume(options: RunOptions) -> int:
         raise CommandError(
             f"--resume goes on in the run's own directory; found {given}, expected --set or --plain at most"
         )
-    from tailrace.pipeline.run.changes import with_changes
     from tailrace.pipeline.run.figures.metrics import read_metrics
     from tailrace.pipeline.run.launching.attaching import check_resumed, to_go_on
+    from tailrace.pipeline.run.resume_changes import with_changes
 
     directory = RunDirectory.open(options.resume)
     left = unwatched(directory)

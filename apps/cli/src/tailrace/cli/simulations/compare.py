@@ -32,8 +32,8 @@ from tailrace.pipeline.config.target import APPS, configuration
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.report.comparison_page import Compared, compare_page, sentence
 from tailrace.report.figures.comparison import comparison, ratios, unique
-from tailrace.report.figures.figures import Figures, differences
 from tailrace.report.figures.steady import measured
+from tailrace.report.figures.system import Figures, differences
 from tailrace.report.html.page import Table, write_page
 from tailrace.report.record import read_record
 

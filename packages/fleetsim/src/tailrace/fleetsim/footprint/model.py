@@ -10,7 +10,7 @@ from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.hardware import ModelShape, models, shape_of
 from tailrace.pipeline.config.models import RunConfig, SmallModelConfig
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.model_files import count_parameters
+from tailrace.pipeline.run.model_check import count_parameters
 from tailrace.trainer.memory import DenseModel
 
 _SMALL_VOCABULARY = 1024

@@ -32,8 +32,8 @@ from tailrace.fleetsim.fleet.quantities import (
 from tailrace.fleetsim.hardware.devices import price_per_hour
 from tailrace.fleetsim.profile.fit_workload import Group, has_signal
 from tailrace.fleetsim.profile.machine import MachineProfile, WorkloadPart, load_machine
-from tailrace.fleetsim.workload.groups import draws, seed_of
 from tailrace.fleetsim.workload.lengths import Spread
+from tailrace.fleetsim.workload.random_numbers import draws, seed_of
 from tailrace.fleetsim.workload.workload import Description, ModelledSample, Turns, Workload
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.parallelism import MeasuredSize, read_parallelism

@@ -19,7 +19,7 @@ from tailrace.fleetsim.plan.space import Split, splits
 from tailrace.fleetsim.results.watch import Watched
 from tailrace.fleetsim.run import simulate_many
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.run.figures.figures import Batch, mean
+from tailrace.pipeline.run.figures.batches import Batch, mean
 from tailrace.report.fold.timeline import Doing
 from tailrace.report.words import ADMITTED, many, percent
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tailrace.controller.members import REPLICA, TRAINER
 from tailrace.fleetsim.results.watch import Watched
 from tailrace.report.figures.comparison import LEAST_SHARE
-from tailrace.report.figures.figures import Figures
+from tailrace.report.figures.system import Figures
 from tailrace.report.words import duration, money, percent, price
 
 BARS = "·▁▂▃▄▅▆▇█"

@@ -17,8 +17,8 @@ from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.fleetsim.results.log import InstantLog
 from tailrace.fleetsim.results.result import Result, result_of
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.report.figures.figures import MODEL, TASK, Figures, facts
 from tailrace.report.figures.steady import steady
+from tailrace.report.figures.system import MODEL, TASK, Figures, facts
 from tailrace.report.fold.folds import MOST_REPLICAS, Folds
 from tailrace.runtime.executor.executor import Executor, Observer
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from tailrace.fleetsim.errors import WorkloadError
 from tailrace.fleetsim.workload.environment import EnvironmentWorkload, Latency
-from tailrace.fleetsim.workload.groups import RandomStream, draws, seed_of, stream
 from tailrace.fleetsim.workload.lengths import P99, PER_SCORE, ZERO, Drift, Lengths
+from tailrace.fleetsim.workload.random_numbers import RandomStream, draws, seed_of, stream
 from tailrace.fleetsim.workload.rewards import ScoringKinds, SolveRate
 from tailrace.fleetsim.workload.workload import Description, ModelledSample, Workload
 

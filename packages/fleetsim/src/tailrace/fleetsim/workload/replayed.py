@@ -19,8 +19,8 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from tailrace.fleetsim.errors import WorkloadError
 from tailrace.fleetsim.tables import Seconds, Strict
 from tailrace.fleetsim.workload.environment import Latency
-from tailrace.fleetsim.workload.groups import RandomStream, draws, stream
 from tailrace.fleetsim.workload.lengths import Spread
+from tailrace.fleetsim.workload.random_numbers import RandomStream, draws, stream
 from tailrace.fleetsim.workload.rewards import SolveRate
 from tailrace.fleetsim.workload.workload import Description, ModelledSample, Turns, Workload
 from tailrace.pipeline.config.loading import explain

@@ -49,7 +49,7 @@ from tailrace.pipeline.run.machines import (
     checkpoint_holders,
     machine_names,
 )
-from tailrace.pipeline.run.model_files import readable_config
+from tailrace.pipeline.run.model_check import readable_config
 from tailrace.pipeline.run.pools import (
     cell_devices,
     check_pools,

@@ -11,7 +11,7 @@ from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.config.pools import CostModelConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.engine import abilities_of, selected_engine
-from tailrace.pipeline.run.model_files import readable_config
+from tailrace.pipeline.run.model_check import readable_config
 from tailrace.pipeline.run.pools import replica_pools, tensor_parallel
 
 

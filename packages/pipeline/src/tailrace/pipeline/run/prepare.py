@@ -180,7 +180,7 @@ def _warm_started(
     files: Prepared, tasks: Mapping[str, Any], config: RunConfig, directory: RunDirectory, progress: Progress
 ) -> Prepared:
     """The same with a small model that learned from the tasks' demonstrations, of each as many as it has prompts."""
-    from tailrace.trainer.small import SmallModel
+    from tailrace.trainer.small_model import SmallModel
     from tailrace.trainer.warmstart import DemonstrationStage, warm_start
 
     warm = config.warm_start

@@ -183,7 +183,7 @@ def make_rounds_spec(cells: int = 1, *, lends: bool = False, **changes: Any) -> 
 def make_files(root: Path) -> Path:
     """Write a tiny model with its tokenizer, prompts and held-out problems."""
     from tailrace.reward.tasks import write_jsonl
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
     from tailrace.trainer.tokenizer import train_tokenizer
 
     model = root / "model"

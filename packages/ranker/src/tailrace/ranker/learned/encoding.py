@@ -13,9 +13,18 @@ from tailrace.ranker.errors import DamagedRankerError, RankerError
 from tailrace.ranker.example import Example
 from tailrace.ranker.features import COUNT, features_of
 from tailrace.ranker.learned.fitting import UPDATE_EPOCHS, UPDATE_RATE, Plan, by_parts, fit_network
-from tailrace.ranker.learned.network import Bidirectional, Causal, Reader, padded
+from tailrace.ranker.learned.network import (
+    Bidirectional,
+    Causal,
+    Loss,
+    Reader,
+    load_weights,
+    padded,
+    predictions_of,
+    ranking_loss,
+    saved_weights,
+)
 from tailrace.ranker.learned.options import EncoderOptions, SftOptions
-from tailrace.ranker.learned.outputs import Loss, load_weights, predictions_of, ranking_loss, saved_weights
 from tailrace.ranker.learned.pretrained import (
     Tuning,
     build_backbone,

@@ -14,9 +14,8 @@ from torch import Tensor
 from tailrace.ranker.errors import DamagedRankerError, RankerModelError, RankerOptionError
 from tailrace.ranker.example import Example
 from tailrace.ranker.learned.fitting import UPDATE_EPOCHS, UPDATE_RATE, Plan, fit_network
-from tailrace.ranker.learned.network import Head, padded
+from tailrace.ranker.learned.network import Head, load_weights, padded, predictions_of, ranking_loss, saved_weights
 from tailrace.ranker.learned.options import HiddenOptions
-from tailrace.ranker.learned.outputs import load_weights, predictions_of, ranking_loss, saved_weights
 from tailrace.ranker.learned.pretrained import backbone_of
 from tailrace.ranker.learned.samples import Samples, Scale
 from tailrace.ranker.learned.text import TextCodec

@@ -18,9 +18,8 @@ from tailrace.ranker.censoring import all_samples
 from tailrace.ranker.errors import DamagedRankerError, RankerError
 from tailrace.ranker.example import Example
 from tailrace.ranker.learned.fitting import UPDATE_EPOCHS, UPDATE_RATE, by_parts, fit_network
-from tailrace.ranker.learned.network import SHARES, padded
+from tailrace.ranker.learned.network import SHARES, load_weights, padded, predictions_by, saved_weights
 from tailrace.ranker.learned.options import SftOptions
-from tailrace.ranker.learned.outputs import load_weights, predictions_by, saved_weights
 from tailrace.ranker.learned.pretrained import (
     Tuning,
     build_causal_lm,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tailrace.contracts import Why
-from tailrace.pipeline.run.figures.figures import percentile
+from tailrace.pipeline.run.figures.batches import percentile
 from tailrace.report.charts.chart import Chart, Trace, axis, bars, line, step_axis, thinned
 from tailrace.report.html.page import Table
 from tailrace.report.record import Record

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tailrace.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
-from tailrace.pipeline.run.figures.figures import Batch
+from tailrace.pipeline.run.figures.batches import Batch
 from tailrace.report.charts.chart import Chart, TimeAxis, Trace
 from tailrace.report.fold.interruptions import Mark, MarkKind
 from tailrace.report.fold.timeline import BUBBLES, Doing, Span

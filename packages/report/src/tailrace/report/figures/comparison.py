@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tailrace.controller.members import REPLICA, TRAINER
-from tailrace.report.figures.figures import Figures
+from tailrace.report.figures.system import Figures
 from tailrace.report.html.page import Table
 from tailrace.report.words import device_hours, duration, money, percent, price
 

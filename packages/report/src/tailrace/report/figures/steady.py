@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.report.errors import MeasuredError
-from tailrace.report.figures.figures import MODEL, Figures, facts, utilisation
+from tailrace.report.figures.system import MODEL, Figures, facts, utilisation
 from tailrace.report.fold.folds import Folds
 from tailrace.report.fold.interruptions import MarkKind
 from tailrace.report.record import Record, measured_s

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from tailrace.contracts import Why, same_rewards
 from tailrace.controller.members import REPLICA, TRAINER
-from tailrace.pipeline.run.figures.figures import mean, standard_error
-from tailrace.report.figures.figures import Utilisation, utilisation
+from tailrace.pipeline.run.figures.batches import mean, standard_error
+from tailrace.report.figures.system import Utilisation, utilisation
 from tailrace.report.fold.timeline import Span
 from tailrace.report.words import WAITS, percent
 

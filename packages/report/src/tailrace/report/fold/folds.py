@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from tailrace import contracts as c
 from tailrace.controller.members import REPLICA
 from tailrace.controller.view import RunView
+from tailrace.pipeline.run.figures.batches import Batch
 from tailrace.pipeline.run.figures.detection import DetectionFold
 from tailrace.pipeline.run.figures.effective_time import EffectiveTime
 from tailrace.pipeline.run.figures.faults import FaultFold
-from tailrace.pipeline.run.figures.figures import Batch
 from tailrace.pipeline.run.figures.folding import Audience, Hears
 from tailrace.pipeline.run.figures.replicas import ReplicaFigures
 from tailrace.pipeline.run.figures.rounds import RoundFigures

@@ -18,7 +18,7 @@ from tailrace.controller.evaluations import EvaluationResult
 from tailrace.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.controller.view import RunView, Whereabouts
 from tailrace.pipeline.errors import resume_command
-from tailrace.pipeline.run.figures.figures import Batch, mean
+from tailrace.pipeline.run.figures.batches import Batch, mean
 from tailrace.pipeline.run.figures.results import Quantity, Results, baseline, results_of
 from tailrace.report.charts.timeline import drawable
 from tailrace.report.errors import ReportError

@@ -1,7 +1,7 @@
 """Code by hidden tests: rows of tests, the harness that runs them in a sandbox, and the comparison outside of it."""
 
 from tailrace.reward.code.rows import CodeTests, read_tests
-from tailrace.reward.code.run import CodeRun, run_tests
+from tailrace.reward.code.scoring import CodeRun, run_tests
 from tailrace.reward.errors import CodeRowError, SandboxFailedError
 from tailrace.reward.extraction import program_in
 

@@ -304,7 +304,7 @@ class BackendContract:
 
 
 def _model(directory: Path) -> Path:
-    from tailrace.trainer.small import build_model
+    from tailrace.trainer.small_model import build_model
 
     sizes = {"hidden": 16, "layers": 2, "head_dim": 8, "mlp": 32, "max_positions": 64}
     return build_model(directory / "model", vocab_size=_VOCABULARY, **sizes)

@@ -13,7 +13,7 @@ from tailrace import contracts as c
 from tailrace.controller.view import RunView
 from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
 from tailrace.pipeline.run.eventlog import last_line_end
-from tailrace.pipeline.run.figures.figures import Batch
+from tailrace.pipeline.run.figures.batches import Batch
 from tailrace.pipeline.run.figures.results import MeasuredAnswers
 from tailrace.pipeline.trackers import Trackers
 from tailrace.runtime.executor.executor import Executor

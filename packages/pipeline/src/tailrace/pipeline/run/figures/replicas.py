@@ -7,7 +7,7 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.controller.members import REPLICA
-from tailrace.pipeline.run.figures.figures import mean
+from tailrace.pipeline.run.figures.batches import mean
 
 _FAILED = frozenset({c.Why.FAILED, c.Why.MACHINE, *c.SUSPICIONS})
 

@@ -17,7 +17,7 @@ from typing import Any
 from tailrace.contracts import same_rewards
 from tailrace.controller.evaluations import EvaluationResult
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.run.figures.figures import mean, percentile, standard_error
+from tailrace.pipeline.run.figures.batches import mean, percentile, standard_error
 from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, SAMPLED
 
 _FORCED_NAMES = {FORCED: "worked style forced, sampled", FORCED_GREEDY: "worked style forced, greedy"}

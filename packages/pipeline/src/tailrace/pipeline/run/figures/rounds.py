@@ -13,7 +13,7 @@ from typing import Any
 from tailrace import contracts as c
 from tailrace.controller.members import TRAINER
 from tailrace.controller.spec import PipelineSpec
-from tailrace.pipeline.run.figures.figures import mean
+from tailrace.pipeline.run.figures.batches import mean
 from tailrace.pipeline.run.figures.stages import CompleteResponses
 
 _SPECULATED = frozenset({c.Why.SURPLUS_SAMPLE, c.Why.SURPLUS_GROUP, c.Why.DEFERRED})

@@ -17,7 +17,7 @@ from tailrace.controller.members import REPLICA, TRAINER
 from tailrace.controller.view import RunView
 from tailrace.faulttol import ROLES
 from tailrace.pipeline.run.directory import read_json, write_json
-from tailrace.pipeline.run.figures.figures import mean_counted, percentile
+from tailrace.pipeline.run.figures.batches import mean_counted, percentile
 from tailrace.pipeline.run.figures.incidents import Incidents, NoSignal
 from tailrace.pipeline.run.figures.results import Quantity, Results, results_of
 from tailrace.runtime.executor.executor import Executor

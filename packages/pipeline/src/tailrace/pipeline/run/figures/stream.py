@@ -13,7 +13,7 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.controller.members import REPLICA, TRAINER
-from tailrace.pipeline.run.figures.figures import mean
+from tailrace.pipeline.run.figures.batches import mean
 
 _PUBLISHING = "publishing"
 

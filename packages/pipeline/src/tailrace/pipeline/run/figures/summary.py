@@ -11,7 +11,7 @@ from tailrace.controller.lengths import Outcome, recall_of
 from tailrace.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.controller.view import RunView
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.run.figures.figures import mean_counted, percentile
+from tailrace.pipeline.run.figures.batches import mean_counted, percentile
 from tailrace.pipeline.run.figures.incidents import starved
 from tailrace.pipeline.run.figures.results import MeasuredAnswers, Quantity, Results, baseline, results_of
 from tailrace.ranker import Example, ceiling20

@@ -36,7 +36,7 @@ from tailrace.pipeline.run.figures.summary import prompt_characters, summarise
 from tailrace.pipeline.run.launching.ahead import keep_bytecode, start_ahead
 from tailrace.pipeline.run.launching.attaching import check_resumed, join, make_cluster, shown_s, take_over, to_go_on
 from tailrace.pipeline.run.launching.free_devices import check_devices_there, check_free_devices
-from tailrace.pipeline.run.launching.garbage import GarbageCollection
+from tailrace.pipeline.run.launching.garbage_collection import GarbageCollection
 from tailrace.pipeline.run.machines import check_interfaces, check_machines
 from tailrace.pipeline.run.pools import check_labels, relay_count
 from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare

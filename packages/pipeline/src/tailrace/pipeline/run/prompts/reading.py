@@ -22,7 +22,7 @@ from tailrace.pipeline.config.task import SourceConfig
 from tailrace.pipeline.errors import ConfigError, Gathered
 from tailrace.pipeline.roles.observations import check_tokens
 from tailrace.pipeline.roles.prompts import BEFORE, COLUMN, METADATA, Beginning, beginning_of, item_metadata
-from tailrace.pipeline.run.model_files import readable_config
+from tailrace.pipeline.run.model_check import readable_config
 from tailrace.pipeline.run.prompts.chat import Chat
 from tailrace.pipeline.run.scoring import code_settings
 from tailrace.reward import Kind, kind_of
