@@ -1,6 +1,6 @@
 """Laminar: trajectory-level asynchrony, relays for weights and repacking of the long tail."""
 
-from tailrace.pipeline.run.app import App
+from tailrace.pipeline.config.app import App
 
 APP = App(
     name="laminar",

@@ -1,6 +1,6 @@
 """RobustRL: generation and training one step apart, and only the role that failed restarts."""
 
-from tailrace.pipeline.run.app import App
+from tailrace.pipeline.config.app import App
 
 APP = App(
     name="robustrl",

@@ -1,6 +1,6 @@
 """RollPacker: on-policy training in rounds, whose longest responses wait for a round of their own."""
 
-from tailrace.pipeline.run.app import App
+from tailrace.pipeline.config.app import App
 
 APP = App(
     name="rollpacker",

@@ -1,6 +1,6 @@
 """StaleFlow: a strict bound on staleness that is kept under every kind of rollout coordination."""
 
-from tailrace.pipeline.run.app import App
+from tailrace.pipeline.config.app import App
 
 APP = App(
     name="staleflow",

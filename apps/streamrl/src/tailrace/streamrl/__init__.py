@@ -1,6 +1,6 @@
 """StreamRL: generation and training beside each other, one step apart, with the longest responses dispatched by themselves."""
 
-from tailrace.pipeline.run.app import App
+from tailrace.pipeline.config.app import App
 
 APP = App(
     name="streamrl",

@@ -154,7 +154,7 @@ def watch_command(
     demo: Annotated[bool, typer.Option("--demo", help="Without a run: simulate one, and replay it.")] = False,
 ) -> None:
     """Show a run in the browser: lanes, waits, tokens, devices, alarms, and every trajectory. It only reads."""
-    from tailrace.cli.runs.watch_page import WatchOptions, watch
+    from tailrace.cli.runs.watch import WatchOptions, watch
 
     watch(WatchOptions(run=run, host=host, port=port, token=token, speed=speed, demo=demo))
 
@@ -174,9 +174,12 @@ def explain_command(
     trajectory: Annotated[str, typer.Argument(metavar="TRAJECTORY", help="GROUP.SAMPLE, such as 12.3.")],
 ) -> None:
     """Tell when and why a trajectory was routed, interrupted, moved, trained on or dropped."""
-    from tailrace.cli.runs.explain import explain
+    from tailrace.contracts import shown
+    from tailrace.pipeline.run.directory import RunDirectory
+    from tailrace.report.explain import explain
 
-    explain(run, trajectory)
+    for line in explain(RunDirectory.open(run), trajectory):
+        typer.echo(f"{line.at_s:9.2f} s  version {line.version:<4d} {shown(line.text)}")
 
 
 @app.command("query")
@@ -199,7 +202,7 @@ def query_command(
 @app.command("fit-cost")
 def fit_cost_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
     """Fit the cost model of decoding to a run's replicas; prints the table to put into a configuration."""
-    from tailrace.cli.runs.explain import fit_cost
+    from tailrace.cli.runs.fit_cost import fit_cost
 
     fit_cost(run)
 

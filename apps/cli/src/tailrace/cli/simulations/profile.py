@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tailrace.cli.errors import DEBUG, FAILED, INTERRUPTED, CommandError, complain, one_line
-from tailrace.cli.runs.explain import rows
+from tailrace.cli.runs.fit_cost import rows
 from tailrace.cli.runs.preflight import check
 from tailrace.cli.runs.stopping import interrupts
 from tailrace.controller.errors import ControllerError

@@ -23,7 +23,7 @@ class Distributions:
     Args:
         prompt: prompt lengths.
         response: response lengths, of all turns together.
-        correlation: intraclass correlation of response lengths within a group, 0 to 1 (see `groups`).
+        correlation: intraclass correlation of response lengths within a group, 0 to 1 (see `random_numbers`).
         drift: change of response lengths over training.
         solve_rate: how often samples are right.
         environment: the environment of multi-turn tasks; None for one turn.

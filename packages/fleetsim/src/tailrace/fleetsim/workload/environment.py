@@ -36,7 +36,7 @@ class Latency:
     cap_s: float = math.inf
 
     def draw(self, generator: Random, count: int) -> list[float]:
-        """Seconds of `count` calls, by the Box-Muller method as in `groups`. A longer list begins with the shorter one."""
+        """Seconds of `count` calls, by Box-Muller as in `random_numbers`. A longer list begins with the shorter one."""
         median, sigma, cap, uniform = self.median_s, self.sigma, self.cap_s, generator.random
         exp, log, sqrt, cos, sin, turn = math.exp, math.log, math.sqrt, math.cos, math.sin, math.tau
         seconds: list[float] = []

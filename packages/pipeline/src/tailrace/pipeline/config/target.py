@@ -12,10 +12,10 @@ from pydantic import BaseModel
 
 from tailrace.contracts import PluginError, plugins
 from tailrace.faulttol import FaulttolError, parse_fault
+from tailrace.pipeline.config.app import App
 from tailrace.pipeline.config.loading import kinds_of, parse_setting, read_toml, validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.app import App
 from tailrace.pipeline.run.facts import allocated
 from tailrace.trajstore import DATASET
 

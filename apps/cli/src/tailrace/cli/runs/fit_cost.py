@@ -1,4 +1,4 @@
-"""Prints from a run's log the history of a trajectory, or the fitted cost model of decoding."""
+"""``tailrace fit-cost``: the cost model of decoding that fits a run, as a table of a configuration."""
 
 from __future__ import annotations
 
@@ -8,22 +8,9 @@ from textwrap import wrap
 
 import typer
 
-from tailrace.contracts import shown
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory
-
-
-def explain(run: Path, trajectory: str) -> None:
-    """Print a trajectory's history.
-
-    Raises:
-        RunDirectoryError: the run, or the trajectory in it, does not exist.
-    """
-    from tailrace.report.explain import explain as tell
-
-    for line in tell(RunDirectory.open(run), trajectory):
-        typer.echo(f"{line.at_s:9.2f} s  version {line.version:<4d} {shown(line.text)}")
 
 
 def fit_cost(run: Path) -> None:
