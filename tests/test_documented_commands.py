@@ -22,7 +22,7 @@ ELSEWHERE = {
     "config": "apps/cli/tests/test_config_command.py",
     "rank": "apps/cli/tests/test_rank.py",
     "status": "apps/cli/tests/test_controller_watcher.py",
-    "watch": "apps/cli/tests/test_watch_page.py",
+    "watch": "apps/cli/tests/test_watch_command.py",
     "report": "packages/report/tests",
     "query": "apps/cli/tests/test_query.py",
     "doctor": "apps/cli/tests/test_doctor.py",

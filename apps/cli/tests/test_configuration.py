@@ -3,8 +3,8 @@
 import pytest
 
 from tailrace.pipeline.config.target import configuration
-from tailrace.pipeline.run.abilities import lends_devices, sleep_level
 from tailrace.pipeline.run.build import build_spec
+from tailrace.pipeline.run.engine_abilities import lends_devices, sleep_level
 
 
 def write(path, **keys):

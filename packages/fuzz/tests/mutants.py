@@ -26,13 +26,13 @@ from tailrace.fuzz.checks.bookkeeping import BOOKS, REBUILT
 from tailrace.fuzz.checks.data_plane import TOKENS, WEIGHTS
 from tailrace.fuzz.checks.devices import SHARED
 from tailrace.fuzz.checks.progress import PROGRESS
-from tailrace.fuzz.checks.serving import FENCE
 from tailrace.fuzz.checks.training import BOUND, ONCE
+from tailrace.fuzz.checks.weight_versions import FENCE
 from tailrace.fuzz.trial import CRASHED
 from tailrace.pipeline.roles.data import Dropped
 from tailrace.repack import Hybrid, RoundRobin
 from tailrace.rollout import TailRounds
-from tailrace.rollout.order import CommandOrder
+from tailrace.rollout.command_order import CommandOrder
 from tailrace.staleness import StalenessError
 from tailrace.staleness.bounded import BoundedGate, BufferTentative
 

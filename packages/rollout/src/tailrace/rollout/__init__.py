@@ -4,6 +4,7 @@ generation service, and the rounds of tail batching.
 Importing this package imports no engine; `build_engine` imports the one that it is asked for.
 """
 
+from tailrace.rollout.command_order import ReplicaCommand
 from tailrace.rollout.errors import (
     CloseTimeoutError,
     DeviceMissingError,
@@ -31,7 +32,6 @@ from tailrace.rollout.errors import (
 )
 from tailrace.rollout.generation import Generation, generate
 from tailrace.rollout.options import EngineOptions
-from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.replica import MonotonicClock, ReplicaWorker
 from tailrace.rollout.selection import (

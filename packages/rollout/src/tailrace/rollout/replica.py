@@ -21,14 +21,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from tailrace.contracts import Clock, Engine, Event
+from tailrace.rollout.command_order import CommandOrder, ReplicaCommand
 from tailrace.rollout.errors import CloseTimeoutError, ReplicaCrashedError
 from tailrace.rollout.flusher import Flusher, ReplicaOutbox
-from tailrace.rollout.order import CommandOrder, ReplicaCommand
+from tailrace.rollout.in_flight import ReplicaWork
 from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.reports import Reports
 from tailrace.rollout.served_weights import WeightComparison
 from tailrace.rollout.standstill import GENERATING, IDLE, Standstill
-from tailrace.rollout.workload import ReplicaWork
 
 
 class MonotonicClock:

@@ -38,12 +38,12 @@ from tailrace.trainer.demonstrations import TokenExample
 from tailrace.trainer.errors import BatchError, DeviceError, ProcessGroupError, TrainerConfigError
 from tailrace.trainer.forward_backward import Gradients
 from tailrace.trainer.fsdp2 import Fsdp2Model
-from tailrace.trainer.interfaces import LOOPBACK
 from tailrace.trainer.layout import TrainingSample
-from tailrace.trainer.meeting import SCHEME, Met, meet
 from tailrace.trainer.metrics import merge_metrics, with_critic
+from tailrace.trainer.network_interfaces import LOOPBACK
 from tailrace.trainer.optimizer import learning_rate
 from tailrace.trainer.partial_batch import PartialBatch
+from tailrace.trainer.rendezvous import SCHEME, Met, meet
 from tailrace.trainer.sharded_model import ShardedModel, onloaded
 from tailrace.trainer.tally import Tally, means, versions
 
@@ -71,7 +71,7 @@ def join(rank: int, world_size: int, rendezvous: str | None, device: torch.devic
     Args:
         rank: this rank, 0 to ``world_size - 1``.
         world_size: number of ranks.
-        rendezvous: ``meet://`` (see `meeting`), ``file://`` or ``tcp://`` URL, the same for all ranks; None for a world of one.
+        rendezvous: ``meet://`` (module `rendezvous`), ``file://`` or ``tcp://`` URL, the same for all ranks; None for one rank.
         device: this rank's device.
         timeout_s: deadline of the rendezvous and of every collective operation.
 

@@ -14,9 +14,9 @@ from tailrace.controller.spec import AXES
 from tailrace.fleetsim.footprint import Footprint, MemoryPlace, OwnedBytes
 from tailrace.fleetsim.footprint.memory import gigabytes
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.run.abilities import applies_adapters, sleep_level
 from tailrace.pipeline.run.checkpoint_plan import checkpoints_in_words
 from tailrace.pipeline.run.engine import selected_engine
+from tailrace.pipeline.run.engine_abilities import applies_adapters, sleep_level
 from tailrace.pipeline.run.environments import has_own_rows, held_out_problems
 from tailrace.pipeline.run.prompts.reading import PromptCounts
 from tailrace.pipeline.run.prompts.stop_tokens import stops_in_words

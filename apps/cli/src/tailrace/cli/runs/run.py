@@ -30,8 +30,8 @@ from tailrace.fleetsim.footprint import read_machines
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration, written_fault
 from tailrace.pipeline.errors import Gathered
-from tailrace.pipeline.run.abilities import start_notes
 from tailrace.pipeline.run.directory import RunDirectory, check_new
+from tailrace.pipeline.run.engine_abilities import start_notes
 from tailrace.pipeline.run.launching.attaching import check_left
 from tailrace.pipeline.run.prompts.reading import sized
 from tailrace.rollout.vllm_process import correct_wheel_tag

@@ -18,10 +18,10 @@ from tailrace.fleetsim.footprint.model import RunModel
 from tailrace.fleetsim.footprint.placement import Standing, StandingMember
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.roles.weights import SLOTS
-from tailrace.pipeline.run.abilities import sleep_level
 from tailrace.pipeline.run.build import trainer_config
 from tailrace.pipeline.run.checkpoint_plan import CheckpointPlan, plan_checkpoints
 from tailrace.pipeline.run.device_shares import takes_cores
+from tailrace.pipeline.run.engine_abilities import sleep_level
 from tailrace.pipeline.run.machines import PEER
 from tailrace.pipeline.run.pools import offers_weights, relay_count, relay_slots
 from tailrace.rollout import EngineOptions, select_engine

@@ -17,7 +17,7 @@ from tailrace.fleetsim.host.host import RoleModel, VirtualMember
 from tailrace.fleetsim.host.recorder import Totals
 from tailrace.fleetsim.host.world import World
 from tailrace.fleetsim.members.relays import Relays
-from tailrace.rollout.order import CommandOrder, ReplicaCommand
+from tailrace.rollout.command_order import CommandOrder, ReplicaCommand
 from tailrace.runtime.executor.doors import Ready
 
 PATIENCE_S = 10.0

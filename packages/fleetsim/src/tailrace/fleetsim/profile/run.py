@@ -212,7 +212,7 @@ def measure(config: RunConfig, directory: RunDirectory, steps: int, progress: Pr
     """
     from tailrace.paramserver import new_token
     from tailrace.pipeline.run.build import build_deployment, build_host, build_spec, check
-    from tailrace.pipeline.run.launching.ahead import ImportsAhead, keep_bytecode
+    from tailrace.pipeline.run.launching.early_processes import ImportsAhead, keep_bytecode
     from tailrace.pipeline.run.prepare import cache_directory, prepare
 
     check(config)

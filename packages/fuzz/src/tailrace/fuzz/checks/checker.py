@@ -15,9 +15,9 @@ from tailrace.fuzz.checks.bookkeeping import check_books, rebuild, replayed, sam
 from tailrace.fuzz.checks.data_plane import DataPlane
 from tailrace.fuzz.checks.devices import DeviceCheck
 from tailrace.fuzz.checks.progress import PROGRESS, LivenessCheck
-from tailrace.fuzz.checks.serving import VersionCheck
 from tailrace.fuzz.checks.training import ONCE, Training
 from tailrace.fuzz.checks.turns import TurnCheck
+from tailrace.fuzz.checks.weight_versions import VersionCheck
 from tailrace.fuzz.errors import InvariantError
 from tailrace.fuzz.faults import BreakKind
 from tailrace.runtime.executor.executor import Executor

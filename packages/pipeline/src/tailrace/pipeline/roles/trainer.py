@@ -57,8 +57,8 @@ from tailrace.runtime.executor.seam import MemberStart
 from tailrace.runtime.role_worker import RoleWorker
 from tailrace.trainer import TrainerConfig
 from tailrace.trainer.backend import TrainingBackend, build_backend
-from tailrace.trainer.meeting import meeting_url
 from tailrace.trainer.metrics import merge_metrics
+from tailrace.trainer.rendezvous import meeting_url
 
 _CLOSE_S = 5.0
 _PREDECESSOR_S = 30.0

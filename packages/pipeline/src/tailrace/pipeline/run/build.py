@@ -28,10 +28,10 @@ from tailrace.pipeline.roles.scorer import ScorerRole
 from tailrace.pipeline.roles.trainer import TrainerRole, TrainerSettings
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
-from tailrace.pipeline.run.abilities import applies_adapters, check_abilities, sleep_level, unapplied_layers
 from tailrace.pipeline.run.device_shares import check_shares, cores_here, judge_cell, takes_cores, trainer_group
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.engine import abilities_of, selected_engine
+from tailrace.pipeline.run.engine_abilities import applies_adapters, check_abilities, sleep_level, unapplied_layers
 from tailrace.pipeline.run.environments import (
     check_environment,
     environment_members,

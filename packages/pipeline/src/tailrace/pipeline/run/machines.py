@@ -10,7 +10,7 @@ from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.errors import ConfigError, Gathered
 from tailrace.pipeline.run.pools import ranker_gpus, relay_count, replica_pools
 from tailrace.trainer.errors import TrainerConfigError
-from tailrace.trainer.interfaces import Interfaces, interfaces, told_interface
+from tailrace.trainer.network_interfaces import Interfaces, interfaces, told_interface
 
 DISK, PEER = "disk", "peer"
 _WHERE = "key 'checkpoint.domains'"

@@ -17,7 +17,7 @@ from tailrace.pipeline.errors import ConfigError, Gathered, RunDirectoryError, c
 from tailrace.pipeline.roles.prompts import DecodingMode
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
 from tailrace.pipeline.run.environments import has_own_rows, makes_prompts, no_tool_prefix
-from tailrace.pipeline.run.prompts.beginnings import begin_rows
+from tailrace.pipeline.run.prompts.environment_prompts import begin_rows
 from tailrace.pipeline.run.prompts.reading import HELD_OUT, TRAIN, FoundPrompts, plain, prompts_file, read_files, sized
 
 SAMPLED, GREEDY, FORCED, FORCED_GREEDY = "sampled", "greedy", "forced", "forced-greedy"

@@ -10,7 +10,7 @@ from tailrace.faulttol import CONTROLLER, Fault, FaulttolError, at_steps, parse_
 from tailrace.faulttol.injection import LENDING, LOAD, MACHINE, WORKER, FaultKind
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError, Gathered
-from tailrace.pipeline.run.abilities import lends_devices
+from tailrace.pipeline.run.engine_abilities import lends_devices
 from tailrace.pipeline.run.environments import environment_of
 from tailrace.pipeline.run.machines import PEER, machine_names
 from tailrace.pipeline.run.pools import relay_count

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 from tailrace.contracts import EngineFactory, Event, Resume, Route, Sampling
 from tailrace.processes import Child
+from tailrace.rollout.command_order import ReplicaCommand
 from tailrace.rollout.errors import CloseTimeoutError, ReplicaCrashedError
-from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.replica import ReplicaWorker
 from tailrace.rollout.service.book import Book
 from tailrace.rollout.service.staged_weights import StagedWeights

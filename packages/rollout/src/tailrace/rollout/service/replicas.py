@@ -30,8 +30,8 @@ from tailrace.contracts import (
     Route,
     TrajectoryRef,
 )
+from tailrace.rollout.command_order import ReplicaCommand
 from tailrace.rollout.errors import CloseTimeoutError, ReplicaCrashedError, RolloutError, ServiceDownError
-from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.service.book import SampleOrder
 from tailrace.rollout.service.handle import ReplicaHandle, ReplicaSetup, StartReplica
 

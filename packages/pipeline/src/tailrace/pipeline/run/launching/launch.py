@@ -22,10 +22,10 @@ from tailrace.paramserver import new_token
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError, RunDirectoryError
 from tailrace.pipeline.roles.calls import DATA_DOOR
-from tailrace.pipeline.run.abilities import applies_adapters
 from tailrace.pipeline.run.build import build_deployment, build_spec, check, holding, tracker_names, tracker_of
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.engine import selected_engine
+from tailrace.pipeline.run.engine_abilities import applies_adapters
 from tailrace.pipeline.run.eventlog import EventLog, Instant, read_log
 from tailrace.pipeline.run.figures.faults import FaultFold
 from tailrace.pipeline.run.figures.folding import Audience, follow
@@ -33,8 +33,8 @@ from tailrace.pipeline.run.figures.log import log_figures
 from tailrace.pipeline.run.figures.metrics import MetricsObserver
 from tailrace.pipeline.run.figures.status import RunStatus, StatusObserver
 from tailrace.pipeline.run.figures.summary import prompt_characters, summarise
-from tailrace.pipeline.run.launching.ahead import keep_bytecode, start_ahead
 from tailrace.pipeline.run.launching.attaching import check_resumed, join, make_cluster, shown_s, take_over, to_go_on
+from tailrace.pipeline.run.launching.early_processes import keep_bytecode, start_ahead
 from tailrace.pipeline.run.launching.free_devices import check_devices_there, check_free_devices
 from tailrace.pipeline.run.launching.garbage_collection import GarbageCollection
 from tailrace.pipeline.run.machines import check_interfaces, check_machines
@@ -54,7 +54,7 @@ from tailrace.runtime.hosts.ray import RayHost
 from tailrace.runtime.hosts.ray_cluster import Claim, RayCluster
 from tailrace.runtime.hosts.real_time import RealTime
 from tailrace.trainer import checkpoints
-from tailrace.trainer.interfaces import interfaces
+from tailrace.trainer.network_interfaces import interfaces
 from tailrace.trainer.weights_file import weights_sha256
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.environments import environment_role
 from tailrace.pipeline.run.prepare import prepare
-from tailrace.pipeline.run.prompts.beginnings import row_seed
+from tailrace.pipeline.run.prompts.environment_prompts import row_seed
 from tailrace.reward.tasks import get_task
 from tailrace.trajstore import PromptFileError, PromptPool
 

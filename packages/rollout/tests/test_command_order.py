@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 from tailrace.contracts import Abort, Interrupt, Pull, Route
-from tailrace.rollout.order import CommandOrder
+from tailrace.rollout.command_order import CommandOrder
 
 
 def chain(count):

@@ -7,7 +7,7 @@ import pytest
 from tailrace.contracts import EngineAbilities, EnginePlugin
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run import abilities
+from tailrace.pipeline.run import engine_abilities
 
 ALL = EngineAbilities(seeds=True, adapters=2, sleeps=(1, 2), resizes=True)
 LENDS = {"name": "scale-down"}
@@ -52,9 +52,9 @@ def many():
 
 
 def test_all_that_an_engine_lacks_stands_in_one_line(engines):
-    assert abilities.check_abilities(many(), "able") is None
+    assert engine_abilities.check_abilities(many(), "able") is None
     with pytest.raises(ConfigError) as refused:
-        abilities.check_abilities(many(), "plain")
+        engine_abilities.check_abilities(many(), "plain")
     (line,) = str(refused.value).splitlines()
     assert line == (
         "key 'rollout.engine': found 'plain', which lacks seeds, asked for by pipeline.batching = 'tail-batching', which draws "
@@ -76,41 +76,44 @@ def test_all_that_an_engine_lacks_stands_in_one_line(engines):
 def test_each_ability_is_asked_for_alone(engines, lacks, says):
     engines["plain"].abilities = lacks
     with pytest.raises(ConfigError, match=says) as refused:
-        abilities.check_abilities(many(), "plain")
+        engine_abilities.check_abilities(many(), "plain")
     assert "; expected" in str(refused.value)
     assert str(refused.value).count("asked for by") == 1
     engines["able"].abilities = lacks
     with pytest.raises(ConfigError, match=r"expected another engine or other settings$"):
-        abilities.check_abilities(many(), "plain")
+        engine_abilities.check_abilities(many(), "plain")
 
 
 def test_what_is_not_asked_for_is_not_needed(engines):
-    assert abilities.needs_of(config()) == []
-    assert abilities.check_abilities(config(rank=4), "plain") is None  # its replicas merge
+    assert engine_abilities.needs_of(config()) == []
+    assert engine_abilities.check_abilities(config(rank=4), "plain") is None  # its replicas merge
 
 
 def test_a_policy_that_resizes_needs_an_engine_that_does(engines):
     resizes = config(pipeline={"provisioning": {"name": "adaptive-tp"}})
     with pytest.raises(ConfigError, match=r"lacks several devices, asked for by pipeline.provisioning = 'adaptive-tp'"):
-        abilities.check_abilities(resizes, "plain")
-    assert abilities.check_abilities(resizes, "able") is None
+        engine_abilities.check_abilities(resizes, "plain")
+    assert engine_abilities.check_abilities(resizes, "able") is None
 
 
 @pytest.mark.parametrize("policy", ["adaptive-tp", "adaptive-tp-scale-down"])
 def test_an_engine_of_one_device_leaves_the_planner_off_and_that_is_told_in_a_line(engines, policy):
     plain = config(pipeline={"provisioning": {"name": policy}}, rollout={"engine": "plain"})
-    assert abilities.needs_of(plain) == []
-    assert abilities.check_abilities(plain, "plain") is None
-    (line,) = abilities.start_notes(plain)
+    assert engine_abilities.needs_of(plain) == []
+    assert engine_abilities.check_abilities(plain, "plain") is None
+    (line,) = engine_abilities.start_notes(plain)
     assert line == (
         f"pipeline.provisioning = '{policy}': no replica is resized, since the engine 'plain' spans one device; vllm spans "
         "several"
     )
-    assert abilities.start_notes(config(pipeline={"provisioning": {"name": policy}}, rollout={"engine": "able"})) == []
-    assert abilities.start_notes(config(rollout={"engine": "plain"})) == []
+    assert (
+        engine_abilities.start_notes(config(pipeline={"provisioning": {"name": policy}}, rollout={"engine": "able"}))
+        == []
+    )
+    assert engine_abilities.start_notes(config(rollout={"engine": "plain"})) == []
     wide = config(pipeline={"provisioning": {"name": policy, "short": 2}}, rollout={"engine": "plain"})
     with pytest.raises(ConfigError, match="found short=2, expected one of 1: a replica spans at most 1 devices"):
-        abilities.needs_of(wide)
+        engine_abilities.needs_of(wide)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +127,7 @@ def test_an_engine_of_one_device_leaves_the_planner_off_and_that_is_told_in_a_li
     ],
 )
 def test_the_record_says_who_applies_an_adapter(engines, rank, asked, able, applied):
-    assert abilities.applies_adapters(config(rank=rank, rollout={"adapter": asked}), able) is applied
+    assert engine_abilities.applies_adapters(config(rank=rank, rollout={"adapter": asked}), able) is applied
 
 
 def test_an_adapter_of_layers_that_the_engine_applies_none_to_is_merged_and_said(engines):
@@ -135,12 +138,12 @@ def test_an_adapter_of_layers_that_the_engine_applies_none_to_is_merged_and_said
     )
     for engine, lacking in (("some", ["gate_proj", "down_proj"]), ("all", []), ("able", [])):
         asked = config(rank=4, rollout={"engine": engine})
-        assert sorted(abilities.unapplied_layers(asked, engine)) == sorted(lacking)
-        assert abilities.applies_adapters(asked, engine) is not bool(lacking)
-        assert len(abilities.start_notes(asked)) == bool(lacking)
-    (note,) = abilities.start_notes(config(rank=4, rollout={"engine": "some"}))
+        assert sorted(engine_abilities.unapplied_layers(asked, engine)) == sorted(lacking)
+        assert engine_abilities.applies_adapters(asked, engine) is not bool(lacking)
+        assert len(engine_abilities.start_notes(asked)) == bool(lacking)
+    (note,) = engine_abilities.start_notes(config(rank=4, rollout={"engine": "some"}))
     assert "replicas merge each version of the adapter, since the engine 'some' applies none to" in note
-    assert abilities.start_notes(config(rank=4, rollout={"engine": "some", "adapter": "merged"})) == []
+    assert engine_abilities.start_notes(config(rank=4, rollout={"engine": "some", "adapter": "merged"})) == []
 
 
 MIXES = {"sync": {"name": "interrupting"}}
@@ -161,23 +164,26 @@ MIXES = {"sync": {"name": "interrupting"}}
 def test_several_versions_at_once_need_work_in_flight_and_an_engine_that_has_them(engines, settings, says):
     settings = {**settings, "rollout": {"adapter_versions": 2, **settings.get("rollout", {})}}
     with pytest.raises(ConfigError, match=says):
-        abilities.check_abilities(config(**settings), "able")
-    assert abilities.check_abilities(config(pipeline=MIXES, rank=4, rollout={"adapter_versions": 2}), "able") is None
+        engine_abilities.check_abilities(config(**settings), "able")
+    assert (
+        engine_abilities.check_abilities(config(pipeline=MIXES, rank=4, rollout={"adapter_versions": 2}), "able")
+        is None
+    )
 
 
 def test_an_adapter_that_is_applied_must_be_there(engines):
     with pytest.raises(ConfigError, match=r"^keys 'rollout.adapter' and 'trainer.adapter.rank': found 'applied' and 0"):
-        abilities.needs_of(config(rollout={"adapter": "applied"}))
+        engine_abilities.needs_of(config(rollout={"adapter": "applied"}))
 
 
 def test_replicas_sleep_where_their_devices_are_lent_and_the_engine_can(engines):
     lends = {"provisioning": LENDS}
-    assert abilities.sleep_level(config(), "able") == 0
-    assert abilities.sleep_level(config(pipeline=lends), "able") == 1
-    assert abilities.sleep_level(config(pipeline=lends), "plain") == 0
-    assert abilities.sleep_level(config(pipeline=lends, rollout={"sleep_level": 2}), "able") == 2
+    assert engine_abilities.sleep_level(config(), "able") == 0
+    assert engine_abilities.sleep_level(config(pipeline=lends), "able") == 1
+    assert engine_abilities.sleep_level(config(pipeline=lends), "plain") == 0
+    assert engine_abilities.sleep_level(config(pipeline=lends, rollout={"sleep_level": 2}), "able") == 2
     with pytest.raises(ConfigError, match=r"found 2 and 'static', which lends no devices"):
-        abilities.needs_of(config(rollout={"sleep_level": 2}))
+        engine_abilities.needs_of(config(rollout={"sleep_level": 2}))
 
 
 def test_an_engine_of_the_old_form_is_refused_before_anything_starts(monkeypatch):
@@ -185,4 +191,4 @@ def test_an_engine_of_the_old_form_is_refused_before_anything_starts(monkeypatch
     with pytest.raises(
         ConfigError, match=r"^key 'rollout.engine': found a function as plugin .*EnginePlugin whose [^\n]*$"
     ):
-        abilities.check_abilities(config(), "transformers")
+        engine_abilities.check_abilities(config(), "transformers")

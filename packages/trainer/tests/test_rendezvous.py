@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from tailrace.processes.namespaces import INTERFACE, machines, why_not
 from tailrace.trainer.errors import ProcessGroupError, TrainerConfigError
-from tailrace.trainer.interfaces import address_towards, interface_of, interfaces, network_id, told_interface
-from tailrace.trainer.meeting import meet, meeting_url
+from tailrace.trainer.network_interfaces import address_towards, interface_of, interfaces, network_id, told_interface
+from tailrace.trainer.rendezvous import meet, meeting_url
 from tailrace.trainer.small_model import build_model
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -99,7 +99,7 @@ def test_a_trainer_on_two_machines_computes_what_it_does_on_one(tmp_path):
 
 MEET = """
 import sys
-from tailrace.trainer.meeting import meet
+from tailrace.trainer.rendezvous import meet
 met = meet(sys.argv[1], int(sys.argv[2]), 2, 20.0)
 print(met.interface, met.named, met.host, met.port)
 """

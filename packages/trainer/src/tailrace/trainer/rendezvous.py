@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 from tailrace.trainer.errors import ProcessGroupError, TrainerConfigError
-from tailrace.trainer.interfaces import (
+from tailrace.trainer.network_interfaces import (
     LOOPBACK,
     address_towards,
     interface_of,

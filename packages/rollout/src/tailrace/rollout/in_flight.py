@@ -48,6 +48,7 @@ from tailrace.contracts import (
     WeightSlice,
     weight_slices,
 )
+from tailrace.rollout.command_order import ReplicaCommand
 from tailrace.rollout.errors import (
     EngineAsleepError,
     EngineDiedError,
@@ -58,7 +59,6 @@ from tailrace.rollout.errors import (
     WeightsDifferError,
     WeightsError,
 )
-from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.reports import Reports
 from tailrace.rollout.resumption import finished_with, limited, request_of

@@ -43,7 +43,7 @@ def test_each_machine_of_a_cluster_that_lacks_it_has_a_line():
 
 ASK = """
 from tailrace.runtime.hosts.ray import RayHost
-from tailrace.trainer.interfaces import interfaces
+from tailrace.trainer.network_interfaces import interfaces
 
 host = RayHost(cpus=1)
 try:
