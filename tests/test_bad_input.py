@@ -754,7 +754,7 @@ def test_an_engine_without_seeds_is_refused_where_noise_is_drawn_again(project, 
         def __call__(self, model_path, options):
             raise AssertionError("no engine is built")
 
-    monkeypatch.setattr("tailrace.rollout.selection.load", lambda group, name: Seedless())
+    monkeypatch.setattr("tailrace.rollout.engine_selection.load", lambda group, name: Seedless())
     batching = 'pipeline.batching={name = "tail-batching", redraw = "same-noise"}'
     before = tree(project)
     status = main([*settings(batching, "pipeline.admission=on-policy", "rollout.engine=transformers"), "--dry-run"])

@@ -178,7 +178,7 @@ CASES = {
     "rollout[vllm-cpu]": (
         ["vllm", "transformers"],
         """
-        from tailrace.rollout.selection import select_engine
+        from tailrace.rollout.engine_selection import select_engine
         select_engine()
         """,
     ),

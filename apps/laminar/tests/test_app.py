@@ -10,7 +10,7 @@ from tailrace.laminar import APP
 from tailrace.pipeline.config.loading import read_toml, validate
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.run.build import build_spec
-from tailrace.pipeline.run.environments import check_environment, environment_of
+from tailrace.pipeline.run.environment_setup import check_environment, environment_of
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs" / "laminar").glob("*.toml"))
 

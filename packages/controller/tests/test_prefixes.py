@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tailrace.contracts import Health, Purpose, Snapshot
 from tailrace.controller.fleet import Replicas
 from tailrace.controller.members import Members
-from tailrace.controller.prefixes import begins, leaves, prefixes
+from tailrace.controller.prefix_caches import begins, leaves, prefixes
 from tailrace.controller.trajectories import GroupState, TrajectoryState
 
 PROMPT = 5  # tokens

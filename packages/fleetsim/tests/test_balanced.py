@@ -10,7 +10,7 @@ from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.host.simulator import Simulation
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.report.words import why
+from tailrace.report.reason_words import why
 
 STEPS = 60
 HARDER, EASIER = 21, 41  # the first versions of harder and of easier prompts

@@ -8,7 +8,7 @@ from tailrace.fuzz.checks.checker import RESTARTS
 from tailrace.fuzz.checks.data_plane import TOKENS, WEIGHTS
 from tailrace.fuzz.checks.progress import PROGRESS
 from tailrace.fuzz.checks.training import ONCE
-from tailrace.fuzz.deaths import REPLACED
+from tailrace.fuzz.controller_deaths import REPLACED
 from tailrace.fuzz.trial import CRASHED
 from tailrace.runtime.executor.membership import Membership
 from tailrace.runtime.executor.roster import Listed

@@ -25,8 +25,8 @@ class Plugin(EnginePlugin):
 def engines(monkeypatch):
     """The engines that are registered, by name."""
     found = {"able": Plugin(ALL), "plain": Plugin(EngineAbilities())}
-    monkeypatch.setattr("tailrace.rollout.selection.names", lambda _: list(found))
-    monkeypatch.setattr("tailrace.rollout.selection.load", lambda _, name: found[name])
+    monkeypatch.setattr("tailrace.rollout.engine_selection.names", lambda _: list(found))
+    monkeypatch.setattr("tailrace.rollout.engine_selection.load", lambda _, name: found[name])
     return found
 
 
@@ -187,7 +187,7 @@ def test_replicas_sleep_where_their_devices_are_lent_and_the_engine_can(engines)
 
 
 def test_an_engine_of_the_old_form_is_refused_before_anything_starts(monkeypatch):
-    monkeypatch.setattr("tailrace.rollout.selection.load", lambda *_: lambda model, options: None)
+    monkeypatch.setattr("tailrace.rollout.engine_selection.load", lambda *_: lambda model, options: None)
     with pytest.raises(
         ConfigError, match=r"^key 'rollout.engine': found a function as plugin .*EnginePlugin whose [^\n]*$"
     ):

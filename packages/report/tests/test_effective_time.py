@@ -2,9 +2,9 @@
 
 from tailrace.report.charts.chart import TimeAxis
 from tailrace.report.charts.effective_time import effective_time_chart
+from tailrace.report.reason_words import percent
 from tailrace.report.record import read_record
 from tailrace.report.run_page import render
-from tailrace.report.words import percent
 
 from .conftest import a_run, configured, folded, simulated
 

@@ -15,10 +15,10 @@ from tailrace.report.figures.system import utilisation
 from tailrace.report.fold.interruptions import Interruptions
 from tailrace.report.fold.outages import Outages
 from tailrace.report.fold.timeline import Doing, Timeline
+from tailrace.report.reason_words import WAITS
 from tailrace.report.record import read_record
 from tailrace.report.run_page import render
 from tailrace.report.run_tables import loan_table, round_table
-from tailrace.report.words import WAITS
 from tailrace.trajstore import MixOrder
 
 from .conftest import a_run, configured

@@ -15,7 +15,7 @@ from tailrace.report.figures.system import utilisation
 from tailrace.report.fold.interruptions import Interruptions, Mark, MarkKind
 from tailrace.report.fold.outages import Outages
 from tailrace.report.fold.timeline import Doing, Span, Timeline
-from tailrace.report.words import OTHERS, WAITS
+from tailrace.report.reason_words import OTHERS, WAITS
 
 from .conftest import STALEFLOW, a_run, configured, folded, simulated
 

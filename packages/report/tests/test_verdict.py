@@ -12,7 +12,7 @@ from tailrace.controller.members import REPLICA, TRAINER
 from tailrace.report.figures.system import utilisation
 from tailrace.report.figures.verdict import Signal, answers, limit, without_signal
 from tailrace.report.fold.timeline import Doing, Span
-from tailrace.report.words import WAITS
+from tailrace.report.reason_words import WAITS
 
 
 def run_of(trainer, replica, cause="no complete batch", steps=5):

@@ -6,7 +6,7 @@ import pytest
 
 from tailrace.contracts import Reason, Why
 from tailrace.contracts.testing.reasons import NUMBERS
-from tailrace.report.words import ENDS, REASONS, WAITS, end, many, waits, why
+from tailrace.report.reason_words import ENDS, REASONS, WAITS, end, many, waits, why
 
 
 def test_every_kind_is_of_a_command_or_of_somebody_who_waits():

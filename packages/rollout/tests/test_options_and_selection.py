@@ -19,10 +19,10 @@ from tailrace.rollout import (
     able_engines,
     build_engine,
     engine_abilities,
+    engine_selection,
     generate,
     import_engine,
     select_engine,
-    selection,
     vllm_versions,
 )
 from tailrace.rollout.model_files import parameter_names
@@ -54,7 +54,7 @@ def test_options_as_an_object_are_those_of_a_mapping(monkeypatch):
         def __call__(self, path, options):
             given.append(options)
 
-    monkeypatch.setattr(selection, "load", lambda group, name: Plugin())
+    monkeypatch.setattr(engine_selection, "load", lambda group, name: Plugin())
     for options in (EngineOptions(), EngineOptions(max_num_seqs=3, eager=False), {"max_num_seqs": 3}):
         build_engine("transformers", "model", options)
     assert given == [{}, {"max_num_seqs": 3, "eager": False}, {"max_num_seqs": 3}]
@@ -62,7 +62,7 @@ def test_options_as_an_object_are_those_of_a_mapping(monkeypatch):
 
 
 def test_a_plugin_of_the_old_form_is_refused_with_the_class_and_the_method(monkeypatch):
-    monkeypatch.setattr(selection, "load", lambda group, name: lambda path, options: None)
+    monkeypatch.setattr(engine_selection, "load", lambda group, name: lambda path, options: None)
     for ask in (engine_abilities, import_engine, lambda name: build_engine(name, "model", {})):
         with pytest.raises(
             PluginError,
@@ -86,7 +86,7 @@ def test_abilities_are_those_of_the_plugin():
 def test_the_engine_is_vllm_where_it_is_installed_and_transformers_elsewhere(monkeypatch):
     here = importlib.util.find_spec
     missing = set()
-    monkeypatch.setattr(selection, "find_spec", lambda name: None if name in missing else here(name))
+    monkeypatch.setattr(engine_selection, "find_spec", lambda name: None if name in missing else here(name))
     if here("vllm") is not None:
         assert select_engine() == "vllm"
         monkeypatch.setattr(vllm_versions, "installed", lambda: (0, 9))

@@ -32,8 +32,8 @@ from tailrace.rollout import (
     generate,
     sglang_plugin,
 )
+from tailrace.rollout.engine_selection import check_engine_options
 from tailrace.rollout.errors import EngineAsleepError, EngineBusyError, RequestError, WeightsDifferError, WeightsError
-from tailrace.rollout.selection import check_engine_options
 from tailrace.rollout.served_weights import WeightSample
 from tailrace.rollout.sglang_server import KEY_VARIABLE
 from tailrace.rollout.sglang_stream import BrokenStreamError, EventStream

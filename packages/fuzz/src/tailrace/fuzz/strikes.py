@@ -9,7 +9,7 @@ from tailrace.faulttol import FaultKind as Injury
 from tailrace.fleetsim.errors import DriverDiedError
 from tailrace.fleetsim.host.host import VirtualMember
 from tailrace.fleetsim.host.simulator import Simulation
-from tailrace.fuzz.deaths import Deaths
+from tailrace.fuzz.controller_deaths import Deaths
 from tailrace.fuzz.faults import BreakKind, CaseFault
 from tailrace.fuzz.messages import Messages
 from tailrace.runtime.executor.deployment import REPLICA, TRAINER

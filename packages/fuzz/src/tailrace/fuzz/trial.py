@@ -19,7 +19,7 @@ from tailrace.fleetsim.results.log import MemoryLog
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.checks.checker import Checker
 from tailrace.fuzz.checks.data_plane import DataPlane, Lineage
-from tailrace.fuzz.deaths import ControllerDiedError, Deaths, LastWords, MortalLog, wakes
+from tailrace.fuzz.controller_deaths import ControllerDiedError, Deaths, LastWords, MortalLog, wakes
 from tailrace.fuzz.errors import InvariantError
 from tailrace.fuzz.faults import CaseFault, Moment
 from tailrace.fuzz.members import FuzzModels

@@ -19,7 +19,7 @@ from tailrace.contracts import expected_one_of
 from tailrace.repack.batch_time import Decoding, MaxBatch, StepLatency
 from tailrace.repack.errors import LoadError
 from tailrace.repack.lpt import check_count, checked_lengths, longest_first, lpt, spread
-from tailrace.repack.splits import OBJECTIVES, Objective, TailShare, UnequalSplit, best_split, tail_count
+from tailrace.repack.tail_splits import OBJECTIVES, Objective, TailShare, UnequalSplit, best_split, tail_count
 
 _Profile = TypeVar("_Profile", bound=Callable[..., float])
 

@@ -53,7 +53,7 @@ from tailrace.contracts import (
 from tailrace.repack.batch_time import Decoding
 from tailrace.repack.errors import LoadError
 from tailrace.repack.routing import Entry, LeastLoaded, LoadHeap, by_group, queues, serving
-from tailrace.repack.splits import (
+from tailrace.repack.tail_splits import (
     OBJECTIVES,
     Kinds,
     Objective,

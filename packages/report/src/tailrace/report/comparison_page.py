@@ -17,7 +17,7 @@ from tailrace.report.fold.interruptions import Mark
 from tailrace.report.fold.loads import Loads
 from tailrace.report.fold.timeline import Doing, Span
 from tailrace.report.html.page import render_page
-from tailrace.report.words import ADMITTED
+from tailrace.report.reason_words import ADMITTED
 
 SHADES = 6
 FAINTEST = 0.22

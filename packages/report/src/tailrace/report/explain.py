@@ -14,7 +14,7 @@ from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import Instant
 from tailrace.pipeline.run.replay import controller_of, replayed
 from tailrace.report.fold.trajectories import ANEW
-from tailrace.report.words import here, why
+from tailrace.report.reason_words import here, why
 
 _LEAVES = (c.Finished, c.TurnEnded, c.Interrupted, c.Refused)
 _LONG_S = 0.1  # shorter scores are not worth telling

@@ -13,7 +13,7 @@ from tailrace.controller.view import RunView
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory, read_json
-from tailrace.pipeline.run.environments import has_own_rows
+from tailrace.pipeline.run.environment_setup import has_own_rows
 from tailrace.pipeline.run.figures.batches import Batch
 from tailrace.pipeline.run.figures.metrics import read_metrics
 from tailrace.pipeline.run.pools import relay_count

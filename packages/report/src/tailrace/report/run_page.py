@@ -24,9 +24,9 @@ from tailrace.report.figures.system import utilisation
 from tailrace.report.figures.verdict import answers, limit, without_signal
 from tailrace.report.fold.interruptions import MarkKind
 from tailrace.report.html.page import Table, render_page, write_page
+from tailrace.report.reason_words import changes_in_words, duration
 from tailrace.report.record import SIMULATED, Record, facts_of, read_record
 from tailrace.report.samples import samples
-from tailrace.report.words import changes_in_words, duration
 
 
 def write_report(directory: RunDirectory, record: Record | None = None) -> Path:

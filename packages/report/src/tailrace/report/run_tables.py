@@ -16,8 +16,8 @@ from tailrace.report.figures.system import Utilisation
 from tailrace.report.fold.folds import Folds
 from tailrace.report.fold.interruptions import MarkKind
 from tailrace.report.html.page import Table, cut
+from tailrace.report.reason_words import end, percent, why
 from tailrace.report.record import Record
-from tailrace.report.words import end, percent, why
 
 _MOST_SEATS = 32
 

@@ -5,6 +5,14 @@ Importing this package imports no engine; `build_engine` imports the one that it
 """
 
 from tailrace.rollout.command_order import ReplicaCommand
+from tailrace.rollout.engine_selection import (
+    able_engines,
+    build_engine,
+    check_engine_options,
+    engine_abilities,
+    import_engine,
+    select_engine,
+)
 from tailrace.rollout.errors import (
     CloseTimeoutError,
     DeviceMissingError,
@@ -34,14 +42,6 @@ from tailrace.rollout.generation import Generation, generate
 from tailrace.rollout.options import EngineOptions
 from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.replica import MonotonicClock, ReplicaWorker
-from tailrace.rollout.selection import (
-    able_engines,
-    build_engine,
-    check_engine_options,
-    engine_abilities,
-    import_engine,
-    select_engine,
-)
 from tailrace.rollout.served_weights import WeightComparison, digest_of
 from tailrace.rollout.service import Sample, StreamGenerationService
 from tailrace.rollout.tail_batching import Round, TailRounds

@@ -27,7 +27,7 @@ from tailrace.pipeline.config.target import APPS, configuration
 from tailrace.pipeline.errors import ConfigError
 from tailrace.reward.sandbox import AUTOMATIC, probe_sandbox
 from tailrace.rollout import RolloutError, check_engine_options, select_engine
-from tailrace.rollout.selection import GROUP as ENGINES
+from tailrace.rollout.engine_selection import GROUP as ENGINES
 from tailrace.runtime.hosts.mps import DIRECTORY, PROGRAM, mps_state
 
 State = Literal["has", "lacks", "note"]

@@ -24,7 +24,7 @@ from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.figures.stages import LaunchedGroup, LaunchedGroups
 from tailrace.pipeline.run.prepare import prepare
 from tailrace.pipeline.run.prompts.chat import Chat, has_template
-from tailrace.pipeline.run.ranking import SFT, fine_tuning_memory
+from tailrace.pipeline.run.ranker_setup import SFT, fine_tuning_memory
 from tailrace.ranker import Comparison, Example, ExampleError, Sft, compare, configured
 from tailrace.trajstore import MixOrder, PromptFileError
 from tailrace.trajstore.prompt_files import DATASET, read_rows

@@ -36,7 +36,7 @@ from tailrace.pipeline.run.figures.results import MeasuredAnswers, Quantity, Res
 from tailrace.pipeline.run.prompts.reading import treated_rows
 from tailrace.report.figures.held_out import UNKNOWN_ACCURACY, gain, reward_alone, with_error
 from tailrace.report.figures.prompts import PromptFates, failures
-from tailrace.report.words import changes_in_words, percent
+from tailrace.report.reason_words import changes_in_words, percent
 from tailrace.runtime.hosts.ray_cluster import CLAIM, RayCluster
 
 LOOK_S = 0.1

@@ -17,7 +17,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.checkpoint_plan import checkpoints_in_words
 from tailrace.pipeline.run.engine import selected_engine
 from tailrace.pipeline.run.engine_abilities import applies_adapters, sleep_level
-from tailrace.pipeline.run.environments import has_own_rows, held_out_problems
+from tailrace.pipeline.run.environment_setup import has_own_rows, held_out_problems
 from tailrace.pipeline.run.prompts.reading import PromptCounts
 from tailrace.pipeline.run.prompts.stop_tokens import stops_in_words
 

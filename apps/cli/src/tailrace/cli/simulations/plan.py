@@ -30,7 +30,7 @@ from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.config.target import configuration, rooted
 from tailrace.pipeline.run.facts import facts_of
 from tailrace.repack import Balanced, StageShare, batch_like, share_devices
-from tailrace.report.words import duration, money, price
+from tailrace.report.reason_words import duration, money, price
 
 
 @dataclass(frozen=True, slots=True)

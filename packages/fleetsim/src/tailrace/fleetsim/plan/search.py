@@ -22,7 +22,7 @@ from tailrace.fleetsim.results.result import Result
 from tailrace.fleetsim.run import simulate_many
 from tailrace.pipeline.config.loading import merge, validate
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.report.words import duration
+from tailrace.report.reason_words import duration
 
 Objective = Literal["throughput", "cost"]
 KEEP_SPLITS, KEEP_MIXES, KEEP_LAST = 3, 8, 3

@@ -21,7 +21,7 @@ from tailrace.fleetsim.run import simulate_many
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.figures.batches import Batch, mean
 from tailrace.report.fold.timeline import Doing
-from tailrace.report.words import ADMITTED, many, percent
+from tailrace.report.reason_words import ADMITTED, many, percent
 
 IDLE = 0.4  # of a role's time
 DRAIN = 0.05

@@ -8,7 +8,7 @@ from tailrace.controller.members import REPLICA, TRAINER
 from tailrace.fleetsim.results.watch import Watched
 from tailrace.report.figures.comparison import LEAST_SHARE
 from tailrace.report.figures.system import Figures
-from tailrace.report.words import duration, money, percent, price
+from tailrace.report.reason_words import duration, money, percent, price
 
 BARS = "·▁▂▃▄▅▆▇█"
 MOST_CAUSES = 3

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tailrace.paramserver.clients.loans import Loans
-from tailrace.paramserver.clients.outcomes import PublishOutcomes
+from tailrace.paramserver.clients.publish_outcomes import PublishOutcomes
 from tailrace.paramserver.clients.staging import Staged, StagedState, measure
 from tailrace.paramserver.errors import PublishTimeout, RelayUnreachable, VersionSuperseded
 from tailrace.paramserver.machine.protocol import Condition, HostInterface

@@ -19,7 +19,7 @@ from typing import Any
 from tailrace.contracts import Weights, named_tensors
 from tailrace.paramserver.chunk_size import CHUNK_BYTES
 from tailrace.paramserver.clients.buffers import Borrowing, Buffers
-from tailrace.paramserver.clients.outcomes import PublishOutcomes
+from tailrace.paramserver.clients.publish_outcomes import PublishOutcomes
 from tailrace.paramserver.clients.pusher import Pusher
 from tailrace.paramserver.clients.share import Share
 from tailrace.paramserver.clients.staging import Staged, StagedState, StagingBuffer

@@ -32,7 +32,7 @@ from tailrace.pipeline.run.device_shares import check_shares, cores_here, judge_
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.engine import abilities_of, selected_engine
 from tailrace.pipeline.run.engine_abilities import applies_adapters, check_abilities, sleep_level, unapplied_layers
-from tailrace.pipeline.run.environments import (
+from tailrace.pipeline.run.environment_setup import (
     check_environment,
     environment_members,
     environment_of,
@@ -64,8 +64,8 @@ from tailrace.pipeline.run.pools import (
 )
 from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, NO_TOOL, SAMPLED, Prepared
 from tailrace.pipeline.run.prompts.stop_tokens import end_markers, stop_tokens
-from tailrace.pipeline.run.ranking import check_ranker, ranker_settings
-from tailrace.pipeline.run.scoring import check_scoring, score_settings
+from tailrace.pipeline.run.ranker_setup import check_ranker, ranker_settings
+from tailrace.pipeline.run.scorer_setup import check_scoring, score_settings
 from tailrace.pipeline.run.scripted_faults import build_faults, check_faults
 from tailrace.pipeline.trackers import GROUP as TRACKERS
 from tailrace.pipeline.trackers import TrackerPlugin

@@ -16,7 +16,7 @@ from tailrace.pipeline.config.task import SourceConfig
 from tailrace.pipeline.errors import ConfigError, Gathered, RunDirectoryError, config_error
 from tailrace.pipeline.roles.prompts import DecodingMode
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
-from tailrace.pipeline.run.environments import has_own_rows, makes_prompts, no_tool_prefix
+from tailrace.pipeline.run.environment_setup import has_own_rows, makes_prompts, no_tool_prefix
 from tailrace.pipeline.run.prompts.environment_prompts import begin_rows
 from tailrace.pipeline.run.prompts.reading import HELD_OUT, TRAIN, FoundPrompts, plain, prompts_file, read_files, sized
 

@@ -11,7 +11,7 @@ from tailrace.faulttol.injection import LENDING, LOAD, MACHINE, WORKER, FaultKin
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError, Gathered
 from tailrace.pipeline.run.engine_abilities import lends_devices
-from tailrace.pipeline.run.environments import environment_of
+from tailrace.pipeline.run.environment_setup import environment_of
 from tailrace.pipeline.run.machines import PEER, machine_names
 from tailrace.pipeline.run.pools import relay_count
 from tailrace.runtime.executor.deployment import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER

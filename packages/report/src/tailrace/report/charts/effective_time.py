@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tailrace.pipeline.run.figures.effective_time import WINDOW_S
 from tailrace.report.charts.chart import Chart, TimeAxis, axis, line
+from tailrace.report.reason_words import duration, percent
 from tailrace.report.record import Record
-from tailrace.report.words import duration, percent
 
 LEAST_WINDOWS, MOST_WINDOWS = 24, 600
 

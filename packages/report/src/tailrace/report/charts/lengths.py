@@ -9,8 +9,8 @@ from tailrace.contracts import Why
 from tailrace.pipeline.run.figures.batches import percentile
 from tailrace.report.charts.chart import Chart, Trace, axis, bars, line, step_axis, thinned
 from tailrace.report.html.page import Table
+from tailrace.report.reason_words import end
 from tailrace.report.record import Record
-from tailrace.report.words import end
 
 LENGTH_BINS = 64
 _TICKS = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]

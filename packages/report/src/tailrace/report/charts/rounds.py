@@ -7,8 +7,8 @@ from collections import Counter
 from tailrace.pipeline.config.task import TaskConfig
 from tailrace.pipeline.run.figures.rounds import PastRound
 from tailrace.report.charts.chart import LAG_COLORS, Chart, axis, bars, step_axis
+from tailrace.report.reason_words import percent
 from tailrace.report.record import Record
-from tailrace.report.words import percent
 from tailrace.trajstore import MixOrder
 
 _COLORS = {"short": "$generating", "long": "$pulling"}

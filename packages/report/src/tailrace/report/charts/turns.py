@@ -6,8 +6,8 @@ from collections import Counter
 
 from tailrace.report.charts.chart import Chart, TimeAxis, axis, bars, line
 from tailrace.report.fold.turns import Latencies, Where
+from tailrace.report.reason_words import percent
 from tailrace.report.record import Record
-from tailrace.report.words import percent
 
 POINTS, SPELLS = 400, 60
 _MOST_BARS = 40

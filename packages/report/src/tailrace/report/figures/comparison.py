@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from tailrace.controller.members import REPLICA, TRAINER
 from tailrace.report.figures.system import Figures
 from tailrace.report.html.page import Table
-from tailrace.report.words import device_hours, duration, money, percent, price
+from tailrace.report.reason_words import device_hours, duration, money, percent, price
 
 UNKNOWN = "not known"
 LEAST_SHARE = 0.005  # of a role's time: smaller causes are left out

@@ -12,8 +12,8 @@ from tailrace.pipeline.run.figures.results import (
     baseline,
     results_of,
 )
+from tailrace.report.reason_words import percent
 from tailrace.report.record import Record
-from tailrace.report.words import percent
 
 CHANCE = 2.0  # differences below so many standard errors are called that
 UNKNOWN_ACCURACY = "not known: rewards are graded, and the verifier does not say which answers are correct"

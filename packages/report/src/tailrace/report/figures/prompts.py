@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tailrace.controller.view import RunView
-from tailrace.report.words import end, many
+from tailrace.report.reason_words import end, many
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from tailrace.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.run.figures.batches import mean, standard_error
 from tailrace.report.figures.system import Utilisation, utilisation
 from tailrace.report.fold.timeline import Span
-from tailrace.report.words import WAITS, percent
+from tailrace.report.reason_words import WAITS, percent
 
 BUSY = 0.85
 """Who works for so much of the time limits the speed."""

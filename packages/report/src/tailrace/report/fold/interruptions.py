@@ -9,7 +9,7 @@ from tailrace.contracts import Interrupt, Interrupted, Reason, Why
 from tailrace.controller.members import REPLICA
 from tailrace.controller.view import RunView
 from tailrace.pipeline.run.figures.folding import Hears
-from tailrace.report.words import many, why
+from tailrace.report.reason_words import many, why
 
 
 class MarkKind(StrEnum):

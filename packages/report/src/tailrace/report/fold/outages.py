@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tailrace import contracts as c
 from tailrace.controller.members import REPLICA
 from tailrace.pipeline.run.figures.folding import Hears
-from tailrace.report.words import why
+from tailrace.report.reason_words import why
 
 _NO_FAULT = (c.Why.LOST_IN_CRASH, c.Why.TASK_RESTART)
 _Key = tuple[str, str]

@@ -18,7 +18,7 @@ from tailrace.controller.view import MemberRow, RunView
 from tailrace.pipeline.run.figures.folding import Hears
 from tailrace.report.fold.interruptions import Interruption, Interruptions, Mark, MarkKind
 from tailrace.report.fold.outages import Outages
-from tailrace.report.words import NOT_TOLD, OTHERS, many, waits, why
+from tailrace.report.reason_words import NOT_TOLD, OTHERS, many, waits, why
 
 
 class Doing(StrEnum):

@@ -10,7 +10,7 @@ from tailrace import contracts as c
 from tailrace.controller.trajectories import GroupPhase
 from tailrace.controller.view import RunView
 from tailrace.pipeline.run.figures.folding import Hears
-from tailrace.report.words import why
+from tailrace.report.reason_words import why
 
 MOST = 100_000
 ANEW = frozenset({c.Why.VERSION_GONE, c.Why.EVALUATION, c.Why.SESSION_LOST, c.Why.TASK_RESTART})

@@ -18,7 +18,7 @@ from tailrace.pipeline.run.figures.incidents import NoSignal
 from tailrace.report.figures.verdict import without_signal
 from tailrace.report.fold.folds import LiveFolds
 from tailrace.report.fold.timeline import Doing, Span
-from tailrace.report.words import end, many
+from tailrace.report.reason_words import end, many
 
 HISTORY, FEWEST = 256, 8  # phases that are remembered, and that say anything
 LONGER = 2.0  # times the longest before

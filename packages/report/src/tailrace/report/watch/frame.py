@@ -28,10 +28,10 @@ from tailrace.report.figures.verdict import Limit, answers, limit
 from tailrace.report.fold.loads import FIRST_LAG, GENERATED, LAGS
 from tailrace.report.fold.timeline import Span
 from tailrace.report.fold.trajectories import Fate, TrajectoryEntry
+from tailrace.report.reason_words import duration, waits
 from tailrace.report.record import SIMULATED, facts_of, fine_tuned
 from tailrace.report.watch.alarms import Alarm, Level
 from tailrace.report.watch.following import FollowedRun, Story
-from tailrace.report.words import duration, waits
 
 MOST_LANES = 64
 """More replicas than that are a fleet: a cell for each in place of a lane."""

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import PartialDelta, Resume, Sampling, TrajectoryRef
+from tailrace.rollout.engine_selection import build_engine
 from tailrace.rollout.errors import ReplicaCrashedError
 from tailrace.rollout.replica import ReplicaWorker
-from tailrace.rollout.selection import build_engine
 from tailrace.rollout.service.staged_weights import StagedWeights
 
 _LOOK_S = 0.1

@@ -41,7 +41,7 @@ from tailrace.pipeline.run.machines import check_interfaces, check_machines
 from tailrace.pipeline.run.pools import check_labels, relay_count
 from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare
 from tailrace.pipeline.run.prompts.stop_tokens import stops_in_words
-from tailrace.pipeline.run.ranking import ranker_chosen
+from tailrace.pipeline.run.ranker_setup import ranker_chosen
 from tailrace.pipeline.run.replay import controller_of, replay, replayed
 from tailrace.pipeline.run.scripted_faults import build_faults, further_faults
 from tailrace.pipeline.trackers import TrackedRun, Trackers

@@ -11,9 +11,9 @@ from tailrace.contracts import plugins
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError, Gathered, config_error
 from tailrace.pipeline.roles.prompts import item_metadata
-from tailrace.pipeline.run.environments import environment_of
+from tailrace.pipeline.run.environment_setup import environment_of
 from tailrace.pipeline.run.prompts.reading import FoundPrompts, read_files
-from tailrace.pipeline.run.scoring import check_judge, check_sandbox, score_settings
+from tailrace.pipeline.run.scorer_setup import check_judge, check_sandbox, score_settings
 from tailrace.reward import Kind, Outcome, RewardScheduler, ScoreItem, Scorer, ScoringFailure, kind_of
 from tailrace.reward.tasks import get_task, task_names
 from tailrace.reward.verifiers import is_reference, written

@@ -23,7 +23,7 @@ from tailrace.pipeline.config.task import SourceConfig
 from tailrace.pipeline.errors import ConfigError, config_error
 from tailrace.pipeline.roles.prompts import COLUMN, Beginning
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.environments import environment_options, has_own_rows, interpreter_of
+from tailrace.pipeline.run.environment_setup import environment_options, has_own_rows, interpreter_of
 from tailrace.pipeline.run.prompts.reading import HELD_OUT, SHOWN, TRAIN, merged, prompts_file, sources_of
 from tailrace.trajstore import Messages, Prompt, PromptFileError, read_prompts
 

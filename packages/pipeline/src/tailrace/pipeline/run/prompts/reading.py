@@ -24,7 +24,7 @@ from tailrace.pipeline.roles.observations import check_tokens
 from tailrace.pipeline.roles.prompts import BEFORE, COLUMN, METADATA, Beginning, beginning_of, item_metadata
 from tailrace.pipeline.run.model_check import readable_config
 from tailrace.pipeline.run.prompts.chat import Chat
-from tailrace.pipeline.run.scoring import code_settings
+from tailrace.pipeline.run.scorer_setup import code_settings
 from tailrace.reward import Kind, kind_of
 from tailrace.reward.code import CodeRowError, read_tests
 from tailrace.reward.verifiers import unmatched
