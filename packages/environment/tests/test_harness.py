@@ -1,6 +1,7 @@
 """The environment `harness`: episodes of real programs, what of them is trained, and what becomes of those that are killed."""
 
 import asyncio
+import contextlib
 import http.client
 import itertools
 import json
@@ -19,7 +20,7 @@ from chat_model import CHATML, write_model
 from harness_agents import Model, call, talk
 
 from tailrace.environment import EnvironmentPool, RaisedError, SessionLostError, SetupError, examine_environment
-from tailrace.environment.completions import BODY_BYTES, ChatAnswer, _Handler, endpoint
+from tailrace.environment.completions import BODY_BYTES, ChatAnswer, ChatRequest, _Handler, endpoint
 from tailrace.environment.harness import Harness
 from tailrace.environment.testing import check_environment
 
@@ -557,6 +558,42 @@ def test_a_second_try_gets_the_first_answer(episode):
     assert held.empty()
     episode.heard = asked
     assert call(episode.base_url, episode.key, "chat/completions", {"messages": [USER]})[0] == 200
+    assert len(ASKED) == 1
+
+
+def test_a_connection_that_broke_does_not_undo_what_another_one_read(episode, monkeypatch):
+    """A client's first try breaks as it is sent the answer, after its second try has read it: the next request is a new one."""
+    send, read, asked = _Handler._send_bytes, threading.Event(), episode.heard
+    wait, waits = ChatRequest.wait, threading.Semaphore(0)
+    monkeypatch.setattr(ChatRequest, "wait", lambda self, timeout_s: (waits.release(), wait(self, timeout_s))[1])
+    tries = itertools.count()
+
+    def breaking(self, *given):
+        if next(tries) == 0:
+            read.wait(30)
+            raise BrokenPipeError
+        send(self, *given)
+
+    monkeypatch.setattr(_Handler, "_send_bytes", breaking)
+    episode.heard = held = type(asked)()
+
+    def attempt():
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            call(episode.base_url, episode.key, "chat/completions", {"messages": [USER]})
+            read.set()
+
+    both = [threading.Thread(target=attempt) for _ in range(2)]
+    both[0].start()
+    waiting = held.get(timeout=30)
+    both[1].start()
+    assert all(waits.acquire(timeout=30) for _ in both)
+    waiting.answer(ChatAnswer({"role": "assistant", "content": "once"}, 1, 1))
+    for each in both:
+        each.join(30)
+    episode.heard = asked
+    assert read.is_set()
+    _, text = call(episode.base_url, episode.key, "chat/completions", {"messages": [USER]})
+    assert json.loads(text)["choices"][0]["message"]["content"] == "1"
     assert len(ASKED) == 1
 
 

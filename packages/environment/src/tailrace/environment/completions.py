@@ -13,6 +13,7 @@ answered as OpenAI answers it: ``{"error": {"message", "type", "param", "code"}}
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import io
 import json
@@ -78,13 +79,14 @@ class ChatRequest:
         stops: texts at which the message ends.
         body: the request's body in a canonical form: an equal one that comes while nobody has read the answer is a client's
             second try.
+        readers: clients that read the answer, or are about to.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Any]
     stops: Sequence[str]
     body: str
-    delivered: bool = False
+    readers: int = 0
     _answer: Future[ChatAnswer] = field(default_factory=Future)
 
     def answer(self, said: ChatAnswer) -> None:
@@ -136,13 +138,25 @@ class Episode:
         with self._lock:
             if not self._open:
                 raise RefusedError(410, "the episode is over")
-            same = next((each for each in self._calls if each.body == call.body and not each.delivered), None)
+            same = next((each for each in self._calls if each.body == call.body and not each.readers), None)
             if same is None:
-                self._calls = [each for each in self._calls if not each.delivered]
+                self._calls = [each for each in self._calls if not each.readers]
                 self._calls.append(call)
                 self.heard.put(call)
         asked = same or call
         return asked, asked.wait(self._turn_s)
+
+    @contextlib.contextmanager
+    def read(self, call: ChatRequest) -> Iterator[None]:
+        """A client is sent the answer in this context, unless it raises OSError."""
+        with self._lock:  # before a byte of it is sent: who has read it may ask for the same again
+            call.readers += 1
+        try:
+            yield
+        except OSError:
+            with self._lock:
+                call.readers -= 1
+            raise
 
     def close(self) -> None:
         """Refuse what is not answered, and all that comes."""
@@ -258,12 +272,8 @@ class _Handler(BaseHTTPRequestHandler):
             elif (self.command, path) == ("POST", "chat/completions"):
                 body = self._body()
                 call, answer = episode.ask(read_request(body))
-                call.delivered = True  # before a byte of it is sent: who has read it may ask for the same again
-                try:
+                with episode.read(call):
                     self._complete(body, answer, episode)
-                except OSError:
-                    call.delivered = False
-                    raise
             else:
                 raise RefusedError(
                     404, f"found {self.command} {path[:80]!r}, expected POST chat/completions or reward, or GET models"
