@@ -110,6 +110,28 @@ class Told(Sum):
             Path(self.greeting).touch()
 
 
+class ToldAgain(Told):
+    """The same without snapshots."""
+
+    snapshot = restore = None
+
+
+class SlowlyMade(Sum):
+    """Where there is a file ``hold`` in the folder, it is made once there is ``go``. Such a one leaves ``closed``."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder, self.held = Path(folder), Path(folder, "hold").exists()
+        if self.held:
+            Path(folder, "begun").touch()
+            while not Path(folder, "go").exists():
+                time.sleep(0.01)
+
+    def close(self):
+        if self.held:
+            Path(self.folder, "closed").touch()
+
+
 class Tokens:
     """Speaks in token ids: adds up those that it is told, beginning with the row's. It can be played again."""
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import importlib
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +112,26 @@ def test_a_full_server_and_a_missing_one_are_one_line():
             await EnvironmentPool("openenv", {"app": "nothing:app"}).start()
 
     run(missing)
+
+
+def test_a_server_that_ended_is_started_anew():
+    """What a session without `replayable` had is lost with it; the next session is on another one."""
+    pytest.importorskip("uvicorn")
+    options = {"app": "openenv_app:app", "folder": str(Path(__file__).parent)}
+
+    async def test():
+        async with EnvironmentPool("openenv", options) as pool:
+            session, _ = await pool.open({})
+            before = (await pool.step(session, "a")).observation.split()
+            os.kill(int(before[1]), signal.SIGKILL)
+            with pytest.raises(SessionLostError, match="neither a snapshot nor `replayable`"):
+                await pool.step(session, "b")
+            session, _ = await pool.open({})
+            after = (await pool.step(session, "a")).observation.split()
+            assert (after[0], after[1] != before[1]) == ("1", True)
+            assert pool.counts.workers_lost == 0
+
+    run(test)
 
 
 def test_it_passes_the_contract_suite():

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -147,6 +148,49 @@ def test_a_cancelled_call_ends_its_session_and_is_still_watched(tmp_path):
             await until(lambda: told.counts.timeouts == 1)
             await until(lambda: told.pids and told.pids != (before,))
             assert (await told.step(other.session, "4")).metadata["pid"] == before
+
+    run(test)
+
+
+def test_a_session_that_is_cancelled_while_it_is_made_is_closed(tmp_path):
+    """Its end reaches the worker before there is anything to end."""
+
+    async def test():
+        async with pool("SlowlyMade", {"folder": str(tmp_path)}) as slowly:
+            (tmp_path / "hold").touch()
+            opening = asyncio.create_task(slowly.open({}))
+            await until((tmp_path / "begun").exists)
+            (tmp_path / "hold").unlink()
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            await slowly.step((await slowly.open({})).session, "1")  # the worker has read what came before it
+            (tmp_path / "go").touch()
+            async with asyncio.timeout(30):
+                await until((tmp_path / "closed").exists)
+
+    run(test)
+
+
+def test_a_session_that_is_closed_while_it_is_played_again_says_so(tmp_path):
+    async def test():
+        go = tmp_path / "go"
+        go.touch()
+        async with pool("ToldAgain") as told:
+            opened, (before,) = await told.open({}), told.pids
+            for action in (f"wait-for {go}", "1"):
+                await told.step(opened.session, action)
+            go.unlink()
+            os.kill(before, signal.SIGKILL)
+            await until(lambda: told.pids and told.pids != (before,))
+            call = asyncio.create_task(told.step(opened.session, "1"))
+            await until(lambda: told.worker_in_call(opened.session) not in (None, before))
+            await asyncio.sleep(0)
+            await told.close(opened.session)
+            go.touch()
+            with pytest.raises(UnknownSessionError, match="closed within a call"):
+                await call
+            assert told.open_sessions == 0
 
     run(test)
 

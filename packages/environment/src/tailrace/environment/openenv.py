@@ -25,8 +25,15 @@ _MESSAGE_BYTES = 1 << 24
 _THEIRS = ("done", "reward", "metadata")  # fields of every observation, which are answered apart
 _FULL = "CAPACITY_REACHED"
 _MODELS_FAULT = ("VALIDATION_ERROR", "INVALID_JSON")
+_END_S = 2.0
 _lock = threading.Lock()
-_servers: dict[str, list[str]] = {}
+_servers: dict[str, list[tuple[str, "subprocess.Popen[bytes]"]]] = {}
+
+
+class ServerGoneError(RuntimeError):
+    """The server that a session was on has ended. The session may be played again on another."""
+
+    gone = True
 
 
 class OpenEnv:
@@ -39,7 +46,8 @@ class OpenEnv:
     Args:
         url: a server that runs, as http://HOST:PORT.
         app: a server to start on this machine, in the workers' interpreter: ``module:app``. A worker process starts one, and
-            another whenever all that it has are full (the app says how many sessions it takes, often one).
+            another whenever all that it has are full (the app says how many sessions it takes, often one). One that ended is
+            started anew.
         folder: where the app's module lies; empty: it is installed.
         action: the field of an action that a turn becomes; empty: the only text field there is.
         observation: the field of an observation that the model reads; empty: the only text field there is.
@@ -81,6 +89,7 @@ class OpenEnv:
         self._observation = _field(schema["observation"], observation, "observation")
         self._held = contextlib.ExitStack()
         self._connection: Any = None
+        self._at = ""
 
     def rows(self, start: int, stop: int) -> list[dict[str, Any]]:
         """A row for each number, which is the seed of its episode; they never end."""
@@ -98,7 +107,11 @@ class OpenEnv:
         raise AssertionError("it counts for ever")
 
     def step(self, action: str) -> dict[str, Any]:
-        """The server's answer; a reward of none counts as 0."""
+        """The server's answer; a reward of none counts as 0.
+
+        Raises:
+            ServerGoneError: the server that was started for it has ended.
+        """
         if self._action:
             data: Any = {self._action: action.encode("utf-8", "replace").decode()}  # their wire has no lone surrogates
         else:
@@ -131,7 +144,7 @@ class OpenEnv:
         from websockets.exceptions import ConnectionClosed
         from websockets.sync.client import connect
 
-        parts = urlsplit(url)
+        self._at, parts = url, urlsplit(url)
         scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
         at = f"{scheme}://{parts.netloc}{parts.path}/ws"
         opened = connect(at, open_timeout=self._message_s, max_size=_MESSAGE_BYTES, proxy=None)
@@ -142,8 +155,15 @@ class OpenEnv:
         return answer
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        self._connection.send(json.dumps(message))
-        answer: dict[str, Any] = json.loads(self._connection.recv(timeout=self._message_s))
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            self._connection.send(json.dumps(message))
+            answer: dict[str, Any] = json.loads(self._connection.recv(timeout=self._message_s))
+        except ConnectionClosed as error:
+            if self._app and _has_ended(self._app, self._at):
+                raise ServerGoneError(f"the OpenEnv server {self._app!r} has ended: {error}") from error
+            raise
         return answer
 
     def _text(self, observation: Mapping[str, Any]) -> str:
@@ -155,15 +175,16 @@ class OpenEnv:
 
 
 def server(app: str, folder: str, place: int, start_s: float) -> str:
-    """The URL of this process's server of an app, by the order in which they were started. It ends with this process's group.
+    """The URL of this process's server of an app, by the order in which they were started; one that ended is started anew. It
+    ends with this process's group.
 
     Raises:
         RuntimeError: it ended, or did not answer in time.
     """
     with _lock:
-        urls = _servers.setdefault(app, [])
-        if place < len(urls):
-            return urls[place]
+        started = _servers.setdefault(app, [])
+        if place < len(started) and started[place][1].poll() is None:
+            return started[place][0]
         with socket.socket() as listening:  # bound here, so that no other process can take the port
             listening.bind(("127.0.0.1", 0))
             listening.listen(1024)
@@ -172,8 +193,17 @@ def server(app: str, folder: str, place: int, start_s: float) -> str:
             command += ["--app-dir", folder] if folder else []
             process = subprocess.Popen(command, pass_fds=[listening.fileno()], stdin=subprocess.DEVNULL)  # noqa: S603
         _await(url, process, app, start_s)
-        urls.append(url)
+        started[place : place + 1] = [(url, process)]
         return url
+
+
+def _has_ended(app: str, url: str) -> bool:
+    """Whether the server of an app at a URL has. Its connections end a little before it does."""
+    process = dict(_servers[app]).get(url)
+    try:
+        return process is None or process.wait(_END_S) is not None
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def _await(url: str, process: "subprocess.Popen[bytes]", app: str, start_s: float) -> None:

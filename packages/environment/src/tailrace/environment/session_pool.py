@@ -402,7 +402,8 @@ class EnvironmentPool:
             WorkerGoneError: it went.
             SessionError: the session is over; the subclass says why.
         """
-        assert record.link is not None
+        if record.link is None:
+            raise _closed_within(record)
         asking = asyncio.create_task(self._reply(record.link, {**request, "session": record.number}))
         self._asking.add(asking)
         asking.add_done_callback(self._asked)
@@ -447,7 +448,7 @@ class EnvironmentPool:
         link = await self._workers.join()
         if record.number not in self._records:  # it was closed meanwhile
             await self._workers.leave(link)
-            raise UnknownSessionError(f"found session {record.number} closed within a call, expected it open")
+            raise _closed_within(record)
         record.link = link
         if not record.begun:
             return
@@ -492,6 +493,10 @@ class EnvironmentPool:
             return
         link.tell({"op": "close", "session": record.number})
         await self._workers.leave(link)
+
+
+def _closed_within(record: SessionRecord) -> UnknownSessionError:
+    return UnknownSessionError(f"found session {record.number} closed within a call, expected it open")
 
 
 def _told(result: StepResult) -> tuple[object, ...]:

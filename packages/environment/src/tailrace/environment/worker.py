@@ -20,7 +20,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ GROUP = "tailrace.environment"
 _READ_BYTES = 1 << 16
 _REASON_CHARACTERS = 500
 _THREADS = 1024
+_BEGINS = ("open", "restore")
 _KEYS = ("observation", "done", "reward", "metadata", "fresh")
 
 
@@ -44,10 +45,16 @@ class WrongAnswerError(Exception):
 
 
 class Held:
-    """A session. Its lock keeps calls apart, also where the owner no longer waits for one."""
+    """A session. Its lock keeps calls apart, also where the owner no longer waits for one.
 
-    def __init__(self, environment: Any) -> None:
-        self.environment = environment
+    Attributes:
+        environment: None before it is made.
+        over: whether it was closed.
+    """
+
+    def __init__(self) -> None:
+        self.environment: Any = None
+        self.over = False
         self.lock = threading.Lock()
 
 
@@ -80,6 +87,8 @@ class SessionWorker:
                 if request["op"] == "ping":
                     self._reply({"id": request["id"]})
                 else:
+                    if request["op"] in _BEGINS:  # here, where requests are in order: a close right behind it finds it
+                        self._sessions[request["session"]] = Held()
                     self._threads.submit(self._answer, request)
 
     def _answer(self, request: Mapping[str, Any]) -> None:
@@ -124,28 +133,26 @@ class SessionWorker:
         }
 
     def _rows(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        assert self._make is not None
-        environment = self._make()
+        environment = self._made()
         try:
             return {"rows": read_rows(environment.rows(request["start"], request["stop"]))}
         finally:
             environment.close()
 
     def _open(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        held = self._begun(request)
-        with held.lock:
+        with self._called(request) as held:
+            held.environment = self._made()
             observation = read_observation(held.environment.reset(request["row"]), self._tokenized)
             return {"observation": observation, "state": self._state(held)}
 
     def _restore(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        held = self._begun(request)
-        with held.lock:
+        with self._called(request) as held:
+            held.environment = self._made()
             held.environment.restore(base64.b64decode(request["state"]))
             return {}
 
     def _step(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        held = self._sessions[request["session"]]
-        with held.lock:
+        with self._called(request) as held:
             result = read_result(held.environment.step(request["action"]), self._tokenized)
             return {**result, "state": self._state(held)}
 
@@ -153,13 +160,23 @@ class SessionWorker:
         held = self._sessions.pop(request.get("session", -1), None)
         if held is not None:
             with held.lock:
-                held.environment.close()
+                held.over = True
+                if held.environment is not None:
+                    held.environment.close()
         return {}
 
-    def _begun(self, request: Mapping[str, Any]) -> Held:
+    @contextlib.contextmanager
+    def _called(self, request: Mapping[str, Any]) -> Iterator[Held]:
+        """The session of a call, which has it to itself. LookupError: it was closed before."""
+        held = self._sessions[request["session"]]
+        with held.lock:
+            if held.over:
+                raise LookupError("found a session that was closed, expected an open one")
+            yield held
+
+    def _made(self) -> Any:
         assert self._make is not None
-        held = self._sessions[request["session"]] = Held(self._make())
-        return held
+        return self._make()
 
     def _state(self, held: Held) -> str | None:
         if not self._restorable:
