@@ -101,6 +101,16 @@ def test_what_the_model_said_stays_as_it_was(tmp_path):
     assert ours.beyond(talk, 1, [*apart, other]) == [end, *after]
 
 
+def test_whatever_a_later_message_says_comes_whole(tmp_path):
+    """Also the words that mark the model's turn while the template renders it."""
+    tokenizer = write_model(tmp_path / "model")
+    ours, said = ChatTemplate(str(tmp_path / "model")), "_MARK = 'tailrace-turn', tailrace-turn-- and more"
+    talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, {"role": "user", "content": said}]
+    end = tokenizer.token_to_id("<|im_end|>")
+    after = f"\n<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n"
+    assert ours.beyond(talk, 1, [end]) == tokenizer.encode(after).ids
+
+
 def test_tool_calls_are_read_and_written(tmp_path):
     tokenizer = write_model(tmp_path / "model", TOOLS)
     ours = ChatTemplate(str(tmp_path / "model"))

@@ -102,9 +102,12 @@ class ChatTemplate:
         Raises:
             TemplateError: the template has no words for it, or does not show the turn.
         """
-        marked = [*messages[:place], {"role": "assistant", "content": _MARK}, *messages[place + 1 :]]
+        mark, later = _MARK, json.dumps(messages[place + 1 :])
+        while mark in later:  # which may be anything, also what a tool found in this file
+            mark += "-"
+        marked = [*messages[:place], {"role": "assistant", "content": mark}, *messages[place + 1 :]]
         whole = self._render(marked, tools)
-        _, turn, rest = whole.rpartition(_MARK)
+        _, turn, rest = whole.rpartition(mark)
         if not turn:
             raise TemplateError(
                 "the chat template does not show the model's turn behind which the conversation goes on"
