@@ -6,7 +6,16 @@ import sys
 
 import pytest
 
-from tailrace.paramserver import LeaseExpired, Publisher, RelayReader, VersionNotYet, VersionRetired, relay_status
+from tailrace.paramserver import (
+    LeaseExpired,
+    Publisher,
+    RelayReader,
+    VersionNotYet,
+    VersionRetired,
+    relay_status,
+)
+from tailrace.paramserver.clients.needs import Needs
+from tailrace.paramserver.errors import LayoutMismatch
 
 READER = """
 import os, sys, time
@@ -147,6 +156,22 @@ def test_leases_end_with_the_context_even_on_errors(serve, token, weights):
             assert relay_status(relay.address, token=token).leases == {"0": f"pid {os.getpid()}"}
             raise ZeroDivisionError
         assert relay_status(relay.address, token=token).leases == {}
+
+
+def test_a_version_that_does_not_fit_the_reader_is_given_back_at_once(serve, token, weights):
+    """Its slot would be held for a reader that has no lease, and a publisher would wait for it."""
+    relay = serve()
+
+    def of_another_model(tensors):
+        raise LayoutMismatch(f"found {len(tensors)} tensors, expected others")
+
+    with Publisher(relay.address, token=token) as publisher:
+        publisher.publish(0, weights(0))
+        publisher.wait(0, 20)
+        with RelayReader(relay.address, token=token, needs=Needs(of_another_model)) as reader:
+            with pytest.raises(LayoutMismatch), reader.lease(0):
+                pass
+            assert relay_status(relay.address, token=token).leases == {}
 
 
 def test_what_is_not_there(serve, token, weights):

@@ -256,6 +256,25 @@ def test_a_restarted_worker_gets_the_next_update(fleet, token):
     check(received, weights_of(2)())
 
 
+def test_a_worker_falls_back_on_the_relays_of_the_last_update(fleet, token):
+    """Not on those of the first one, of which one has come back at another port since."""
+    hosts = fleet()
+    hosts.build()
+    asyncio.run(hosts.update(weights_of(1)))
+    old = hosts.workers[2]
+    old.close()
+    hosts.workers[2] = RelayCheckpointEngine(1, token=token, name=old._name, host="127.0.0.3", timeout_s=20)
+    hosts.build()
+    asyncio.run(hosts.update(weights_of(2)))
+    for engine in (hosts.actors[0], hosts.workers[0]):
+        engine._relay.kill()
+
+    async def newest():
+        return {name: tensor.clone() async for name, tensor in hosts.workers[1].get_weights()}
+
+    check([asyncio.run(newest())], weights_of(2)())
+
+
 def test_waits_end_and_calls_out_of_turn_are_refused(fleet, token):
     hosts = fleet()
     with pytest.raises(BridgeStateInvalid, match="belongs to an actor"):

@@ -152,6 +152,19 @@ def test_a_target_that_does_not_fit_is_named_and_nothing_is_written(targets, sai
 
 
 @pytest.mark.parametrize("verify", [True, False])
+def test_an_array_of_the_other_byte_order_is_refused(verify):
+    """Its numbers would be others."""
+    numpy = pytest.importorskip("numpy")
+    manifest, content, sums = version([("float32", (4,))], 16)
+    own = numpy.zeros(4, "=f4")
+    copy_tensors(manifest, memoryview(content), sums, {"t0": own}, verify=verify)
+    assert own.tobytes() == bytes(content)
+    other = own.astype(own.dtype.newbyteorder())
+    with pytest.raises(ManifestInvalid, match=r"'t0': found a target of [<>]f4, expected the byte order"):
+        copy_tensors(manifest, memoryview(content), sums, {"t0": other}, verify=verify)
+
+
+@pytest.mark.parametrize("verify", [True, False])
 def test_torch_parameters_strided_tensors_and_tied_names(verify):
     torch = pytest.importorskip("torch")
     manifest, content, sums = version([("float32", (4, 6)), ("uint8", (0,)), ("bfloat16", (7,))], 40, {"alias": "t0"})

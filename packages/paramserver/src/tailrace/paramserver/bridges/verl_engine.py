@@ -283,10 +283,10 @@ class RelayCheckpointEngine:
 
     def _read(self, relays: list[str]) -> None:
         """Read the first of these relays from now on, and the others in their order where it fails."""
-        self._relays = relays
-        if self._reader is None or self._reader.address != relays[0]:
+        if self._reader is None or self._reader.address != relays[0] or self._relays != relays:
             self._close_reader()
             self._reader = RelayReader(relays, token=self._token)
+        self._relays = relays
 
     def _lease(self, version: int | None) -> WeightLease:
         self.finalize()

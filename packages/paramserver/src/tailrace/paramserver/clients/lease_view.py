@@ -57,6 +57,10 @@ def target(spec: TensorSpec, value: Any, held: ExitStack) -> TensorTarget:
     found = source(spec.name, value)
     if (found.dtype, found.shape) != (spec.dtype, spec.shape) and not _bytes_of(spec, found.dtype, found.shape):
         raise _differs(spec, found.dtype, found.shape)
+    if getattr(getattr(value, "dtype", None), "isnative", True) is False:
+        raise ManifestInvalid(
+            f"{spec.name!r}: found a target of {value.dtype}, expected the byte order of this machine"
+        )
     buffer = value.data if isinstance(value, RawTensor) else value
     try:
         return TensorTarget(spec, held.enter_context(Address(buffer, writable=True)).start)

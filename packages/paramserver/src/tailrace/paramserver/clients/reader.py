@@ -281,6 +281,7 @@ class RelayReader:
                 manifest.total_bytes,
                 self.address,
             )
+            selection = self._selected(manifest)
         except BaseException:
             self._release(channel, lease_id)
             raise
@@ -299,7 +300,7 @@ class RelayReader:
                 granted + hold_s,
                 extend,
                 self._machine.now,
-                self._selected(manifest),
+                selection,
                 self._whole,
             ),
         )
