@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from tailrace.reward import JudgeSettings, Kind, RewardScheduler, ScoreItem
 from tailrace.reward.errors import JudgeClosedError, JudgeError, WorkerDiedError
 from tailrace.reward.judge import Judge, JudgeConfig, JudgeItem, JudgeProcess, Unjudged
+from tailrace.reward.process import WorkerProcess
 
 pytestmark = pytest.mark.long
 BATCH = 4
@@ -101,6 +103,28 @@ def test_a_judge_that_cannot_be_made_says_so_at_the_start_and_to_each_item(judge
         async with JudgeProcess(JudgeConfig(judge_model(), template), start_timeout_s=0.01) as process:
             with pytest.raises(WorkerDiedError, match=r"loading the judge gave no result within 0\.01 s"):
                 await process.start()
+
+    asyncio.run(scenario())
+
+
+def test_a_judge_that_is_closed_while_it_loads_leaves_no_process(template, monkeypatch):
+    processes = []
+
+    def stalls(command):
+        processes.append(WorkerProcess([sys.executable, "-c", "import time; time.sleep(600)"]))
+        return processes[-1]
+
+    monkeypatch.setattr("tailrace.reward.judge.process.WorkerProcess", stalls)
+
+    async def scenario():
+        judge = JudgeProcess(JudgeConfig("nowhere", template))
+        starting = asyncio.create_task(judge.start())
+        await until(lambda: processes and processes[0].pid is not None)
+        pid = processes[0].pid
+        await judge.close()
+        assert gone(pid)
+        with pytest.raises(JudgeClosedError):
+            await starting
 
     asyncio.run(scenario())
 

@@ -60,6 +60,7 @@ class JudgeProcess:
         self._asked: list[_Asked] = []
         self._worker: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
+        self._loading: asyncio.Task[WorkerProcess] | None = None
         self._closed = False
 
     @property
@@ -99,13 +100,16 @@ class JudgeProcess:
                 each.outcome.cancel()
 
     async def close(self) -> None:
-        """Kill the process. What waits becomes `Unjudged`. Calling it again does nothing."""
+        """Kill the process, also while it loads. What waits becomes `Unjudged`. Calling it again does nothing."""
         self._closed = True
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await worker
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.wait([self._loading])
         self._settle_all(Unjudged("the judge was closed", permanent=False))
         await self._end_child()
 
@@ -147,7 +151,15 @@ class JudgeProcess:
     async def _running(self) -> WorkerProcess:
         async with self._starting:
             if self._child is None:
-                self._child = await _started(self._config, self._start_timeout_s)
+                self._open()
+                self._loading = asyncio.create_task(_started(self._config, self._start_timeout_s))
+                try:
+                    self._child = await self._loading
+                except asyncio.CancelledError:
+                    task = asyncio.current_task()
+                    if task is not None and not task.cancelling():
+                        self._open()  # it was `close` that ended it
+                    raise
             return self._child
 
     async def _judge(self, child: WorkerProcess) -> None:
