@@ -175,6 +175,16 @@ def test_elements_that_were_never_published_are_told_apart():
         sample.check([WeightDigest("w", ((0, 4), (0, 4)), "float32", digest_of(tensor))])
 
 
+def test_a_parameter_without_elements_hides_no_other_one():
+    tensors = {"none": torch.zeros(0, 5), "w": torch.ones(3)}
+    sample = WeightSample(2, 1 << 20, "")
+    for name, tensor in tensors.items():
+        sample.take(WeightSlice(name, tuple(tensor.shape), (), tensor))
+    sample.check(read_whole(tensors, sample.boxes()))
+    with pytest.raises(WeightsDifferError, match="parameter 'w'"):
+        sample.check(read_whole({**tensors, "w": torch.zeros(3)}, sample.boxes()))
+
+
 # ---- in a replica ------------------------------------------------------------------------------------------------------
 
 VERSIONS = MemoryWeights(

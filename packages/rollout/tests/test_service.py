@@ -338,6 +338,68 @@ def test_a_process_killed_in_the_middle_loses_nothing(model):
     run(scenario)
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="there is no SIGSTOP")
+def test_a_process_that_is_suspended_is_replaced(model, monkeypatch):
+    """It says nothing any more, not even that it stands still, and its connection stays."""
+    monkeypatch.setattr("tailrace.rollout.service.replicas._SILENT_S", 1.0)
+    pids = []
+
+    def start(setup):
+        handle = ReplicaProcess(setup, build_fake_engine)
+        pids.append(handle.pid)
+        return handle
+
+    async def scenario():
+        prompts = [(index, 3) for index in range(60)]
+        options = {"max_num_seqs": 4, "step_s": 0.002}
+        service = StreamGenerationService(model, options=options, max_tokens=MAX_TOKENS, start=start, still_s=1.0)
+        async with service:
+            seen = []
+            async for sample in service.generate(prompts):
+                seen.append(sample)
+                if len(seen) == 3:
+                    os.kill(pids[0], signal.SIGSTOP)
+            assert sorted(sample.prompt for sample in seen) == list(range(60))
+            for sample in seen:
+                assert_right(sample, prompts[sample.prompt])
+            assert not lives(pids[0])
+
+    run(scenario)
+
+
+def test_closing_ends_what_waits_for_a_version(model):
+    """A request that waits for one, and the update that brings it, in the middle of its load."""
+    loading, go = threading.Event(), threading.Event()
+
+    class Slow(TensorFakeEngine):
+        def load_weights(self, weights):
+            weights = list(weights)
+            if int(dict(weights)["w"]) == 101:
+                loading.set()
+                go.wait(DEADLINE_S)
+            super().load_weights(weights)
+
+    async def scenario():
+        service = on_fakes(model, engine=lambda path, options: Slow(max_num_seqs=4))
+        await service.start()
+
+        async def read():
+            return [one async for one in service.generate([(1, 2)], at_least_version=1)]
+
+        reading, updating = asyncio.create_task(read()), asyncio.create_task(service.update(fake_weights(101), 1))
+        await asyncio.to_thread(loading.wait, DEADLINE_S)
+        closing = asyncio.create_task(service.close())
+        with pytest.raises(ServiceDownError, match="is closed"):
+            await reading
+        with pytest.raises(UpdateFailedError, match="is closed; version 0 is served"):
+            await updating
+        assert not closing.done()
+        go.set()
+        await closing
+
+    run(scenario)
+
+
 def test_a_process_that_does_not_start_says_why(model):
     async def scenario():
         with pytest.raises(ReplicaCrashedError, match="engine option 'speed' is unknown"):

@@ -153,7 +153,7 @@ class WeightSample:
         if name not in self._kept:
             elements = self._nbytes // tensor.element_size()
             boxes = sampled_boxes(shape, elements, f"{self._seed} {name}")
-            self._kept[name] = [_Kept(box, scale) for box in boxes]
+            self._kept[name] = [_Kept(box, scale) for box in boxes if _volume(box)]
             self._shapes[name] = tuple(shape)
         here, tensor = _box(index, shape), tensor.detach()
         for kept in self._kept[name]:

@@ -68,7 +68,7 @@ class ReplicaHandle(Protocol):
         ...
 
     def close(self, timeout_s: float) -> None:
-        """Stop it and free what it holds."""
+        """Stop it and free what it holds; 0 s: one that does not answer."""
         ...
 
 
@@ -170,12 +170,17 @@ class ReplicaProcess:
         """End the process: in order if it still answers, else by a signal.
 
         Raises:
-            CloseTimeoutError: it is there after the deadline all the same.
+            CloseTimeoutError: it is there after the deadline, and some seconds more, all the same.
         """
-        self._pipe.close()
-        if self._child.wait(timeout_s) is not None or self._child.kill(timeout_s) is not None:
-            return
-        raise CloseTimeoutError(f"replica {self._name!r} (process {self.pid}) did not end within {timeout_s} s")
+        deadline = time.monotonic() + timeout_s
+        if self._sending.acquire(timeout=timeout_s):  # who sends to a process that reads nothing waits for its end
+            self._pipe.close()
+            self._sending.release()
+        status = self._child.wait(max(0.0, deadline - time.monotonic()))
+        if status is None and self._child.kill(_CLOSE_S) is None:
+            raise CloseTimeoutError(f"replica {self._name!r} (process {self.pid}) did not end within {timeout_s} s")
+        with self._sending:
+            self._pipe.close()
 
     def _first_word(self, setup: ReplicaSetup) -> tuple[str, str]:
         """What the process says first: that its engine is loaded, or why it is not."""

@@ -36,6 +36,7 @@ from tailrace.rollout.service.book import SampleOrder
 from tailrace.rollout.service.handle import ReplicaHandle, ReplicaSetup, StartReplica
 
 _EVENTS_S = 0.5
+_SILENT_S = 10.0  # a replica whose process runs says something at least every few seconds while it has work
 _CLOSE_S = 10.0
 
 
@@ -103,7 +104,8 @@ class ServiceReplicas:
         start: starts one.
         owner: hears what becomes of samples.
         restarts: deaths of a replica, without a complete sample between them, after which it is given up.
-        still_s: seconds without a token after which an engine that has work counts as dead.
+        still_s: seconds without a token after which an engine that has work counts as dead; so does, after 10 s at least, a
+            process that says nothing at all.
     """
 
     def __init__(
@@ -185,11 +187,16 @@ class ServiceReplicas:
     async def close(self) -> None:
         """Stop all."""
         self._closing.set()
+        for replica in self.all:  # an update that waits for it is told
+            if replica.pulling is not None and not replica.pulling.done():
+                replica.pulling.set_result("the service is closed")
         await asyncio.to_thread(self._join)
 
     # -------------------------------------------------------------------------------------------------- event loop
 
     async def _pull_all(self, timeout_s: float) -> list[str]:
+        if self._closing.is_set():
+            return ["the service is closed"]
         live = [one for one in self.all if one.handle is not None and one.version != self.version]
         for replica in live:
             self._pull(replica)
@@ -311,15 +318,29 @@ class ServiceReplicas:
             self._tell(self._down, replica, start, error)
             return
         self._tell(self._up, replica, start, handle)
+        looks, grace_s = 0, _CLOSE_S
         try:
             while not self._closing.is_set() and replica.starts == start:
                 events = handle.events(_EVENTS_S)
                 if events:
                     self._tell(self._on_events, replica, start, events)
+                # Counted in looks: a service that stood still itself accuses nobody.
+                looks = 0 if events or not self._owes(replica) else looks + 1
+                if looks * _EVENTS_S >= self._patience_s(replica):
+                    grace_s = 0.0
+                    raise ReplicaCrashedError(f"it said nothing for {looks * _EVENTS_S:.0f} s: suspended or stuck")
         except Exception as error:
             self._tell(self._down, replica, start, error)
         finally:
-            _close(handle)
+            _close(handle, grace_s)
+
+    def _owes(self, replica: ServiceReplica) -> bool:
+        return bool(replica.in_flight) or replica.version is None
+
+    def _patience_s(self, replica: ServiceReplica) -> float:
+        """How long a replica with work may say nothing. While it loads weights it has nothing to say."""
+        loads_s = self._setup.pull_timeout_s if replica.version is None else 0.0
+        return max(self._still_s, _SILENT_S, loads_s)
 
     def _tell(self, what: Callable[..., None], *arguments: object) -> None:
         try:
@@ -333,8 +354,8 @@ class ServiceReplicas:
                 replica.thread.join(2 * _CLOSE_S)
 
 
-def _close(handle: ReplicaHandle) -> None:
+def _close(handle: ReplicaHandle, grace_s: float) -> None:
     with suppress(
         CloseTimeoutError
     ):  # a thread in an engine's step cannot be ended; its tokens are refused from now on
-        handle.close(_CLOSE_S)
+        handle.close(grace_s)

@@ -119,7 +119,7 @@ class StreamGenerationService:
         self._replicas: ServiceReplicas | None = None
         self._starting: asyncio.Task[ServiceReplicas] | None = None
         self._updating = asyncio.Lock()
-        self._newer = asyncio.Condition()
+        self._news = asyncio.Event()  # of a version, or the end; another one each time
         self._streams: list[Stream] = []  # in the order in which they came
         self._where: dict[str, Stream] = {}  # by sample, from its order to its end
         self._serial = itertools.count()
@@ -351,6 +351,7 @@ class StreamGenerationService:
     def down(self, error: ServiceDownError) -> None:
         """No replica is left, or the service closes: every request ends."""
         self._error = self._error or error
+        self._tell_news()
         for stream in self._streams:
             stream.fail(self._error)
 
@@ -378,15 +379,19 @@ class StreamGenerationService:
             self._weights.forget(version if failed else before)
             if failed:
                 raise UpdateFailedError(f"{failed[0]}; version {before} is served")
-        async with self._newer:
-            self._newer.notify_all()
+        self._tell_news()
+
+    def _tell_news(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
 
     async def _reach(self, version: int, timeout_s: float) -> None:
         if version <= self.version:
             return
         try:
-            async with asyncio.timeout(timeout_s), self._newer:
-                await self._newer.wait_for(lambda: self.version >= version or self._error is not None)
+            async with asyncio.timeout(timeout_s):
+                while self.version < version and self._error is None:
+                    await self._news.wait()
         except TimeoutError as error:
             raise VersionTimeoutError(
                 f"version {version} did not come within {timeout_s} s; version {self.version} is served"
