@@ -57,6 +57,18 @@ def test_a_message_that_is_too_long_is_not_sent():
     talk(ECHO, conversation, line_bytes=100)
 
 
+def test_an_end_shows_before_the_loop_has_heard_of_it():
+    async def conversation(child):
+        assert not child.ended
+        os.kill(child.pid, signal.SIGKILL)
+        wait_until(lambda: child.ended, "it does not end")  # in which the loop does nothing
+        assert child.status is None
+        assert await child.reap() == -signal.SIGKILL
+        assert child.ended
+
+    talk(ECHO, conversation)
+
+
 def test_bytes_follow_a_message():
     async def conversation(child):
         count = (await child.receive())["bytes"]

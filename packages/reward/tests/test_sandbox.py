@@ -117,6 +117,23 @@ def test_a_killed_supervisor_is_no_fault_of_the_program_and_is_replaced(backend,
     asyncio.run(run())
 
 
+def test_a_supervisor_that_died_while_it_waited_costs_no_run(backend):
+    async def run():
+        sandbox = select_sandbox(f"{backend}:1")
+        try:
+            assert (await sandbox.run("print(1)")).stdout == b"1\n"
+            (waiting,) = sandbox.pids
+            os.kill(waiting, signal.SIGKILL)
+            await _until(lambda: _gone(waiting), "the supervisor lives on")
+            found = await sandbox.run("print(2)")
+            assert (found.verdict, found.stdout) == (RunVerdict.OK, b"2\n"), found.reason
+            assert waiting not in sandbox.pids
+        finally:
+            await sandbox.close()
+
+    asyncio.run(run())
+
+
 def test_a_killed_caller_takes_everything_along(backend, tmp_path):
     code = (
         "import asyncio, sys\nfrom tailrace.reward.sandbox import select_sandbox\n"

@@ -1,6 +1,7 @@
 """Whatever a verifier does, every item gets its outcome in time, and no failure becomes a reward."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -131,6 +132,17 @@ def test_metadata_that_json_cannot_carry_is_a_failure(make_scorer):
     assert isinstance(broken, ScoringFailure)
     assert "no JSON" in broken.reason
     assert after == ScoringResult("b", 1.0)
+
+
+def test_a_worker_that_died_while_it_waited_costs_no_score(make_scorer):
+    scorer = make_scorer()
+    for _ in range(2):
+        (found,) = scorer.score([item("a", "numeric")])
+        assert isinstance(found, ScoringResult), found
+        (pid,) = scorer.pids
+        os.kill(pid, signal.SIGKILL)
+        while alive(pid):
+            time.sleep(0.01)
 
 
 def test_what_a_verifier_prints_garbles_nothing(make_scorer):

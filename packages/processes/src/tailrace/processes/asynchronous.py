@@ -99,6 +99,15 @@ class AsyncChild:
         """Its exit status, less than 0 if a signal ended it; None while it runs."""
         return self._process.returncode
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, also where the event loop has not heard of that yet."""
+        try:
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            return found is not None or self.status is not None
+        except ChildProcessError:  # it was reaped
+            return True
+
     def tell(self, message: Mapping[str, Any] | bytes) -> None:
         """Send a message as a line of JSON, or bytes as they are, without waiting until it takes them.
 

@@ -111,6 +111,7 @@ class VerifierWorker:
     async def _load(self, name: str) -> float | None:
         """Import a verifier, which has a deadline of its own. Returns the CPU budget that it declares."""
         if self._process.pid is None:
+            await self._process.stop()  # one that ended while nothing was asked owes no reply
             self._loaded.clear()
         if name not in self._loaded:
             reply = await self._process.ask({"load": name}, self._settings.start_timeout_s, f"loading {name!r}")

@@ -33,7 +33,7 @@ class WorkerProcess:
     @property
     def pid(self) -> int | None:
         """The process's id while it runs."""
-        return None if self._child is None else self._child.pid
+        return None if self._child is None or self._child.ended else self._child.pid
 
     async def ask(self, request: Mapping[str, Any], timeout_s: float | None, what: str) -> dict[str, Any]:
         """The reply to a request.

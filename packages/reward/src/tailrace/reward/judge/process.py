@@ -150,6 +150,8 @@ class JudgeProcess:
 
     async def _running(self) -> WorkerProcess:
         async with self._starting:
+            if self._child is not None and self._child.pid is None:  # it ended while nothing was asked
+                await self._end_child()
             if self._child is None:
                 self._open()
                 self._loading = asyncio.create_task(_started(self._config, self._start_timeout_s))

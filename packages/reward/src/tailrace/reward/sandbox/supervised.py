@@ -2,7 +2,7 @@
 
 Consumes: calls of `run`. Waits for: a free supervisor, then its reply, with a deadline past the program's own.
 Yields: a `ProgramRun` for each call. A supervisor that dies or does not answer is replaced, and its program's run is an
-infrastructure failure.
+infrastructure failure; but for one that died while it waited for a program, which another one runs.
 """
 
 from __future__ import annotations
@@ -70,25 +70,29 @@ class SupervisedSandbox:
             raise RuntimeError("the sandbox is closed; make a new one")
         source = program.encode("utf-8", "surrogatepass")
         async with self._free:
-            supervisor = None
-            try:
-                supervisor = self._idle.pop() if self._idle else await _Supervisor.start(self._launcher, self._modules)
-                self._busy.add(supervisor)
-                async with asyncio.timeout(limits.wall_s + _GRACE_S):
-                    found = await supervisor.ask(request(source, stdin, limits), self.name)
-            except (OSError, EOFError, TimeoutError, ValueError) as error:
-                if supervisor is not None:
-                    await supervisor.stop()
-                return _failed(self.name, f"the sandbox's supervisor failed: {type(error).__name__}: {error}")
-            except asyncio.CancelledError:
-                if supervisor is not None:
-                    await asyncio.shield(supervisor.stop())
-                raise
-            finally:
-                if supervisor is not None:
-                    self._busy.discard(supervisor)
-            await self._put_back(supervisor)
-            return found
+            while True:
+                supervisor, waited = None, bool(self._idle)
+                try:
+                    supervisor = self._idle.pop() if waited else await _Supervisor.start(self._launcher, self._modules)
+                    self._busy.add(supervisor)
+                    async with asyncio.timeout(limits.wall_s + _GRACE_S):
+                        found = await supervisor.ask(request(source, stdin, limits), self.name)
+                except (OSError, EOFError, TimeoutError, ValueError) as error:
+                    if supervisor is not None:
+                        await supervisor.stop()
+                        late = self._closed or isinstance(error, TimeoutError)
+                        if waited and not supervisor.began and not late:  # it ended before, and the program did not run
+                            continue
+                    return _failed(self.name, f"the sandbox's supervisor failed: {type(error).__name__}: {error}")
+                except asyncio.CancelledError:
+                    if supervisor is not None:
+                        await asyncio.shield(supervisor.stop())
+                    raise
+                finally:
+                    if supervisor is not None:
+                        self._busy.discard(supervisor)
+                await self._put_back(supervisor)
+                return found
 
     async def _put_back(self, supervisor: _Supervisor) -> None:
         if self._closed:
@@ -126,6 +130,11 @@ class _Supervisor:
     @property
     def pid(self) -> int:
         return self._child.pid
+
+    @property
+    def began(self) -> bool:
+        """Whether it has started a program that has not ended."""
+        return self._group is not None
 
     async def ask(self, asked: bytes, isolation: str) -> ProgramRun:
         await self._child.send(asked)
