@@ -25,7 +25,7 @@ from tailrace.rollout import (
     select_engine,
     vllm_versions,
 )
-from tailrace.rollout.model_files import parameter_names
+from tailrace.rollout.model_files import parameter_names, tied_names
 from tailrace.rollout.options import CacheShape
 from tailrace.rollout.testing import FakeEngine, save_tiny_model
 
@@ -141,6 +141,21 @@ def test_parameter_names_are_the_models(tmp_path):
     pytest.importorskip("transformers")
     model = save_tiny_model(tmp_path, seed=0)
     assert parameter_names(str(tmp_path)) == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("says", "output", "tied"),
+    [({}, False, True), ({}, True, False), ({"tie_word_embeddings": True}, True, True),
+     ({"tie_word_embeddings": False}, False, False)],
+)  # fmt: skip
+def test_an_output_layer_is_the_embedding_where_the_files_have_none_and_the_configuration_says_nothing(
+    tmp_path, says, output, tied
+):
+    (tmp_path / "config.json").write_text(json.dumps(says))
+    names = ["model.embed_tokens.weight", *(["lm_head.weight"] if output else [])]
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, "a")}))
+    assert tied_names(str(tmp_path)) == ({"lm_head.weight"} if tied else set())
+    assert parameter_names(str(tmp_path)) == {*names} - tied_names(str(tmp_path))
 
 
 def test_the_cpu_cache_holds_the_batch_up_to_a_ceiling_and_at_least_one_request(tmp_path):

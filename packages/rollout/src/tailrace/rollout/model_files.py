@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 from tailrace.rollout.errors import ModelLoadError
 
 _HEADER_CEILING_BYTES = 100 << 20
+_OUTPUT = "lm_head.weight"
 _STACKED = {".experts.gate_up_proj": ("gate_proj", "up_proj"), ".experts.down_proj": ("down_proj",)}
 
 
@@ -22,21 +23,24 @@ def parameter_names(model_path: str) -> frozenset[str]:
     Raises:
         ModelLoadError: a file exists and cannot be read.
     """
+    return _names(model_path) - tied_names(model_path)
+
+
+def _names(model_path: str) -> frozenset[str]:
     directory = Path(model_path)
     try:
         index = directory / "model.safetensors.index.json"
         if index.is_file():
-            names = set(json.loads(index.read_text())["weight_map"])
-        else:
-            names = set()
-            for path in sorted(directory.glob("*.safetensors")):
-                with path.open("rb") as file:
-                    names |= _header(file).keys()
+            return frozenset(json.loads(index.read_text())["weight_map"])
+        names = set[str]()
+        for path in sorted(directory.glob("*.safetensors")):
+            with path.open("rb") as file:
+                names |= _header(file).keys()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(
             f"cannot read the parameter names of {directory}: {type(error).__name__}: {error}"
         ) from error
-    return frozenset(names) - tied_names(model_path)
+    return frozenset(names)
 
 
 def parameter_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
@@ -77,10 +81,16 @@ def lacking(expected: Iterable[str], arrived: Mapping[str, Sequence[int]]) -> li
 def tied_names(model_path: str) -> frozenset[str]:
     """Names that may come with a model's weights and are not needed: its output layer, if that is the embedding.
 
+    Where ``config.json`` does not say so, as Gemma's, for whose class it is the rule, it is if the files have no output layer.
+
     Raises:
-        ModelLoadError: ``config.json`` cannot be read.
+        ModelLoadError: ``config.json``, or a file with the names, cannot be read.
     """
-    return frozenset({"lm_head.weight"} if configuration(model_path).get("tie_word_embeddings") else ())
+    tied = configuration(model_path).get("tie_word_embeddings")
+    if tied is None:
+        names = _names(model_path)
+        tied = bool(names) and _OUTPUT not in names
+    return frozenset({_OUTPUT} if tied else ())
 
 
 def end_tokens(model_path: str) -> tuple[int, ...]:
