@@ -1,5 +1,6 @@
 """Verifiers give 0.0 to a wrong answer, whatever it looks like, and raise only when they cannot judge."""
 
+import contextlib
 from fractions import Fraction
 
 import pytest
@@ -141,6 +142,76 @@ def test_a_gym_scorer_that_raises_on_a_malformed_answer_gives_zero():
     metadata = {"dataset": "prime_factorization", "entry": item["metadata"]}
     assert reasoning_gym_verifier("<answer>bl{a</answer>", item["answer"], metadata) == 0.0
     assert reasoning_gym_verifier(f"<answer>{item['answer']}</answer>", item["answer"], metadata) == 1.0
+
+
+EVALUATING = ("binary_matrix", "countdown", "intermediate_integration", "n_queens", "number_sorting")
+EVALUATING += ("polynomial_multiplication", "puzzle24", "simple_integration", "spiral_matrix", "string_insertion")
+
+
+@pytest.mark.deep(every=2)
+@pytest.mark.parametrize("dataset", EVALUATING)
+def test_a_gym_scorer_runs_nothing_that_a_model_or_a_row_says(dataset, tmp_path):
+    import reasoning_gym
+
+    item = reasoning_gym.create_dataset(dataset, size=1, seed=1)[0]
+    metadata = {"dataset": dataset, "entry": item["metadata"], "partial": True}
+    right = item["metadata"].get("expression") or item["answer"]
+    assert reasoning_gym_verifier(f"<answer>{right}</answer>", item["answer"], metadata) == 1.0
+    made = tmp_path / "made"
+    for call in (f"__import__('pathlib').Path({str(made)!r}).touch()", f"open({str(made)!r}, 'w')"):
+        for said in (
+            call,
+            f"[{call}]",
+            f"[]+[{call}]",
+            f"sin({call!r})",
+            f"[n for n in [{call}]]",
+            f"24 + 0*bool({call})",
+        ):
+            assert reasoning_gym_verifier(f"<answer>{said}</answer>", item["answer"], metadata) < 0.1
+            row = metadata | {"entry": item["metadata"] | {"integrand": said}}
+            with contextlib.suppress(ScoringError):  # it is our failure, and no run of it
+                reasoning_gym_verifier(f"<answer>{right}</answer>", said, row)
+    assert not made.exists()
+
+
+def test_gym_scorers_read_what_people_write():
+    from tailrace.reward.gym import evaluated, import_reasoning_gym, parsed
+
+    import_reasoning_gym()
+    assert evaluated(" [['Q', '_'], (-1, 2.5, 0x10 << 3)]") == [["Q", "_"], (-1, 2.5, 128)]
+    assert parsed("(3 + 4)*5 - 6/2") == 32
+    assert (
+        str(parsed("2*x**3/3 + exp(2*x)*sin(x) - log(x + 1)**-2 + C"))
+        == "C + 2*x**3/3 + exp(2*x)*sin(x) - 1/log(x + 1)**2"
+    )
+    for said in (
+        "9**9**9",
+        "1 << 99999",
+        "'a'*9999999",
+        "[0]*9999999",
+        "2**-'a'",
+        "x",
+        "(",
+        "(" * 999,
+        "1+" * 9999,
+        "[*range(9)]",
+    ):
+        with pytest.raises(ValueError, match="expected literals alone"):
+            evaluated(said)
+    for said in (
+        "9**9**9",
+        "x.args",
+        "S('1')",
+        "exp('1')",
+        "__import__",
+        "lambda: 1",
+        "N(1, n=9)",
+        "x[0]",
+        "(yield)",
+        "x := 1",
+    ):
+        with pytest.raises(ValueError, match="expected a formula alone"):
+            parsed(said)
 
 
 def test_metadata_that_a_gym_scorer_cannot_use_is_our_failure():
