@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.reward.extraction import boxed, boxes, final_answer, last_number, tagged
+from tailrace.reward import load_verifier
+from tailrace.reward.extraction import boxed, boxes, final_answer, last_number, solution_answer, tagged
 
 MARKUP = st.lists(
     st.sampled_from(
@@ -86,3 +87,13 @@ def test_all_boxes(text, found):
 )
 def test_the_last_number(text, found):
     assert last_number(text) == found
+
+
+def test_an_answer_behind_marks_is_found_at_once_among_a_million_spaces():
+    """A look at each of them from each of them takes an hour."""
+    spaces = " " * 1_000_000
+    assert solution_answer(f"1 + 1\n#### 2 {spaces}\n{spaces}") == "2"
+    assert solution_answer(f"#### 2{spaces}b\nb") == f"#### 2{spaces}b\nb"
+    math = load_verifier("math")
+    assert math(f"#### 2{spaces}\nbecause", "2", {}) == 1.0
+    assert math(f"#### a{spaces}b", "2", {}) == 0.0

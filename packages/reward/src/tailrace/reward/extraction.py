@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _BOXED = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
-_SOLUTION = re.compile(r"(?:^|\n)[ \t]*####[ \t]*(\S[^\n]*)\s*$")
+_SOLUTION = re.compile(r"(?:^|\n)[ \t]*####[ \t]*(\S[^\n]*)$")
 # A number as people write it: sign, thousands separators, decimals, exponent, or a fraction of two integers.
 _NUMBER = re.compile(
     r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+|\s?/\s?\d+)?|[-+]?\.\d+(?:[eE][-+]?\d+)?"
@@ -51,7 +51,7 @@ def unboxed(text: str) -> str:
 
 def solution_answer(answer: str) -> str:
     """What a reference answer asks for: what stands behind ``####`` in the last line, as in GSM8K, else all of it."""
-    found = _SOLUTION.search(answer)
+    found = _SOLUTION.search(answer.rstrip())
     return answer if found is None else found[1].strip()
 
 

@@ -86,8 +86,12 @@ class Judge:
         with extra("tailrace-reward", "judge"):
             from tailrace.reward.judge.loading import answer_tokens, load_model, read_tokenizer
         self._tokenizer: Any = read_tokenizer(config)
+        # Some models' marks of turns are no special tokens to their tokenizer (DeepSeek-R1's); their chat template has them.
+        marks = str(self._tokenizer.chat_template) if config.chat else ""
         self._special = [
-            token.content for token in self._tokenizer.added_tokens_decoder.values() if token.special and token.content
+            token.content
+            for token in self._tokenizer.added_tokens_decoder.values()
+            if token.content.strip() and (token.special or token.content in marks)
         ]
         self._yes, self._no = answer_tokens(self._tokenizer, config)
         self._loaded: JudgeModel = load_model(config)
@@ -136,8 +140,8 @@ class Judge:
         return self._loaded.streamer.sizes.device_bytes(resident_layers) + self.activation_bytes(items, tokens)
 
     def tokens(self, item: JudgeItem) -> list[int]:
-        """An item in the judge's template, as token ids. Special tokens of the model in a field's text are broken up, so that
-        a response cannot end its own message and speak for the judge."""
+        """An item in the judge's template, as token ids. Special tokens of the model in a field's text, and those of its chat
+        template, are broken up, so that a response cannot end its own message and speak for the judge."""
         text = self._template.render(item, self._guarded)
         if not self.config.chat:
             return list(self._tokenizer.encode(text))

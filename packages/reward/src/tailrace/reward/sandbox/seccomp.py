@@ -57,8 +57,13 @@ _ONLY_ONESELF = {
     "prlimit64": (302, 261), "sched_setaffinity": (203, 122), "sched_setattr": (314, 274),
     "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
 }  # fmt: skip
-# By their second argument: F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY; FIOSETOWN, SIOCSPGRP.
-_DENIED_COMMANDS = {(72, 25): (8, 10, 15, 1024, 1026), (16, 29): (0x8901, 0x8902)}
+# By their second argument. Of fcntl: what copies and marks descriptors, locks, and asks; pipes' sizes. Of ioctl: whether it is
+# a terminal, its size and group, bytes that wait, FIONBIO, FIONCLEX, FIOCLEX, FICLONE. Others change files that are open to be
+# read (flags, an attribute of the file system, a lease), or say who gets a signal.
+_ALLOWED_COMMANDS = {
+    (72, 25): (*range(8), 9, 11, 16, 36, 37, 38, 1025, 1030, 1031, 1032, 1034),
+    (16, 29): (0x5401, 0x802C542A, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x40049409),
+}
 _KILL_ONE = {"kill": (62, 129), "tkill": (200, 130), "rt_sigqueueinfo": (129, 138)}
 _KILL_THREAD = {"tgkill": (234, 131), "rt_tgsigqueueinfo": (297, 240)}
 _PIDFD_SEND_SIGNAL = (424, 424)
@@ -162,10 +167,10 @@ def program_filter() -> bytes:
         (_RETURN, 0, 0, deny),
     ]
     code += _if_call(_SETPRIORITY[column], itself)
-    for numbers, commands in _DENIED_COMMANDS.items():
+    for numbers, commands in _ALLOWED_COMMANDS.items():
         body = [(_LOAD, 0, 0, _ARGS_AT + 8)]
         body += [(_JEQ, len(commands) - place, 0, command) for place, command in enumerate(commands)]
-        code += _if_call(numbers[column], [*body, (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, deny)])
+        code += _if_call(numbers[column], [*body, (_RETURN, 0, 0, deny)])
     for calls, answer in ((_IDLE, _ERRNO), (DENIED_CALLS, deny)):
         for each in calls.values():
             if (number := each[column]) is not None:

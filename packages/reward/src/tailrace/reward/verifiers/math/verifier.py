@@ -81,7 +81,7 @@ CPU_BUDGET_S = 2.0
 _MAX_ANSWER = 1000  # letters; a longer answer is right only if it is the reference's text
 _MAX_PARTS = 64
 _BEGUN = re.compile(r"<answer>|\\(?:boxed|fbox|framebox)\s*\{")
-_HEADED = re.compile(r"^[ \t]*####[ \t]*(\S[^\n]*?)\s*$", re.M)
+_HEADED = re.compile(r"^[ \t]*####[ \t]*(\S[^\n]*)$", re.M)
 _EMPHASIS = re.compile(
     r"(?<![A-Za-z0-9_)*])(\*{1,3})(?=[^\s*])([^*\n]+)(?<=\S)\1(?![A-Za-z0-9_(*])"
     r"|(?<![A-Za-z0-9_])(__|_|`)(?=[^\s_])([^_`\n]+)(?<=\S)\3(?![A-Za-z0-9_])"
@@ -133,7 +133,7 @@ def _unmarked(response: str) -> str | None:
         return None
     for headed in reversed([*_HEADED.finditer(response)]):
         if value(quantity(plain(headed[1]))[0]) is not None:
-            return str(headed[1])
+            return str(headed[1]).rstrip()
     response = _STYLE.sub(r"\1", _EMPHASIS.sub(lambda found: f"{found[2] or found[4]} ", response))
     number = last_number(response)
     if number is None:
