@@ -77,15 +77,22 @@ def test_the_panel_shows_what_a_person_wants_to_know():
 
 
 def test_what_others_wrote_cannot_act_on_the_terminal(capsys):
-    """Incidents of the display and of plain lines, complaints, and what a controller printed."""
+    """What a status says, incidents in plain lines, complaints, and what a controller printed."""
     hostile = "\x1b]0;title\x07\x1b[2J\rtailrace: all is well\u202e"
     escaped = r"\x1b]0;title\x07\x1b[2J\rtailrace: all is well\u202e"
     written = []
     RunLines(written.append)(training(incidents=[{"wall_s": 1.0, "text": hostile}], incidents_total=1))
     assert written[0].endswith(escaped)
     console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
-    console.print(view(training(incidents=[{"wall_s": 1.0, "text": hostile}]), alive=True))
-    assert escaped in console.file.getvalue()  # type: ignore[attr-defined]
+    texts = {"incidents": [{"wall_s": 1.0, "text": hostile}], "notes": [hostile], "relays": {hostile: hostile}}
+    waits = [{"for": hostile, "waited_s": 31.0, "left_s": 600.0}]
+    member = {"role": hostile, "id": hostile, "machine": hostile, "reason": hostile, "health": hostile, "doing": "idle"}
+    replica = {"id": hostile, "doing": hostile, "version": None, "trajectories": 0, "kv": 0.0}
+    members = {"given_up": [member], "down": [member], "replicas": [replica], "waits": waits}
+    for over in (False, True):
+        told = training(**texts, **members, app=hostile, trainer=hostile, warning=hostile, run_dir=hostile, over=over)
+        console.print(view(told, alive=True), view(told, alive=False))
+    assert console.file.getvalue().count(escaped) > 20  # type: ignore[attr-defined]
     assert "\x1b]" not in console.file.getvalue()  # type: ignore[attr-defined]
     complain(f"no such verifier: {hostile}")
     assert capsys.readouterr().err == f"tailrace: no such verifier: {escaped}\n"

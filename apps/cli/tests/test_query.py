@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -125,6 +126,23 @@ def test_without_a_query_the_tables_are_told(run, capsys, sql):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["steps", "evaluations", "trajectories", "events", "commands"]
     assert lines[3].endswith("rows): t, instant, kind, data")
+
+
+def test_a_terminal_carries_out_nothing_that_a_run_says(run, capsys, monkeypatch, tmp_path):
+    clear = "\x1b[2J"
+    other = shutil.copytree(run, tmp_path / "run")
+    with (other / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "step", clear: 1}) + "\n")
+    query = "SELECT chr(27) || '[2J' AS \"a\x1b\""
+    assert asked(capsys, run, query, "--csv") == f"a\x1b\r\n{clear}\r\n"  # a file has it as it is
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    for words in (["query", str(run), query, "--csv"], ["query", str(run), query], ["query", str(other)]):
+        assert main(words) == 0
+        said = capsys.readouterr().out
+        assert r"\x1b" in said
+        assert clear not in said
+        assert "a\x1b" not in said
 
 
 def test_forms(run, capsys):

@@ -52,6 +52,8 @@ def test_a_program_is_run(works, program, capsys):
     assert (said["verdict"], said["exit_code"], said["stdout"], said["limit"]) == ("error", 3, "hi\n", None)
     assert main(["sandbox", "run", file]) == 0
     assert capsys.readouterr().out.splitlines()[:1] == ["hi"]
+    assert main(["sandbox", "run", program(rb"print('\x1b]0;title\x07\tone\ntwo')")]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == ["\\x1b]0;title\\x07\tone", "two"]
     options = ["--cpu-s", "0.3", "--wall-s", "2", "--memory-mib", "64", "--json"]
     assert main(["sandbox", "run", program(b"while True: pass"), *options]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "over-budget"

@@ -65,7 +65,7 @@ def test_a_steady_simulation_has_as_many_steps_as_its_configuration(tmp_path):
 
 def test_it_says_where_serves_and_ends_with_ctrl_c(run):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    process, url = watching(run)
+    process, url = watching(run, "--no-token")
     with urllib.request.urlopen(f"{url}api/frame", timeout=60) as answer:
         frame = json.load(answer)
     assert frame["about"]["run"] == run.name
@@ -74,8 +74,8 @@ def test_it_says_where_serves_and_ends_with_ctrl_c(run):
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_with_a_token_only_its_address_opens(run):
-    process, url = watching(run, "--token")
+def test_only_the_address_with_the_token_opens(run):
+    process, url = watching(run)
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", url)
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(url.partition("?")[0] + "api/frame", timeout=60)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import stat
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -219,3 +220,23 @@ def test_other_backends_refuse_it_by_name(backend):
 def test_counts_of_a_batch_with_several_steps_are_the_last():
     first, second = ({"compiled_graphs": 3.0, "recompiles": count, "trajectories": 1.0} for count in (1.0, 2.0))
     assert merge_metrics([first, second]) == {"compiled_graphs": 3.0, "recompiles": 2.0, "trajectories": 2.0}
+
+
+def test_compiled_code_is_taken_from_no_directory_to_which_others_may_write(tmp_path, monkeypatch):
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    compiled.compile_layers([], on=True)
+    place = Path(default_cache_dir())
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    compiled.compile_layers([], on=True)
+    place.chmod(0o777)
+    with pytest.raises(TrainerConfigError, match="to which other users may write"):
+        compiled.compile_layers([], on=True)
+    place.rename(tmp_path / "theirs").chmod(0o700)
+    place.symlink_to(tmp_path / "theirs")
+    with pytest.raises(TrainerConfigError, match="to which other users may write"):
+        compiled.compile_layers([], on=True)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(place))
+    compiled.compile_layers([], on=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.contracts import Experience, FinishReason, Segment
+from tailrace.contracts import Experience, FinishReason, PackedTokens, Segment
 from tailrace.trajstore import (
     Assignment,
     PartialDelta,
@@ -22,7 +22,7 @@ from tailrace.trajstore import (
     UnknownTrajectoryError,
     read_trained,
 )
-from tailrace.trajstore.archive import find_trained, read_ends, write_parquet
+from tailrace.trajstore.archive import MAGIC, find_trained, read_ends, record, write_parquet
 
 STOP = FinishReason.STOP
 
@@ -362,3 +362,23 @@ def test_a_file_that_is_being_written_has_the_rows_that_are_whole(tmp_path, name
     assert seen == {0, 1, 2}
     part.write_bytes(data[:-1])
     assert write_parquet(part, tmp_path / "part.parquet", growing=True) == 1
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [[[0, 10**6, 0]], [[0, 10**6, 0], [0, 2 - 10**6, 0]], [[0, 1, 0]], [[0, 2.0, 0]], [[0, "2", 0]], [[2]], 7],
+)
+def test_an_archive_of_somebody_elses_takes_no_memory_beyond_its_size(tmp_path, spans):
+    archive = tmp_path / "trained.packed"
+    header = {"trajectory": "a", "consumed_version": 1, "metadata": {}, "spans": [[0, 1, 0], [1, 1, 1]]}
+    tokens = PackedTokens(bytes(4), bytes(8), bytes(8))
+    archive.write_bytes(MAGIC + record(header, tokens))
+    assert find_trained(archive, "a")["versions"] == [0, 1]
+    archive.write_bytes(MAGIC + record(header | {"spans": spans}, tokens))
+    for read in (
+        lambda: list(read_trained(archive)),
+        lambda: find_trained(archive, "a"),
+        lambda: read_ends(archive, 1),
+    ):
+        with pytest.raises(StoreFormatError, match="record 1: found other spans than of its 2 tokens"):
+            read()

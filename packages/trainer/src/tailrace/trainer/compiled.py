@@ -14,10 +14,12 @@ import json
 import os
 import random
 import shutil
+import stat
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
@@ -63,16 +65,42 @@ def compile_layers(layers: Iterable[nn.Module], *, on: bool, backend: str = "") 
         layers: the layers.
         on: whether.
         backend: what compiles graphs; empty: `BACKEND`.
+
+    Raises:
+        TrainerConfigError: other users of the machine may write to the directory from which torch takes compiled code.
     """
     import torch._inductor.config as settings
 
     settings.compile_threads = 1  # in this process: others would outlive one that is killed
     if on:
+        _check_cache()
         leave_uncompiled()
     for layer in layers:
         layer.__dict__.pop("forward", None)
         if on:
             layer.__dict__["forward"] = torch.compile(layer.forward, dynamic=True, backend=backend or BACKEND)
+
+
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def _check_cache() -> None:
+    """Refuse torch's own choice of a directory for compiled code, which it runs, if it is not this user's alone.
+
+    Its name in the temporary directory is known: everybody may make it first.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    if _CACHE in os.environ:
+        return
+    path = Path(default_cache_dir())
+    with suppress(FileExistsError):
+        path.mkdir(mode=stat.S_IRWXU)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise TrainerConfigError(
+            f"found {path}, to which other users may write, expected a directory of this user's for compiled code: set {_CACHE}"
+        )
 
 
 def compilations(device: torch.device) -> dict[str, float]:

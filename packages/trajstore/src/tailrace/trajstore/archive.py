@@ -179,6 +179,8 @@ def _of_record(
         return row
     ends = [sum(sizes[:count]) for count in range(1, 5)]
     prompt, ids, values = (body[start:end] for start, end in pairwise(ends))
+    if not _covers(spans, len(ids) // 4):
+        raise StoreFormatError(f"{path}, record {number}: found other spans than of its {len(ids) // 4} tokens")
     return row | {
         "prompt": list(unpack_tokens(prompt)),
         "tokens": list(unpack_tokens(ids)),
@@ -186,6 +188,15 @@ def _of_record(
         "logprobs": list(unpack_logprobs(values, len(ids) // 4)),
         **answered(spans),
     }
+
+
+def _covers(spans: Any, tokens: int) -> bool:
+    """Whether spans are of just so many tokens: a file of somebody else's may say any number, and each makes an entry."""
+    try:
+        counts = [count for _, count, _ in spans]
+        return all(type(count) is int and count >= 0 for count in counts) and sum(counts) == tokens
+    except (TypeError, ValueError):
+        return False
 
 
 def answered(spans: Iterable[tuple[int, int, int]]) -> dict[str, Any]:

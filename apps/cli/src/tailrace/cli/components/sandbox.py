@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 
 from tailrace.cli.errors import FAILED, WRONG, CommandError
+from tailrace.contracts import shown
 from tailrace.reward.sandbox import AUTOMATIC, Limits, Probe, ProgramRun, RunVerdict, probe_sandbox, select_sandbox
 
 
@@ -78,4 +79,5 @@ def _as_text(ended: ProgramRun) -> str:
     code = f", exit code {ended.exit_code}" if ended.exit_code is not None else ""
     why = f" ({ended.reason})" if ended.reason else ""
     end = f"{how}{code}{why}; {ended.cpu_s:.2f} s of CPU in {ended.wall_s:.2f} s, in {ended.isolation}"
-    return "".join(f"{part.rstrip()}\n" for part in parts if part.strip()) + end
+    lines = [shown(part.rstrip(), keep="\n\t") for part in parts if part.strip()]
+    return "\n".join([*lines, end])

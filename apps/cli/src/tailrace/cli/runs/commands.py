@@ -145,8 +145,12 @@ def watch_command(
         ),
     ] = "127.0.0.1",
     token: Annotated[
-        bool, typer.Option("--token", help="Ask for a token on loopback too: other users of this machine reach that.")
-    ] = False,
+        bool,
+        typer.Option(
+            "--token/--no-token",
+            help="Whether each reader on loopback needs the token: other users of this machine reach that.",
+        ),
+    ] = True,
     speed: Annotated[
         float | None,
         typer.Option("--speed", metavar="N", min=0.001, help="Replay the log, so many of its seconds in one."),

@@ -13,7 +13,8 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -180,7 +181,7 @@ def _batches(database: Any) -> Iterator[tuple[Any, ...]]:
 def _show_tables(database: Any) -> None:
     for name in (*_COLUMNS, *_OF_INSTANTS):
         (count,) = database.execute(f"SELECT count(*) FROM {name}").fetchone()  # noqa: S608 - names of ours
-        columns = ", ".join(row[0] for row in database.execute(f"DESCRIBE {name}").fetchall())
+        columns = ", ".join(shown(row[0]) for row in database.execute(f"DESCRIBE {name}").fetchall())
         print(f"{name} ({count:,} rows): {columns}")
 
 
@@ -193,8 +194,8 @@ def _print(names: list[str], rows: Iterator[tuple[Any, ...]], form: Form) -> Non
         return
     if form == "csv":
         writer = csv.writer(sys.stdout)
-        writer.writerow(names)
-        writer.writerows(rows)
+        lines = chain([names], rows)
+        writer.writerows(map(_on_screen, lines) if sys.stdout.isatty() else lines)
         return
     table, count = Table(box=box.SIMPLE, pad_edge=False), 0
     for name in names:
@@ -206,6 +207,11 @@ def _print(names: list[str], rows: Iterator[tuple[Any, ...]], form: Form) -> Non
     Console().print(table)
     if count > MOST_SHOWN:
         print(f"{count:,} rows, of which the first {MOST_SHOWN} are shown; --json and --csv have all")
+
+
+def _on_screen(row: Sequence[Any]) -> list[Any]:
+    """A row whose texts do nothing to a terminal."""
+    return [shown(value) if isinstance(value, str) else value for value in row]
 
 
 def _cell(value: object) -> str:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from tailrace.cli.json_text import json_text
 from tailrace.cli.runs.display import clock, incident_line, panel
+from tailrace.contracts import shown
 from tailrace.pipeline.errors import RunDirectoryError, resume_command
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.figures.status import RunStatus
@@ -81,11 +82,21 @@ def read_status(directory: RunDirectory) -> RunStatus:
 
 
 def view(found: RunStatus, *, alive: bool) -> RenderableType:
-    """The display, and whether the run's process lives."""
+    """The display, and whether the run's process lives. A terminal carries out none of its texts: the run may be anybody's."""
+    found = RunStatus(**_plain(dataclasses.asdict(found)))
     age_s = max(0.0, time.time() - found.updated_at)
     wall_s = found.wall_s + (age_s if alive and not found.simulated else 0.0)
     last = [Text(incident_line(incident), style="yellow") for incident in found.incidents[-LAST_INCIDENTS:]]
     return Group(panel(found, wall_s=wall_s), *([Text(), *last] if last else []), Text(), _life(found, alive, age_s))
+
+
+def _plain(value: Any) -> Any:
+    """Plain data whose texts do nothing to a terminal."""
+    if isinstance(value, dict):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return shown(value) if isinstance(value, str) else value
 
 
 def _life(found: RunStatus, alive: bool, age_s: float) -> Text:

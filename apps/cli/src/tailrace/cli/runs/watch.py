@@ -49,7 +49,7 @@ class WatchOptions:
     run: Path | None = None
     host: str = "127.0.0.1"
     port: int = 0
-    token: bool = False
+    token: bool = True
     speed: float | None = None
     demo: bool = False
 

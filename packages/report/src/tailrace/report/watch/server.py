@@ -1,8 +1,9 @@
 """The page over HTTP: one HTML file, one script, one style, and three paths that answer with JSON. All only read.
 
 Whoever can reach the port sees prompts and responses. So it listens on loopback unless another host is asked for, and then
-every request needs a token. A page of another site that a browser shows cannot ask: the headers ``Host``, ``Origin`` and
-``Sec-Fetch-Site`` must be this server's own, which a name that was bound to 127.0.0.1 afterwards (DNS rebinding) is not.
+every request needs a token; `tailrace watch` asks for one on loopback too, which other users of the machine reach. A page of
+another site that a browser shows cannot ask: the headers ``Host``, ``Origin`` and ``Sec-Fetch-Site`` must be this server's own,
+which a name that was bound to 127.0.0.1 afterwards (DNS rebinding) is not.
 """
 
 from __future__ import annotations
