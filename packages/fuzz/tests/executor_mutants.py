@@ -101,6 +101,11 @@ def _a_stale_heartbeat(patch):
     patch.setattr(HeartbeatMonitor, "beat", beat)
 
 
+def _a_heartbeat_that_nobody_notes(patch):
+    """Whoever answers counts as silent all the same, and is replaced again and again."""
+    patch.setattr(HeartbeatMonitor, "beat", lambda monitor, member, now: member in monitor.members)
+
+
 def _commands_in_another_order(patch):
     """Commands of one instant go out last first."""
     put = Executor._send
@@ -151,6 +156,7 @@ EXECUTOR_MUTANTS = {
     "a discard forgotten on resume": Mutant(_a_discard_forgotten_on_resume, ANY),
     "a chain that keeps a dead relay": Mutant(_a_chain_that_keeps_a_dead_relay, ANY),
     "a stale heartbeat": Mutant(_a_stale_heartbeat, ANY),
+    "a heartbeat that nobody notes": Mutant(_a_heartbeat_that_nobody_notes, (PROGRESS,)),
     "commands in another order": Mutant(_commands_in_another_order, ANY),
     "a checkpoint without deadline": Mutant(_a_checkpoint_without_deadline, (PROGRESS,)),
     "waits of the dead": Mutant(_waits_of_the_dead, (PROGRESS,)),

@@ -58,6 +58,7 @@ FIRST = {
     "no epoch": 93,
     "the dead among the living": 1681,
     "a stale heartbeat": 4,
+    "a heartbeat that nobody notes": 2,
     "commands in another order": 26,
     "answers that nobody waits for": 127,
     "a call without deadline": 8,

@@ -83,9 +83,7 @@ class Checker:
             for take in self._on_event.get(type(event), ()):
                 take(event)  # type: ignore[operator]
             self.progress.seen(event, now)
-            if isinstance(event, c.Down) and event.reason.startswith("silent for"):
-                self._check_silent(event)
-            elif isinstance(event, c.Down) and event.reason.startswith("waited "):
+            if isinstance(event, c.Down) and event.reason.startswith("waited "):
                 self._check_late(event)
             elif isinstance(event, c.Attached):
                 _check_attached(events, commands, self._held)
@@ -118,10 +116,12 @@ class Checker:
             self.progress.gave_up(controller.failure)
         self._rebuilt(from_file=False)
 
-    def _check_silent(self, event: c.Down) -> None:
-        if (event.role, event.id) not in self.silenced:
+    def _check_silent(self, command: c.Restart | c.Stop) -> None:
+        """Detection says who is silent, and no `Down` tells of it: who takes the member's place, or ends it, does."""
+        silent = command.reason.why in (c.Why.SILENT, c.Why.MACHINE_SILENT)
+        if silent and (command.role, command.id) not in self.silenced:
             raise InvariantError(
-                PROGRESS, f"{event.role} {event.id} is taken for silent, but nothing kept it from answering"
+                PROGRESS, f"{command.role} {command.id} is taken for silent, but nothing kept it from answering"
             )
 
     def _check_late(self, event: c.Down) -> None:
@@ -188,10 +188,12 @@ class Checker:
         elif isinstance(command, c.Pull):
             self.versions.pull(command, controller)
         elif isinstance(command, c.Restart):
+            self._check_silent(command)
             self.versions.restart(command)
             self.devices.restart(command, controller)
             self.turns.ends(command)
         elif isinstance(command, c.Stop):
+            self._check_silent(command)
             self.versions.stop(command)
             self.turns.ends(command)
         elif isinstance(command, c.Resize):
