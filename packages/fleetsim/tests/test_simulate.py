@@ -2,9 +2,12 @@
 
 import pytest
 
-from tailrace.contracts import Finished, Stepped
+from tailrace.contracts import Accumulate, Accumulated, Finished, Step, Stepped
 from tailrace.fleetsim import simulate
-from tailrace.pipeline.config.loading import validate
+from tailrace.fleetsim.fleet.build import build_fleet
+from tailrace.fleetsim.host.simulator import Simulation
+from tailrace.pipeline.config.loading import merge, validate
+from tailrace.pipeline.run.figures.rounds import RoundFigures
 
 FLEET = {
     "model": "Qwen2.5-7B",
@@ -157,3 +160,48 @@ def test_the_copy_of_a_checkpoint_blocks_the_trainer_and_what_is_written_behind_
         blocks = 3.0 if version % every == 0 else 0.0
         assert between["copied"] - between["free"] == pytest.approx(blocks, abs=1e-6), version
     assert late[6][1] == pytest.approx(free[6][1])
+
+
+@pytest.mark.parametrize("system", ["laminar", "stream"])
+def test_a_step_takes_as_long_as_its_own_command(system):
+    """A real trainer counts no more: what it trained on before, as parts of the batch, has seconds of its own."""
+    given, parts = {}, []
+
+    class Watching:
+        def observe(self, now, events, commands, run):
+            for event in events:
+                if isinstance(event, Stepped | Accumulated):
+                    assert 0 < event.metrics["wall_s"] <= now - given[event.answers] + 1e-9
+                    parts.append(isinstance(event, Accumulated))
+            given.update({command.seq: now for command in commands if isinstance(command, Step | Accumulate)})
+
+        def tick(self, now, executor):
+            pass
+
+    simulate(config(system), observer=Watching())
+    assert parts
+    assert any(parts) is (system == "stream")
+
+
+@pytest.mark.parametrize("route_s", [0.0, 0.4])
+def test_what_loses_a_race_was_generated_all_the_same(route_s):
+    """Each token is of a response that is complete, or of one that was dropped before it was."""
+    rounds = {"batching": "tail-batching", "admission": "on-policy", "sync": "barrier", "relocation": "none"}
+    fleet = {"delays": {"route_s": route_s, "report_s": 0.01}, "steady": False, "warm_up": 0}
+    content = config("laminar", fleet=fleet, steps=3).model_dump(mode="json")
+    drawn = validate([("test", merge(content, {"pipeline": rounds}))])
+    built = build_fleet(drawn)
+    figures = RoundFigures(built.spec)
+
+    class Folding:
+        def observe(self, now, events, commands, run):
+            figures.observe(now, events, commands)
+
+        def tick(self, now, executor):
+            pass
+
+    simulation = Simulation(built, observers=(Folding(),))
+    simulation.run()
+    made = sum(replica.engine.tokens for replica in simulation.models.replicas.values())
+    assert figures.wasted > 0
+    assert figures.generated == pytest.approx(made, rel=0.02 if route_s else 1e-9)

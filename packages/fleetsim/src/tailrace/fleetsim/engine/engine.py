@@ -321,6 +321,12 @@ class ModelledEngine(Boundaries):
         """Whether a trajectory is here; it may have ended since the engine was advanced."""
         return name in self._works
 
+    def done_tokens(self, name: str) -> int:
+        """Response tokens so far of a trajectory that is here."""
+        work, seat = self._works[name], self._running.get(name)
+        done = self._steps_done(self._engine_s(self._now_s))
+        return work.response_tokens - (work.left if seat is None else -seat[0] - self._step - done)
+
     @property
     def ids(self) -> list[str]:
         """The trajectories in the batch and in the queue."""

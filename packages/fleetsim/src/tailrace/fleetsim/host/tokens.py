@@ -72,6 +72,9 @@ class Tokens:
         self.latencies = 0
         self.reprefilled_tokens = 0
         self.fences: dict[str, Callable[[str], None]] = {}  # by replica: it gets no more of a trajectory into the store
+        self.progress: dict[
+            str, Callable[[str], int]
+        ] = {}  # by replica: tokens of one that it has, or stopped for an abort
         self._groups: dict[int, list[ModelledSample]] = {}
         self._first_version: dict[int, int] = {}  # lengths drift with versions, but not those of a group under way
 
@@ -175,6 +178,11 @@ class Tokens:
     def prompt_tokens(self, prompt: int) -> int:
         """Tokens of a prompt of the stream, which all its samples share."""
         return self.workload.sample(prompt, 0).prompt_tokens
+
+    def partial_tokens(self, names: Iterable[str]) -> int:
+        """Response tokens of those of these trajectories that have not finished generating."""
+        known = [(name, self.trajectories[name]) for name in names if name in self.trajectories]
+        return sum([one.kept or self.progress[one.replica](name) for name, one in known if not one.response])
 
     def dropped(self, replica: str, names: Iterable[str]) -> None:
         """Called when a replica stopped trajectories that were dropped; checks override this."""

@@ -37,10 +37,11 @@ class Data(RoleModel):
                 self.member.say([c.Measured(command.prompts, tokens, command.seq)])
             if isinstance(command, c.Abort):
                 self._fence(command)
+                tokens_lost = self._world.tokens.partial_tokens(command.trajectories)
                 self._world.tokens.forget(command.trajectories)
                 if self._world.reorders:
                     self._world.dropped.note(command.trajectories, command.seq)
-                self.member.say([c.Discarded(command.seq)])
+                self.member.say([c.Discarded(command.seq, tokens_lost)])
 
     def _fence(self, command: c.Abort) -> None:
         """A replica that is not told of an abort goes on with what it has of it, in vain."""

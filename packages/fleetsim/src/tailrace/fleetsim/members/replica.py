@@ -39,6 +39,7 @@ class ModelledReplica(RoleModel):
 
     __slots__ = (
         "_aborted_by",
+        "_aborted_tokens",
         "_beside",
         "_former",
         "_generated",
@@ -99,6 +100,7 @@ class ModelledReplica(RoleModel):
         self.scheduled_s = math.inf
         self._routed_by: dict[str, int] = {}
         self._aborted_by: dict[str, int] = {}
+        self._aborted_tokens: dict[str, int] = {}  # of what an abort stopped here, until the store drops it
         self._under: dict[str, int] = {}  # version that each trajectory was routed to, where several may stay
         self._turns = world.tokens.workload.turns
         self._prefixes = Prefixes(self.pool.rollout.prefix_cached)
@@ -106,6 +108,7 @@ class ModelledReplica(RoleModel):
         self._share, self._beside = 1.0, 1.0 / world.slows
         self._told = (self.time.now(), 0.0)  # time of its last report of load, and tokens generated until then
         world.tokens.fences[id_] = self.fenced
+        world.tokens.progress[id_] = self.generated_of
         world.meters.append(self)
         world.pulsing.append(self)
         world.taking_turns.append(self)
@@ -140,6 +143,7 @@ class ModelledReplica(RoleModel):
         self._moving = self._lent = False
         self._routed_by.clear()
         self._aborted_by.clear()
+        self._aborted_tokens.clear()
         self.incarnation += 1
         self.weights_gone()
         self._set_speed()
@@ -225,6 +229,13 @@ class ModelledReplica(RoleModel):
             self.flush()
             self._leave(dict(left))
             self.tokens.keep(left)
+
+    def generated_of(self, name: str) -> int:
+        """Response tokens of a trajectory that is here, or that an abort has stopped here."""
+        if not self.engine.holds(name):
+            return self._aborted_tokens.pop(name, 0)
+        self.engine.advance(self.time.now())
+        return self.engine.done_tokens(name) if self.engine.holds(name) else 0
 
     # ---- commands -------------------------------------------------------------------------------------------------
 
@@ -328,7 +339,9 @@ class ModelledReplica(RoleModel):
         routed = self._routed_by
         names = [name for name in command.trajectories if routed.get(name, 0) < command.seq]
         now = self.time.now()
-        self.engine.remove(names, now)
+        left = self.engine.remove(names, now)
+        known = self.tokens.trajectories  # without what the store has dropped already
+        self._aborted_tokens.update({name: tokens for name, tokens in left if name in known})
         self.flush()
         self.tokens.dropped(self.id, names)
         if self.world.reorders or self._queue:

@@ -30,13 +30,14 @@ def _share(command: c.Checkpoint) -> float:
 class _Work:
     """A command that is carried out: seconds left of it at full speed, and when that was so. `order` numbers its end.
 
-    `metrics` are those of moving the trainer's state back to its devices first.
+    `began_s` is when it began, `metrics` are those of moving the trainer's state back to its devices first.
     """
 
-    __slots__ = ("command", "left_s", "metrics", "order", "since_s", "whole_s")
+    __slots__ = ("began_s", "command", "left_s", "metrics", "order", "since_s", "whole_s")
 
     def __init__(self, command: c.Command, whole_s: float, since_s: float, metrics: Mapping[str, float]) -> None:
-        self.command, self.whole_s, self.left_s, self.since_s = command, whole_s, whole_s, since_s
+        self.command, self.whole_s, self.left_s = command, whole_s, whole_s
+        self.began_s = self.since_s = since_s
         self.metrics = metrics
         self.order = 0
 
@@ -58,7 +59,6 @@ class Trainer(RoleModel):
         self._left = False  # a step's own time has what its cells take to leave after it
         self._queue: deque[c.Command] = deque()
         self._at_work: dict[int | None, _Work] = {}  # by cell; None: the whole trainer
-        self._began_s = 0.0
         self._speed = 1.0
         self._order = self._pulses = 0
         self._offered: c.Publish | None = None  # the newest version that was published
@@ -167,8 +167,6 @@ class Trainer(RoleModel):
                 self.member.phases.at(ONLOAD)
             whole_s = self._duration(command) + brought.get("onload_s", 0.0)
             work = self._at_work[cell] = _Work(command, whole_s, now, brought)
-            if not self.parts:
-                self._began_s = now  # start of the current command, or of the first part of its batch
             self._schedule(work)
             if work.left_s > PULSE_S and isinstance(command, c.Step | c.Accumulate):
                 self.time.at(now + PULSE_S, self._pulse, (cell, work))
@@ -296,12 +294,12 @@ class Trainer(RoleModel):
             return
         self._account()
         work = self._at_work.pop(cell)
-        command = work.command
+        command, took_s = work.command, self.time.now() - work.began_s
         if isinstance(command, c.Offload):
             size = int(self._leaves(command.cell) * self.world.fleet.hand_over.devices)
             self.away.add(command.cell)
             self._optimizer_away.add(command.cell)
-            self.member.say([c.Offloaded(command.cell, command.seq, work.whole_s, size)])
+            self.member.say([c.Offloaded(command.cell, command.seq, took_s, size)])
         elif isinstance(command, c.Publish):
             self._publish(command)
         elif isinstance(command, c.Checkpoint):
@@ -311,7 +309,7 @@ class Trainer(RoleModel):
             self.time.at(durable_s, self._durable, (command, self.incarnation))
         elif isinstance(command, c.Accumulate):
             (self.parts if command.update else self.added).append(command.trajectories)
-            metrics = {"wall_s": work.whole_s, **work.metrics}
+            metrics = {"wall_s": took_s, **work.metrics}
             self.member.say(
                 [c.Accumulated(command.version, command.trajectories, metrics, command.seq, cell=command.cell)]
             )
@@ -322,8 +320,7 @@ class Trainer(RoleModel):
             self.world.tokens.consume(batch, command.version)
             self.trained(command.version)
             self.world.stepped(command.version, batch, lags)
-            wall_s = self.time.now() - self._began_s
-            metrics = {"staleness_max": float(max(lags, default=0)), "wall_s": wall_s, **work.metrics}
+            metrics = {"staleness_max": float(max(lags, default=0)), "wall_s": took_s, **work.metrics}
             self.member.say([c.Stepped(command.version, metrics, command.seq)])
         self._next()
 
