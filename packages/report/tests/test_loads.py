@@ -6,7 +6,7 @@ import pytest
 
 from tailrace import contracts as c
 from tailrace.report.charts.chart import TimeAxis
-from tailrace.report.charts.loads import heat_charts
+from tailrace.report.charts.loads import heat_charts, throughput_chart
 from tailrace.report.fold.loads import FIRST_LAG, Loads
 from tailrace.report.fold.timeline import Doing
 from tailrace.report.record import read_record
@@ -167,3 +167,30 @@ def test_a_log_whose_snapshots_come_between_its_work_shows_the_work():
     hear(loads, 10, snapshot("r0", 0), c.Tick())
     loads.close()
     assert loads.running.row(0)[-10:] == pytest.approx([0.9] * 10)
+
+
+def test_the_share_of_the_kv_cache_is_that_of_the_time_in_which_work_runs():
+    """Half of each stretch between two samples is idle: what was in use in the other half is no less for it."""
+    fleet = Fleet("r0")
+    loads = Loads(fleet)  # type: ignore[arg-type]
+    loads.watch(["r0"], ["r0"])
+    for second in range(0, 20, 2):
+        fleet.holds("r0", 8)
+        hear(loads, second, route("r0"), snapshot("r0", 8))
+        fleet.holds("r0", 0)
+        hear(loads, second + 1, c.Finished("r0", "0.0", 1), *([snapshot("r0", 0)] if second % 4 else []))
+        hear(loads, second + 2, c.Tick())
+    loads.close()
+    assert loads.kv.row(0) == pytest.approx([0.4] * 10)
+    assert loads.while_busy(0.0, 20.0) == pytest.approx((8.0, 0.8))
+
+
+def test_a_step_s_rate_is_drawn_over_the_time_until_its_end(tmp_path):
+    """The area below the curve is what was trained on, step by step."""
+    record = read_record(a_run(tmp_path / "run", configured())[0])
+    time = TimeAxis.for_length(record.last_s)
+    trained = throughput_chart(record, time).data[-1]
+    assert (trained["name"], trained["line"]["shape"]) == ("trained on", "vh")
+    begins, ends, rates = trained["x"], trained["x"][1:], trained["y"][1:]
+    areas = [rate * (end - begin) for begin, end, rate in zip(begins, ends, rates, strict=False)]
+    assert areas == pytest.approx([sum(batch.lengths) * time(1.0) for batch in record.batches], rel=1e-3)

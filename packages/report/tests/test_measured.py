@@ -1,11 +1,13 @@
 """A real run's figures: its rate from steady state alone, its staleness, its bubbles; and runs that say too little."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.figures.metrics import read_metrics
@@ -99,3 +101,24 @@ def test_the_drain_at_the_end_of_a_run_is_not_drawn():
     assert before_the_drain([], 0.0, 100.0) == 100.0
     assert before_the_drain([idle(80.0), idle(70.0)], 0.0, 100.0) == 70.0
     assert before_the_drain([idle(5.0)], 0.0, 100.0) == 100.0  # nearly all of it
+
+
+POOLS = ({"name": "small", "count": 2}, {"name": "large", "count": 1, "tp": 4})
+
+
+@pytest.mark.parametrize(
+    ("rollout", "executor", "gpus"),
+    [
+        ({"replicas": 3}, {"device": "cuda"}, 2 + 3),
+        ({"replicas": 3, "pools": POOLS}, {"device": "cuda"}, 2 + 2 + 4),
+        ({"replicas": 3, "pools": POOLS}, {"device": "cpu"}, 0),
+        ({"replicas": 3}, {"device": "cuda", "trainer_gpus": 0.6, "replica_gpus": 0.4}, 1.2 + 1.2),
+    ],
+)
+def test_devices_are_those_that_its_members_ask_for(directory, rollout, executor, gpus):
+    """Devices of each pool count, and cores that stand for devices do not."""
+    record = read_record(directory)
+    told = {"executor": {"trainer_gpus": 1.0, "replica_gpus": 1.0, **executor}, "trainer": {"processes": 2}}
+    found = measured(replace(record, config=RunConfig.model_validate({**told, "rollout": rollout})), "real")
+    assert found.gpus == pytest.approx(gpus)
+    assert ("processor cores" in found.fleet) is (gpus == 0)

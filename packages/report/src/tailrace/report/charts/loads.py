@@ -59,7 +59,7 @@ def heat_charts(loads: Loads, shown_s: tuple[float, float], time: TimeAxis) -> l
             kv,
             kv_scale,
             " %",
-            f"{of}As its snapshots say: each holds until the next.",
+            f"{of}As its snapshots say: each holds until the next, or until nothing runs.",
         ),
     ]
 
@@ -102,7 +102,9 @@ def throughput_chart(record: Record, time: TimeAxis) -> Chart | None:
     ends = [(record.first_work_s, 0), *((b.ended_s, sum(b.lengths)) for b in record.batches)]
     rates = [tokens / (now - before) if now > before else 0.0 for (before, _), (now, tokens) in pairwise(ends)]
     if rates:
-        data.append(line([time(at) for at, _ in ends[1:]], rates, "trained on", "$training", line={"shape": "hvh"}))
+        # A rate is that of the time until its step: drawn back to the step before, the first one to the first work.
+        at, steady = [time(at_s) for at_s, _ in ends], [rates[0], *rates]
+        data.append(line(at, steady, "trained on", "$training", line={"shape": "vh"}))
     if not data:
         return None
     layout = {"xaxis": _time_axis(record, time), "yaxis": axis("response tokens per second", rangemode="tozero")}

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import replace
 
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.run.device_shares import takes_cores
+from tailrace.pipeline.run.pools import replica_gpus
 from tailrace.report.errors import MeasuredError
 from tailrace.report.figures.system import MODEL, Figures, facts, utilisation
 from tailrace.report.fold.folds import Folds
@@ -72,8 +74,8 @@ def measured(record: Record, name: str) -> Figures:
             f"{record.directory.root}: found {steps} step{'s' if steps != 1 else ''}, expected {FEWEST_STEPS} or more to "
             "measure a rate"
         )
-    gpus = config.rollout.replicas * config.executor.replica_gpus
-    gpus += config.trainer.processes * config.executor.trainer_gpus
+    gpus = replica_gpus(config) + config.trainer.processes * config.executor.trainer_gpus
+    gpus = 0.0 if takes_cores(config) else gpus  # cores that stand for devices are none
     warm_up = max(1, min(WARM_UP, steps // 3))
     figures = steady(record.folds, warm_up, name=name, fleet=_fleet(config, gpus), gpus=gpus, simulated=False)
     return replace(figures, facts=facts(config))

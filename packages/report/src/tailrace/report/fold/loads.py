@@ -39,7 +39,7 @@ class _Load:
         elapsed_s = now - self.since_s
         self.ran += self.running * elapsed_s
         self.busy_s += elapsed_s if self.running else 0.0
-        self.filled += self.kv * elapsed_s
+        self.filled += self.kv * elapsed_s if self.running else 0.0
         self.since_s = now
 
     def sampled(self, elapsed_s: float) -> tuple[float, float, float]:
@@ -55,7 +55,7 @@ class Loads:
     A trajectory runs from the command that routes it until it is finished or interrupted, or its replica is lost; what waits in
     the engine for room, as snapshots say, is left out. `running`, `busy` and `kv` have a row for each watched replica, in the
     order of `replicas`: running trajectories, the share of the time in which there was one, and the share of its KV cache in
-    use as its snapshots say, 0 while it is not up. `flow` holds response tokens per second of all, and running trajectories by
+    use as its snapshots say, 0 while nothing runs. `flow` holds response tokens per second of all, and running trajectories by
     versions behind the trainer, scaled up from those watched to all.
     """
 
@@ -159,7 +159,7 @@ class Loads:
                 ):
                     busy_s += busy * (until_s - since_s)
                     ran += running * (until_s - since_s)
-                    filled += kv * busy * (until_s - since_s)
+                    filled += kv * (until_s - since_s)
             since_s = until_s
         return (ran / busy_s, filled / busy_s) if busy_s else None
 
