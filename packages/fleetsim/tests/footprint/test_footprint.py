@@ -442,3 +442,27 @@ def test_a_shape_is_that_of_config_json():
     assert shape_of("other", {"model_type": "gpt2"}) is None
     with pytest.raises(FleetError, match="does not tell its shape: KeyError"):
         shape_of("broken", {"model_type": "qwen3"})
+
+
+def test_a_pull_takes_as_long_as_that_of_the_replica_with_fewest_devices():
+    pools = "rollout.pools=[{name='small', count=2}, {name='large', count=1, tp=2}]"
+    found = {one.what: one for one in counted("8xH100", "rollout.replicas=3", pools).transfers}
+    assert found["pull a version"].size == 2 * SEVEN
+    assert found["pull a version"].seconds == pytest.approx(2 * SEVEN / device("H100").pull_bandwidth)
+
+
+def test_a_chain_passes_on_what_is_published():
+    def chain(*settings):
+        found = counted("16xH100", "relay.count=2", "executor.placement=spread", *settings).transfers
+        (one,) = [one for one in found if one.what == "pass a version on"]
+        return one
+
+    whole, half = chain(), chain("relay.codec=fp8")
+    assert half.size == whole.size / 2
+    assert half.seconds == pytest.approx(whole.seconds / 2, rel=0.05)
+
+
+def test_a_cache_of_an_engine_in_single_precision_is_of_its_numbers():
+    found = counted("8xH100", "rollout.options.dtype=float32")
+    (cache,) = [part for part in found.place("GPU 4 to 7").parts if "KV cache" in part.what]
+    assert f"{int(cache.size / (2 * model('Qwen2.5-7B').kv_bytes_per_token)):,} tokens" in cache.what

@@ -280,8 +280,10 @@ def kv_tokens(config: RunConfig, machines: Machines, model: RunModel, member: St
         return None
     options = options_of(config, member)
     tuned = dataclasses.replace(machines.device, memory_share=options.gpu_memory_utilization)
+    each = weight_bytes(options, "cuda")
+    shape = dataclasses.replace(model.shape, bytes_per_param=each, bytes_per_kv=each)
     try:
-        return kv_capacity_tokens(model.shape, tuned, options.tensor_parallel_size)
+        return kv_capacity_tokens(shape, tuned, options.tensor_parallel_size)
     except DoesNotFitError:
         return 0
 

@@ -120,12 +120,13 @@ def _weights(config: RunConfig, machines: Machines, standing: Standing, model: R
             yield StepTransfer(CROSS, f"one relay{where}", crossing, seconds, False, _LINKED)
         nodes = sum(relays_on(config, machines, node) > 0 for node in machines.nodes_at(site.site))
         if nodes > 1 and site.device is not None and model.shape is not None:
-            whole_s = WeightCost.of(model.shape, site.device, 1, node=site.node).broadcast_s(nodes)
+            chain = WeightCost.of(model.shape, site.device, 1, node=site.node)
+            whole_s = replace(chain, weight_bytes=version).broadcast_s(nodes) if version else 0.0
             by = f"{nodes} relays{where}, in a chain"
             yield StepTransfer(BROADCAST, by, version, whole_s, False, "Laminar, eq. 1")
         alike = {member.spans for member in standing.replicas if machines.device is None or member.site == site.site}
         if alike:
-            part = version / max(alike)
+            part = version / min(alike)  # the most that any of them takes
             rate = None if site.device is None else site.device.pull_bandwidth
             by = f"each worker of a replica{where}"
             yield StepTransfer(PULL, by, part, _at(part, rate), False, _RECORD)
