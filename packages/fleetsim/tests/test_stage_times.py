@@ -99,3 +99,11 @@ def test_what_fits_nowhere_is_refused():
         StageTimes(validate([("test", {"app": "laminar"})]))
     with pytest.raises(FleetError, match="fits on no number of H800"):
         StageTimes(config(rollout={"max_tokens": 30_000_000}, fleet={"workload": {"response": {"median": 29_000_000}}}))
+
+
+def test_each_mini_batch_has_an_optimizer_step():
+    whole, parts = (
+        StageTimes(config(pipeline={"training": training}, fleet={"trainer": {"optimizer_s": 0.75}})).train_s(8)
+        for training in ("full-batch", {"name": "mini-batch", "parts": 16})
+    )
+    assert parts == pytest.approx(whole + 15 * 0.75)

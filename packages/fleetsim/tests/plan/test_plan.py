@@ -7,6 +7,7 @@ import pytest
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.fleet.config import fleet_config
 from tailrace.fleetsim.plan import mixes, plan, splits
+from tailrace.fleetsim.plan.search import own_bound
 from tailrace.fleetsim.run import simulate, simulate_many
 from tailrace.pipeline.config.loading import merge, validate
 
@@ -36,6 +37,22 @@ def test_splits_are_those_that_fit():
 def test_mixes_keep_the_bound_or_say_that_they_only_may():
     assert {mix.guaranteed for mix in mixes(0)} == {0}
     assert all(mix.guaranteed <= 3 for mix in mixes(3))
+
+
+@pytest.mark.parametrize(
+    ("admission", "bound"),
+    [
+        ("on-policy", 0),
+        ("one-step", 1),
+        ({"name": "bounded", "bound": 0}, 0),
+        ({"name": "bounded", "bound": 2}, 2),
+        ({"name": "inherent", "bound": 3}, 3),
+        ({"name": "in-flight-cap", "bound": 2}, 2),
+        ("inherent", 4),
+    ],
+)
+def test_the_bound_is_the_configurations_own(admission, bound):
+    assert own_bound(validate([("test", merge(CONTENT, {"pipeline": {"admission": admission}}))])) == bound
 
 
 def test_many_simulations_are_the_same_in_processes_of_their_own():

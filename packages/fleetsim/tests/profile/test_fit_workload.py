@@ -125,3 +125,14 @@ def test_a_run_without_rounds_and_with_one_process_to_train_is_measured():
     plain = RunConfig(pipeline=PipelineConfig(batching=Choice(name="redundant"), training=Choice(name="mini-batch")))
     assert shortened(plain, 5).pipeline.batching.name == "redundant"
     assert shortened(plain, 5).pipeline.training.name == "mini-batch"
+
+
+@pytest.mark.parametrize(("share", "samples"), [(0.0, 2), (0.0, 4), (0.5, 2), (0.5, 8)])
+def test_samples_are_as_alike_within_a_group_as_they_were_drawn(share, samples):
+    """Few samples lie nearer to their own mean than to the one that they were drawn around: that is no likeness."""
+    numbers, groups = random.Random(1), {}
+    for index in range(3_000):
+        shared = numbers.gauss(0, 1)
+        scores = [share**0.5 * shared + (1 - share) ** 0.5 * numbers.gauss(0, 1) for _ in range(samples)]
+        groups[index] = (0, [(round(1_000 * math.exp(0.5 * score)), 1.0) for score in scores])
+    assert fit_workload(measured(groups)).within == pytest.approx(share, abs=0.05)

@@ -5,8 +5,8 @@ from tailrace.pipeline.run.eventlog import Instant
 from tailrace.pipeline.run.figures.stages import stage_figures
 
 
-def figures(*instants):
-    return stage_figures(
+def figures(*instants, cells=1):
+    log = (
         Instant(
             float(now),
             [one for one in each if isinstance(one, c.Event)],
@@ -14,6 +14,7 @@ def figures(*instants):
         )
         for now, each in enumerate(instants)
     )
+    return stage_figures(log, cells)
 
 
 def route(*names, purpose=c.Purpose.TRAIN):
@@ -51,3 +52,14 @@ def test_seconds_of_training_count_every_part_of_a_batch_and_the_last_batches():
     slow = [[c.Stepped(version, {"wall_s": 100.0})] for version in range(1, 5)]
     fast = [[c.Stepped(version, {"wall_s": 2.0})] for version in range(5, 13)]
     assert figures(*slow, *fast).train_s == 2.0
+
+
+def test_seconds_of_a_cell_are_those_of_its_share_of_the_trainer():
+    beside = [c.Accumulated(1, (), {"wall_s": 6.0}, cell=cell) for cell in (0, 1)]
+    assert figures(beside, [c.Stepped(1, {"wall_s": 1.0})], cells=2).train_s == 7.0
+
+
+def test_what_a_trainer_lost_of_a_batch_does_not_count():
+    added = [c.Accumulated(1, (), {"wall_s": 6.0})]
+    again = [c.Up("trainer", "0", version=0)], added, [c.Stepped(1, {"wall_s": 1.0})]
+    assert figures(added, *again).train_s == 7.0

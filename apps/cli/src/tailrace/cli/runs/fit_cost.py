@@ -39,11 +39,11 @@ def fit_cost(run: Path) -> None:
     coefficients = {name: getattr(fit.model, name) for name in ("k1", "k2", "k3", "k4")}
     for name, value in coefficients.items():
         typer.echo(f"{name} = {value:.4g}")
-    stages = stage_figures(read_log(directory.events))
+    config = directory.configuration()
+    stages = stage_figures(read_log(directory.events), config.trainer.cells)
     if stages.train_s is not None and stages.lengths:
         typer.echo('# What provisioning "balanced" may begin with, from the last steps and responses:')
-        config, measured = directory.configuration(), (tuple(coefficients.values()), stages.kv_tokens)
-        for line in rows(config, *measured, stages.train_s, stages.lengths):
+        for line in rows(config, tuple(coefficients.values()), stages.kv_tokens, stages.train_s, stages.lengths):
             typer.echo(f"# {line}")
 
 

@@ -207,6 +207,8 @@ def lines(profile: Profile) -> Iterator[str]:
 
 def begins(profile: Profile, config: RunConfig) -> Iterator[str]:
     """What provisioning `balanced` may begin with, for a batch as large as the configuration's."""
+    from tailrace.fleetsim.fleet.quantities import parts
+    from tailrace.pipeline.run.build import build_spec
     from tailrace.pipeline.run.figures.stages import at_equal_distances
 
     machine, pipeline = profile.machine, config.pipeline
@@ -215,7 +217,7 @@ def begins(profile: Profile, config: RunConfig) -> Iterator[str]:
     share = pipeline.prompts_per_step * pipeline.samples_per_prompt / len(trajectories)
     tokens = sum(prompt + response for prompt, response in trajectories)
     squares = sum((prompt + response) ** 2 for prompt, response in trajectories)
-    train_s = training.batch_s + training.fixed_s
+    train_s = training.batch_s + parts(build_spec(config)) * training.fixed_s
     train_s += share * (training.per_token_s * tokens + training.per_square_token_s * squares)
     lengths = at_equal_distances(sorted(response for _, response in trajectories))
     coefficients = decode.k1, decode.k2, decode.k3, decode.k4

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tailrace.contracts import StageCosts, TailraceError
+from tailrace.contracts import StageCosts, TailraceError, TrainingPolicy
 from tailrace.fleetsim.cost import DecodeCost, PrefillCost, TrainingCost
 from tailrace.fleetsim.errors import DoesNotFitError, FleetError
 from tailrace.fleetsim.fleet.config import fleet_config
@@ -22,6 +22,8 @@ from tailrace.fleetsim.fleet.pools import Costs
 from tailrace.fleetsim.hardware import find_device, model
 from tailrace.fleetsim.workload.config import WorkloadConfig
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.policies import build_policy
+from tailrace.pipeline.run.facts import facts_of
 from tailrace.pipeline.run.figures.stages import at_equal_distances
 from tailrace.repack import allocate, allocate_across, plan_dispatch
 
@@ -83,6 +85,8 @@ class StageTimes:
         self._batch = batch_of(workload, pipeline.prompts_per_step, pipeline.samples_per_prompt)
         self._lengths = sorted(one.response_tokens for one in self._batch)
         self._routing = pipeline.routing
+        training: TrainingPolicy = build_policy("training", pipeline.training, facts_of(config))
+        self._updates = len(training.split(range(pipeline.prompts_per_step)))
         self._costs: dict[int, tuple[DecodeCost, PrefillCost]] = {}
         for size in kind.parallel_sizes:
             try:
@@ -156,7 +160,8 @@ class StageTimes:
             return NEVER
         tokens = [one.tokens for one in self._batch]
         load = sum(tokens), float(sum(count * count for count in tokens))
-        return at.data_s + cost.preparation_s(*load, len(tokens)) + cost.update_s(*load, 1, len(tokens))
+        update_s = cost.update_s(*load, self._updates, len(tokens))
+        return at.data_s + cost.preparation_s(*load, len(tokens)) + update_s
 
     def streamed_s(self, generation: GenerationPlan, devices: int) -> float:
         """Seconds of an iteration in which each trajectory is trained on as it ends: the pipelined makespan (section 4.1)."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tailrace.contracts import TailraceError
+from tailrace.contracts import AdmissionGate, TailraceError
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.fleet.config import Goal, fleet_config
 from tailrace.fleetsim.hardware import find_device
@@ -22,6 +22,7 @@ from tailrace.fleetsim.results.result import Result
 from tailrace.fleetsim.run import simulate_many
 from tailrace.pipeline.config.loading import merge, validate
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.policies import build_policy
 from tailrace.report.reason_words import duration
 
 Objective = Literal["throughput", "cost"]
@@ -36,6 +37,7 @@ ROUNDS = 2  # of changing one axis of the best found so far
 OWN = "the configuration's own"
 SHORT, LONGER = (5, 2), (9, 4)  # batches, and those of the warm-up
 SEEDS = 3  # of the last rung
+UNBOUNDED = 4  # where admission has no bound
 SPLITS, OWN_POLICIES, MIXES, AROUND = "splits", "own policies", "mixes", "splits around the best"
 OWN_AGAIN, CHANGED, THE_BEST = "own policies again", "one axis changed", "the best"
 SEVERAL = (SPLITS, OWN_POLICIES, CHANGED)  # parts of more than one rung
@@ -348,7 +350,7 @@ def plan(
         FleetError: nothing is possible with these devices, or nothing keeps the bound.
         KeyboardInterrupt: the search was interrupted before it had met anything.
     """
-    limit = bound if bound is not None else int(config.pipeline.admission.options.get("bound") or 4)
+    limit = own_bound(config) if bound is None else bound
     planner = _Planner(config, gpus, limit, objective, processes, said)
     try:
         final = _search(planner, limit)
@@ -362,6 +364,14 @@ def plan(
             f"nothing works on {gpus or 'these'} GPUs with a staleness of at most {limit}: {_reasons(planner.refused)}"
         )
     return planner.result(final, limit)
+
+
+def own_bound(config: RunConfig) -> int:
+    """The bound on staleness of a configuration: what its admission guarantees, or else caps; 4 if that is nothing."""
+    pipeline = config.pipeline
+    gate: AdmissionGate = build_policy("admission", pipeline.admission).gate(pipeline.prompts_per_step)
+    bounds = (gate.bound, pipeline.admission.options.get("bound"))
+    return next((bound for bound in bounds if bound is not None), UNBOUNDED)
 
 
 def _search(planner: _Planner, limit: int) -> list[Option]:

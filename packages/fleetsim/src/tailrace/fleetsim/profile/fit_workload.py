@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, pvariance
+from statistics import fmean, pvariance, variance
 from typing import NamedTuple
 
 from tailrace.contracts import Purpose
@@ -130,9 +130,13 @@ def _thinned(groups: Sequence[_Recorded]) -> list[_Recorded]:
 
 
 def _within(groups: Sequence[Sequence[float]]) -> float:
-    """Share of the variance that lies between groups (intraclass correlation)."""
+    """Share of the variance that lies between groups (intraclass correlation): 0 where samples of one are as unlike as others.
+
+    The variance within a group is that of its population: the mean of its few samples lies nearer to them than its own does.
+    """
     total = pvariance([value for group in groups for value in group])
-    return max(0.0, 1.0 - fmean(pvariance(group) for group in groups) / total) if total else 1.0
+    within = [variance(group) for group in groups if len(group) > 1]
+    return max(0.0, 1.0 - fmean(within) / total) if total and within else 1.0
 
 
 def _quantiles(values: Sequence[int]) -> tuple[tuple[float, float], ...]:

@@ -9,6 +9,7 @@ from itertools import islice
 from statistics import fmean
 
 from tailrace import contracts as c
+from tailrace.controller.members import TRAINER
 from tailrace.pipeline.run.eventlog import Instant
 
 _STEPS, _RESPONSES = 8, 4_096  # the last ones, since both change as the model learns
@@ -20,7 +21,7 @@ class StageFigures:
     """Figures of the end of a run.
 
     Args:
-        train_s: mean seconds for which the trainer computed on a batch; None if it trained on none.
+        train_s: mean seconds for which all of the trainer computed on a batch; None if it trained on none.
         lengths: generated tokens of responses at equal distances in the distribution, shortest first; empty if none finished.
         kv_tokens: tokens that the KV cache of a replica holds; 0 if none says.
     """
@@ -30,8 +31,12 @@ class StageFigures:
     kv_tokens: int = 0
 
 
-def stage_figures(log: Iterable[Instant]) -> StageFigures:
-    """The figures of a log."""
+def stage_figures(log: Iterable[Instant], cells: int = 1) -> StageFigures:
+    """The figures of a log.
+
+    Args:
+        cells: of the trainer: what one of them computes takes all of them a share of its seconds.
+    """
     training: set[str] = set()
     responses = CompleteResponses()
     lengths: deque[int] = deque(maxlen=_RESPONSES)
@@ -46,8 +51,10 @@ def stage_figures(log: Iterable[Instant]) -> StageFigures:
             match event:
                 case c.Snapshot(kv_capacity_tokens=told):
                     kv_tokens = told or kv_tokens
-                case c.Accumulated(metrics=metrics):
-                    added_s += metrics.get("wall_s", 0.0)
+                case c.Accumulated(metrics=metrics, cell=cell):
+                    added_s += metrics.get("wall_s", 0.0) / (1 if cell is None else cells)
+                case c.Up(role=role) if role == TRAINER:
+                    added_s = 0.0  # it lost what it had of a batch, and is given that again
                 case c.Stepped(metrics=metrics):
                     steps.append(added_s + metrics.get("wall_s", 0.0))
                     added_s = 0.0
