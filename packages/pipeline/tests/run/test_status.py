@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from tailrace import contracts as c
 from tailrace.fleetsim.fleet.build import build_fleet
 from tailrace.fleetsim.host.simulator import Simulation
@@ -54,6 +56,14 @@ def watched(path, config, **more):
     status.phase("training")
     simulation.run()
     return simulation, status
+
+
+@pytest.mark.parametrize("left", ["", "\0\0", '{"step": 3', "[]"])
+def test_what_a_crash_of_the_machine_left_of_it_keeps_no_run_from_going_on(tmp_path, left):
+    path = tmp_path / "status.json"
+    path.write_text(left)
+    StatusObserver(path, app="x", run_dir=tmp_path).phase("training")
+    assert read_json(path)["phase"] == "training"
 
 
 def test_it_shows_what_the_run_shows(tmp_path):

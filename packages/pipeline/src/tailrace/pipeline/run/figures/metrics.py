@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,19 @@ class MetricsObserver:
     Args:
         path: ``metrics.jsonl``, to which lines are appended. A half last one, of a driver whose disk was full, is cut off.
         trackers: what gets the same; None: nothing.
+
+    Raises:
+        RunDirectoryError: a line of it is damaged, or it cannot be written.
     """
 
     def __init__(self, path: Path, trackers: Trackers | None = None) -> None:
         written = sum(row["kind"] == "evaluation" for row in read_metrics(path))  # by earlier drivers
-        self._file = path.open("a+", buffering=1)
-        handle, size = self._file.fileno(), path.stat().st_size
-        if (end := last_line_end(handle, size)) < size:
-            os.ftruncate(handle, end)
+        try:
+            self._file = path.open("a+b", buffering=0)
+            self._end = last_line_end(self._file.fileno(), path.stat().st_size)
+            self._file.truncate(self._end)
+        except OSError as error:
+            raise RunWriteError(error.errno, error.strerror or str(error), str(path)) from error
         self._trackers = trackers
         self._batches: dict[int, dict[str, Any]] = {}
         self._evaluations = written
@@ -80,10 +85,16 @@ class MetricsObserver:
         self._file.close()
 
     def _write(self, kind: str, now: float, row: dict[str, Any]) -> None:
+        line = json.dumps({"kind": kind, "t": round(now, 3), "at": time.time(), **row}).encode() + b"\n"
+        left = memoryview(line)
         try:
-            self._file.write(json.dumps({"kind": kind, "t": round(now, 3), "at": time.time(), **row}) + "\n")
+            while left:  # a full disk may take only a part of it
+                left = left[self._file.write(left) :]
         except OSError as error:
-            raise RunWriteError(error.errno, error.strerror or str(error), self._file.name) from error
+            with suppress(OSError):
+                self._file.truncate(self._end)
+            raise RunWriteError(error.errno, error.strerror or str(error), str(self._file.name)) from error
+        self._end += len(line)
         if self._trackers is not None:
             prefix = f"{kind}/{row['mode']}" if "mode" in row else kind
             told = {f"{prefix}/{key}": value for key, value in row.items() if key not in ("step", "version")}

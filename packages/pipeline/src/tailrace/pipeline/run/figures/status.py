@@ -16,6 +16,7 @@ from tailrace import contracts as c
 from tailrace.controller.members import REPLICA, TRAINER
 from tailrace.controller.view import RunView
 from tailrace.faulttol import ROLES
+from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import read_json, write_json
 from tailrace.pipeline.run.figures.batches import mean_counted, percentile
 from tailrace.pipeline.run.figures.incidents import Incidents, NoSignal
@@ -166,7 +167,7 @@ class StatusObserver:
         steps: int | None = None,
         workers: int = 0,
     ) -> None:
-        before = read_json(path) if path.exists() else {}
+        before = _before(path)
         known = {name: before[name] for name in _KEPT if name in before}
         self.status = RunStatus(app=app, run_dir=str(run_dir), pid=os.getpid(), simulated=simulated, **known)
         self.status.workers = workers
@@ -296,6 +297,14 @@ class StatusObserver:
             write_json(self._path, asdict(self.status))
             if self._listener is not None:
                 self._listener(self.status)
+
+
+def _before(path: Path) -> dict[str, Any]:
+    """What the driver before wrote last; empty if there was none, or if a crash of the machine left nothing whole of it."""
+    try:
+        return read_json(path)
+    except RunDirectoryError:
+        return {}
 
 
 def show_results(status: RunStatus, results: Results) -> None:
