@@ -1,9 +1,11 @@
 """Who may take the place of a run's controller, and what one that is replaced can still do: nothing."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,9 +15,9 @@ from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import EventLog, read_log
 from tailrace.pipeline.run.launching import launch
-from tailrace.pipeline.run.launching.attaching import SILENT_S, next_epoch, take_over
+from tailrace.pipeline.run.launching.attaching import SILENT_S, check_left, next_epoch, take_over
 from tailrace.processes import ProcessId
-from tailrace.runtime.errors import SupersededError
+from tailrace.runtime.errors import RunFailedError, SupersededError
 from tailrace.runtime.hosts.ray_cluster import CLAIM, Claim, RayCluster, claimed_ago_s
 
 
@@ -164,20 +166,54 @@ def test_a_cluster_ends_with_its_keeper(directory, keeper):
     assert RayCluster.read(directory.root) is None
 
 
-def test_a_controller_that_waits_for_ray_claims_its_run(directory, monkeypatch):
+@pytest.mark.parametrize("at", ["replay", "make_cluster"])
+def test_a_controller_that_replays_its_log_or_waits_for_ray_is_not_replaced(directory, keeper, monkeypatch, at):
     class WaitedError(Exception):
         pass
 
-    def make_cluster(config, of):
-        claim = of.root / CLAIM
+    def waits(*_, **__):
+        claim = directory.root / CLAIM
+        with pytest.raises(RunDirectoryError, match="found a controller at work"):
+            check_left(RunDirectory.open(directory.root))
         first, deadline = claim.stat().st_mtime_ns, time.monotonic() + 30
         while claim.stat().st_mtime_ns == first:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         raise WaitedError
 
-    monkeypatch.setattr(launch, "make_cluster", make_cluster)
-    controller = launch._Launch(RunConfig(), directory, None, None)
+    left(directory, keeper)
+    monkeypatch.setattr(launch, "check", lambda _: None)
+    monkeypatch.setattr(launch, "replay", lambda *_, **__: None)
+    monkeypatch.setattr(launch, at, waits)
     with pytest.raises(WaitedError):
-        controller._host(attaches=False)
-    controller._claim.close()
+        launch.launch(RunConfig(), directory)
+
+
+def test_what_ends_a_run_is_told_on_a_full_disk_too(directory, monkeypatch):
+    def fails(_):
+        shutil.rmtree(directory.root)  # nothing can be written there
+        raise RunFailedError("the reason")
+
+    monkeypatch.setattr(launch, "check", fails)
+    with pytest.raises(RunFailedError, match=r"^the reason$"):
+        launch.launch(RunConfig(), directory)
+
+
+def test_a_run_that_cannot_begin_leaves_no_member(directory, monkeypatch):
+    closed = []
+    host = SimpleNamespace(close=lambda: closed.append("host"))
+    trackers = SimpleNamespace(close=lambda *_, **__: closed.append("trackers"))
+    monkeypatch.setattr(launch._Launch, "_host", lambda *_, **__: host)
+    monkeypatch.setattr(launch._Launch, "_trackers", lambda _: (trackers, []))
+    for name, found in {
+        "check": None,
+        "replay": None,
+        "prepare": SimpleNamespace(model=None),
+        "stops_in_words": [],
+    }.items():
+        monkeypatch.setattr(launch, name, lambda *_, found=found, **__: found)
+    monkeypatch.setattr(launch, "build_deployment", lambda *_, **__: None)
+    directory.metrics.write_text("[]\n")
+    with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl, line 1"):
+        launch.launch(RunConfig(), directory)
+    assert closed == ["trackers", "host"]

@@ -68,6 +68,24 @@ def test_who_asks_whether_a_run_lives_is_not_taken_for_it(tmp_path, monkeypatch)
     assert RunDirectory.open(directory.root).running()
 
 
+def test_a_lock_that_another_replaces_meanwhile_counts_no_more(tmp_path, monkeypatch):
+    """One opens the lock of a driver that died, another that attaches puts a new one in its place and holds it."""
+    directory = RunDirectory.create(tmp_path / "run", {})
+    directory.unlock()
+    other, flock = RunDirectory(directory.root), fcntl.flock
+
+    def overtaken(handle, how):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        other.lock_anew()
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", overtaken)
+    with pytest.raises(RunDirectoryError, match=rf"found a run under way here \(process {os.getpid()}\)"):
+        directory.lock()
+    other.unlock()
+    directory.lock()
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [

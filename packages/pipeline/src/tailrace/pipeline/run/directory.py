@@ -217,6 +217,16 @@ class RunDirectory:
             RunDirectoryError: another process runs here, or the file system has no locks.
         """
         path = self.root / "lock"
+        handle = self._locked(path)
+        while not _is_at(handle, path):  # another has replaced it meanwhile, see `lock_anew`
+            os.close(handle)
+            handle = self._locked(path)
+        with suppress(OSError):  # on a full disk the lock still holds, only its owner's process id is missing
+            os.ftruncate(handle, 0)
+            os.write(handle, str(os.getpid()).encode())
+        self._lock = handle
+
+    def _locked(self, path: Path) -> int:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -235,10 +245,7 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"{path}: could not be locked: {error.strerror}; choose a local --run-dir"
             ) from error
-        with suppress(OSError):  # on a full disk the lock still holds, only its owner's process id is missing
-            os.ftruncate(handle, 0)
-            os.write(handle, str(os.getpid()).encode())
-        self._lock = handle
+        return handle
 
     def lock_anew(self) -> None:
         """Lock it although a process may hold the lock that is stopped: that one keeps a lock which counts no more.
@@ -369,6 +376,14 @@ def _remove_empty(directories: Sequence[Path]) -> None:
     for path in directories:
         with suppress(OSError):
             path.rmdir()
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    """Whether an open file is the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _sync_entries(path: Path) -> None:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tailrace.controller.evaluations import EvaluationResult
 from tailrace.faulttol import Fault
 from tailrace.paramserver import new_token
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.errors import ConfigError, RunDirectoryError
+from tailrace.pipeline.errors import ConfigError, RunDirectoryError, RunWriteError
 from tailrace.pipeline.roles.calls import DATA_DOOR
 from tailrace.pipeline.run.build import build_deployment, build_spec, check, holding, tracker_names, tracker_of
 from tailrace.pipeline.run.directory import RunDirectory, write_json
@@ -162,20 +162,27 @@ class _Launch:
         except SupersededError:
             raise  # the status is another's
         except KeyboardInterrupt:
-            self.status.phase("interrupted")
+            self._ends("interrupted")
             raise
         except BaseException as error:
-            self.status.phase("failed", f"{type(error).__name__}: {error}")
+            self._ends("failed", f"{type(error).__name__}: {error}")
             raise
         finally:
             if self._claim is not None:
                 self._claim.close()
+
+    def _ends(self, phase: str, detail: str = "") -> None:
+        """Set a phase of a run that ends early: a full disk neither hides why it does nor keeps its members from ending."""
+        with suppress(RunWriteError):
+            self.status.phase(phase, detail)
 
     def _run(self) -> dict[str, Any]:
         config, directory = self.config, self.directory
         attaches = self._cluster is not None
         if not attaches:
             check(config)
+        if config.executor.name == "ray":  # from now on: one that replays a long log, or waits for Ray, is not silent
+            self._claim = Claim(directory.root)
         began = directory.began_with()
         controller, faults, roster = controller_of(directory), build_faults(config), Roster()
         # an unusable log is reported before minutes of preparation
@@ -187,7 +194,8 @@ class _Launch:
         attaches = attaches and not controller.over  # its last steps, such as controls, are taken anew
         keep_bytecode(cache_directory())
         host = self._host(attaches=attaches)
-        try:
+        with ExitStack() as undone:  # if it cannot begin
+            undone.callback(host.close)
             if isinstance(host, RayHost) and not attaches:
                 if config.executor.ray_address is not None:  # one machine may stand for several sites, a cluster not
                     check_labels(config, host.sites())
@@ -202,18 +210,17 @@ class _Launch:
             deployment = build_deployment(config, prepared, directory, token=token)
             for line in stops_in_words(config, prepared.model)[1:]:
                 self._preparing({"phase": line})
-        except BaseException:
-            host.close()
-            raise
-        if not attaches:
-            self.status.phase("starting roles")
-        trackers, untracked = self._trackers()
-        metrics = MetricsObserver(directory.metrics, trackers)
-        host.time = RealTime(shown_s(self._cluster, past or 0.0) if attaches else past or 0.0)
-        if self._cluster is not None and not attaches:
-            dataclasses.replace(self._cluster, began_at=time.time() - host.time.now()).write(directory.root)
-        claims = () if self._claim is None else (self._claim,)
-        executor = Executor(host, deployment, observers=[metrics, self.status, GarbageCollection(), *claims])
+            if not attaches:
+                self.status.phase("starting roles")
+            trackers, untracked = self._trackers()
+            undone.callback(trackers.close, HURRY_S, finished=False)
+            metrics = MetricsObserver(directory.metrics, trackers)
+            host.time = RealTime(shown_s(self._cluster, past or 0.0) if attaches else past or 0.0)
+            if self._cluster is not None and not attaches:
+                dataclasses.replace(self._cluster, began_at=time.time() - host.time.now()).write(directory.root)
+            claims = () if self._claim is None else (self._claim,)
+            executor = Executor(host, deployment, observers=[metrics, self.status, GarbageCollection(), *claims])
+            undone.pop_all()
         try:
             if attaches:
                 self._goes_on(controller, executor, roster, past or 0.0, faults)
@@ -240,7 +247,7 @@ class _Launch:
                 trackers.leave()
                 raise
             if isinstance(error, KeyboardInterrupt):
-                self.status.phase("stopping")
+                self._ends("stopping")
             try:
                 executor.close(patience_s=HURRY_S)
             except Exception as closing:
@@ -274,7 +281,6 @@ class _Launch:
         """The host: with members that outlive this controller, or those that one before it left; on Ray."""
         if self.config.executor.name != "ray":
             return LocalHost()
-        self._claim = Claim(self.directory.root)  # from now on: one that waits for Ray is not silent
         left = None
         if not attaches or self._cluster is None:
             self.status.phase("starting Ray")
