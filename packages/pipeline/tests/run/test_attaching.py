@@ -15,10 +15,10 @@ from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import EventLog, read_log
 from tailrace.pipeline.run.launching import launch
-from tailrace.pipeline.run.launching.attaching import SILENT_S, check_left, next_epoch, take_over
+from tailrace.pipeline.run.launching.attaching import SILENT_S, check_left, make_cluster, next_epoch, take_over
 from tailrace.processes import ProcessId
 from tailrace.runtime.errors import RunFailedError, SupersededError
-from tailrace.runtime.hosts.ray_cluster import CLAIM, Claim, RayCluster, claimed_ago_s
+from tailrace.runtime.hosts.ray_cluster import CLAIM, Claim, RayCluster, Unclaimed, claimed_ago_s
 
 
 @pytest.fixture
@@ -164,6 +164,36 @@ def test_a_cluster_ends_with_its_keeper(directory, keeper):
     left(directory, keeper).end()
     assert keeper.wait(30) != 0
     assert RayCluster.read(directory.root) is None
+
+
+def test_a_copy_of_a_run_leaves_the_members_of_the_other_alone(directory, keeper):
+    """A run is copied to go on from a checkpoint in another way, while it goes on itself."""
+    cluster = left(directory, keeper)
+    copy = RunDirectory.open(shutil.copytree(directory.root, directory.root.with_name("copy")))
+    with pytest.raises(RunDirectoryError, match="found no member of it that lives"):
+        check_left(copy)
+    make_cluster(RunConfig.model_validate({"executor": {"ray_address": "auto"}}), copy)
+    assert keeper.poll() is None
+    assert RayCluster.read(directory.root) == cluster
+    moved = directory.root.rename(directory.root.with_name("moved"))
+    assert RayCluster.read(moved) == cluster
+
+
+def test_a_clock_that_is_set_forward_ends_no_run(directory):
+    path = directory.root / CLAIM
+    path.touch()
+    unclaimed = Unclaimed(directory.root)
+    for ago_s in (3602.0, 3601.0):  # it was set forward since the last claim, and the next one is on its way
+        at = time.time() - ago_s
+        os.utime(path, (at, at))
+        assert claimed_ago_s(directory.root) > 3600
+        assert unclaimed.seconds() == 0.0
+    until = time.monotonic() + 30
+    while not (found := unclaimed.seconds()) and time.monotonic() < until:
+        time.sleep(0.001)
+    assert 0.0 < found < 30.0
+    path.unlink()
+    assert unclaimed.seconds() == float("inf")
 
 
 @pytest.mark.parametrize("at", ["replay", "make_cluster"])

@@ -70,17 +70,23 @@ class RayCluster:
 
     @classmethod
     def read(cls, root: Path) -> RayCluster | None:
-        """The cluster of the run in a directory, if it may live; None if there is none."""
+        """The cluster of the run in a directory, if it may live; None if there is none.
+
+        That of a directory of which this one is a copy is not its own; one that was moved keeps it.
+        """
         try:
             fields = json.loads((root / CLUSTER).read_text())
+            noted, here = fields.pop("directory", None), _directory(root)
+            if noted is not None and noted[0] != here[0] and noted[1] != here[1]:
+                return None
             found = cls(**fields | {"machines": tuple(fields.get("machines", ()))})
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, LookupError):
             return None
         return found if found.process is None or found.process.alive() else None
 
     def write(self, root: Path) -> None:
         """Note it in the run directory, for this user only."""
-        write_private(root / CLUSTER, json.dumps(asdict(self)))
+        write_private(root / CLUSTER, json.dumps({**asdict(self), "directory": _directory(root)}))
 
     @property
     def process(self) -> ProcessId | None:
@@ -186,6 +192,11 @@ def authentication(root: Path) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str((root / TOKEN).absolute())}
 
 
+def _directory(root: Path) -> tuple[str, int]:
+    """What a copy of a directory has neither of: its path, and its number in the file system."""
+    return os.path.realpath(root), root.stat().st_ino
+
+
 def write_private(path: Path, text: str) -> None:
     """Replace a file by one that only this user may read."""
     partial = path.with_name(f"{path.name}.partial")
@@ -250,6 +261,30 @@ def claimed_ago_s(root: Path) -> float:
         return max(0.0, time.time() - (root / CLAIM).stat().st_mtime)
     except OSError:
         return float("inf")
+
+
+class Unclaimed:
+    """How long nobody has claimed a run, as its keeper sees it.
+
+    By this process's own time: no run ends since the clock was set forward, or since its machine has slept.
+
+    Args:
+        root: the run directory.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._path, self._at, self._since_s = root / CLAIM, -1, 0.0
+
+    def seconds(self) -> float:
+        """Seconds for which the claim was the same at each call; infinite if there is none."""
+        try:
+            at = self._path.stat().st_mtime_ns
+        except OSError:
+            return math.inf
+        now = time.monotonic()
+        if at != self._at:
+            self._at, self._since_s = at, now
+        return now - self._since_s
 
 
 def _reap(pid: int) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from tailrace.processes import Ending, ProcessId
 from tailrace.runtime.hosts import ray_session
 from tailrace.runtime.hosts.ray_actor import CLOSE_S
-from tailrace.runtime.hosts.ray_cluster import CLAIM, CLUSTER, START_S, TOKEN, RayCluster, claimed_ago_s, name_run
+from tailrace.runtime.hosts.ray_cluster import CLAIM, CLUSTER, START_S, TOKEN, RayCluster, Unclaimed, name_run
 from tailrace.runtime.hosts.ray_machines import StartedMachines
 from tailrace.runtime.hosts.ray_options import check_own, environment, options, own_cluster
 
@@ -48,7 +48,8 @@ def keep(root: Path, cpus: int, unclaimed_s: float, machines: int, cores: int) -
         ray_session.seal(session)
         RayCluster(run, address, token, time.time(), unclaimed_s, str(session), keeper, fields).write(root)
         signal.alarm(0)
-        while not over.wait(_LOOK_S) and claimed_ago_s(root) < unclaimed_s + CLOSE_S:
+        unclaimed = Unclaimed(root)
+        while not over.wait(_LOOK_S) and unclaimed.seconds() < unclaimed_s + CLOSE_S:
             ray_session.seal(session)
     finally:
         if started is not None:
