@@ -156,6 +156,8 @@ def run(tmp_path):
     manifest = {"format": 1, "version": 6, "files": {}}
     (made.checkpoints / ".6.replaced" / "trainer.json").write_text(json.dumps(manifest))
     (made.root / "status.json.partial").write_text("{")
+    (made.trajectories / "trained.packed").write_bytes(b"x")
+    (made.trajectories / "trained.packed.4711.unfinished").write_bytes(b"x")
     yield made
     made.unlock()
 
@@ -173,6 +175,7 @@ def test_half_written_files_of_a_run_go_but_not_the_only_copy_of_a_checkpoint(ru
     assert "1.5 kB" in listed
     assert {path.name for path in run.checkpoints.iterdir()} == {"7", ".6.replaced"}
     assert not (run.root / "status.json.partial").exists()
+    assert [path.name for path in run.trajectories.iterdir()] == ["trained.packed"]
 
 
 def test_a_run_under_way_is_not_touched(run, sessions, capsys):

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import resource
 import sqlite3
 import threading
 from pathlib import Path
@@ -375,6 +376,57 @@ def test_an_export_loses_no_row_to_a_trim_that_comes_late(tmp_path, monkeypatch,
         assert store.export(archive) == 1
         store.trim(6, archive)
     assert rows() == [("a", 1), ("b", 2), ("c", 3), ("d", 4), ("e", 5), ("f", 5), ("g", 6)]
+
+
+@pytest.mark.parametrize("name", ["trained.packed", "trained.jsonl"])
+def test_an_export_writes_no_archived_row_again(tmp_path, name):
+    """At the end of a run an archive may have many gigabytes, and there may be no room for a second one."""
+    archive = tmp_path / name
+    with TrajectoryStore() as store:
+        finish(store, *"abcd")
+        for version, trajectory in enumerate("abcd", 1):
+            store.consume([trajectory], version)
+        store.trim(2, archive)
+        before, file = archive.read_bytes(), archive.stat().st_ino
+        assert store.export(archive) == 2
+        assert archive.stat().st_ino == file
+        assert archive.read_bytes().startswith(before)
+        assert [row["trajectory"] for row in read_trained(archive)] == [*"abcd"]
+        store.rollback(3)
+        assert store.export(archive) == 1
+    assert [row["trajectory"] for row in read_trained(archive)] == [*"abc"]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["trained.packed", "trained.jsonl"])
+@pytest.mark.parametrize(
+    "write", [TrajectoryStore.export, lambda store, path: store.trim(9, path)], ids=["export", "trim"]
+)
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_full_disk_leaves_an_archive_of_whole_rows(tmp_path, name, write, exported):
+    archive = tmp_path / name
+    with TrajectoryStore() as store:
+        finish(store, *"abcdefgh")
+        for version, trajectory in enumerate("abcdefgh", 1):
+            store.consume([trajectory], version)
+        store.trim(1, archive)
+        size = archive.stat().st_size
+        if exported:
+            store.rollback(2)
+            store.export(archive)
+            store.consume([*"hgfedc"], 3)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4 * size + 7, before[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                write(store, archive)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        kept = {row["trajectory"] for row in read_trained(archive)}
+        assert {"a"} < kept < {*"abcdefgh"}
+        write(store, archive)
+        store.trim(9, archive)
+    assert sorted(row["trajectory"] for row in read_trained(archive)) == [*"abcdefgh"]
 
 
 @pytest.mark.parametrize("name", ["trained.packed", "trained.jsonl"])

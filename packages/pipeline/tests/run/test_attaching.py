@@ -229,6 +229,22 @@ def test_what_ends_a_run_is_told_on_a_full_disk_too(directory, monkeypatch):
         launch.launch(RunConfig(), directory)
 
 
+def test_what_was_trained_on_has_as_long_to_be_written_as_a_checkpoint(directory):
+    class WrittenError(Exception):
+        pass
+
+    def call(method, path, *, timeout_s):
+        assert (method, path, timeout_s) == ("export", directory.trained, 4000.0)
+        raise WrittenError
+
+    host = SimpleNamespace(caller=lambda _: SimpleNamespace(call=call))
+    config = RunConfig.model_validate({"deadlines": {"save_s": 4000}})
+    with pytest.raises(WrittenError):
+        launch._Launch(config, directory, None, None)._summary(
+            None, [], SimpleNamespace(members={"data": None}, host=host), 1.0, None, []
+        )
+
+
 def test_a_run_that_cannot_begin_leaves_no_member(directory, monkeypatch):
     closed = []
     host = SimpleNamespace(close=lambda: closed.append("host"))

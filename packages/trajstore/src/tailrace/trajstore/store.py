@@ -17,13 +17,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Self
 
 from tailrace.contracts import Experience, ExperienceOutline, FinishReason, PackedTokens, PartialDelta, Resume
 from tailrace.trajstore.archive import MAGIC, is_lines
@@ -380,25 +381,31 @@ class TrajectoryStore:
         After it the file may have others: an `export` wrote them, and its next rows are these, or a process that died before it
         trimmed. What is the same stays, so that no row of an export is lost; what is not, is cut off.
         """
-        with archive.open("a+b") as file:
+        with archive.open("a+b", buffering=0) as file:
             return self._write(file, archive, self._ledger.consumed(names), self._ledger.archived_bytes)
 
-    def _write(self, file: BinaryIO, path: Path, rows: Iterable[ConsumedTrajectory], begin: int) -> int:
+    def _write(self, file: FileIO, path: Path, rows: Iterable[ConsumedTrajectory], begin: int) -> int:
         """Write trajectories to a file for `path` from a position on, or from its end. Returns where they end.
 
-        Bytes that the file has there already are not written again.
+        Bytes that the file has there already are not written again. If this raises, the file ends with a whole trajectory.
         """
         size = file.seek(0, os.SEEK_END)
         end = file.seek(min(begin, size))
         there = end < size
-        for record in self._records(path, rows, first=not end):
-            if there and file.read(len(record)) != record:
-                file.truncate(end)
-                there = False
+        try:
+            for record in self._records(path, rows, first=not end):
+                if there and file.read(len(record)) != record:
+                    file.truncate(end)
+                    there = False
+                left = memoryview(b"" if there else record)
+                while left:  # a full disk may take only a part of it
+                    left = left[file.write(left) :]
+                end += len(record)
+        except BaseException:
             if not there:
-                file.write(record)
-            end += len(record)
-        file.flush()
+                with suppress(OSError):
+                    file.truncate(end)
+            raise
         os.fsync(file.fileno())
         return end
 
@@ -451,27 +458,28 @@ class TrajectoryStore:
         return self.export(path)
 
     def export(self, path: Path | str) -> int:
-        """Write the trajectories that were trained on to a file, which appears complete or not at all.
+        """Write the trajectories that were trained on to a file, which appears complete or not at all. An archive is completed.
 
         If its name ends with ``.jsonl``, it has JSON lines, otherwise packed records; `read_trained` reads both.
         Each row has trajectory, group, prompt, tokens, versions (one for each token), logprobs, observations (where each
         begins and ends among the tokens), contexts (where those begin that are fresh, see `Segment`), generated (number of the
-        other tokens), reward, finish, oldest_version, completed_version, consumed_version and metadata. If the file is the
-        archive of `trim`, its rows are kept at the beginning.
+        other tokens), reward, finish, oldest_version, completed_version, consumed_version and metadata. Once `trim` has
+        archived any, the file is taken for its archive: its rows stay as they are, and those that it lacks follow.
 
         Returns:
             Number of rows written after those of the archive.
         """
         target = Path(path)
-        unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
         with self._trimming:  # all the while: a `trim` would forget rows that are yet to be written
             archived, rows = self._ledger.archived_bytes, self.consumed()
+            if archived and target.exists():  # it may be far larger than what it lacks
+                with target.open("a+b", buffering=0) as file:
+                    file.truncate(self._write(file, target, rows, archived))
+                return len(rows)
+            unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
             try:
-                if archived and target.exists():
-                    shutil.copyfile(target, unfinished)
-                with unfinished.open("ab") as file:
-                    file.truncate(min(archived, file.tell()))
-                    self._write(file, target, rows, archived)
+                with unfinished.open("wb", buffering=0) as file:
+                    self._write(file, target, rows, 0)
                 unfinished.replace(target)
             finally:
                 unfinished.unlink(missing_ok=True)

@@ -76,7 +76,7 @@ def _half_written(directory: RunDirectory) -> Iterator[Leftover]:
             continue
         if (directory.checkpoints / found["name"]).exists() or not _complete(path):
             yield _directory("half-written checkpoint" if found["kind"] == "partial" else "replaced checkpoint", path)
-    for path in sorted(directory.root.glob("*.partial")):
+    for path in sorted([*directory.root.glob("*.partial"), *directory.trajectories.glob("*.unfinished")]):
         if path.is_file():
             yield Leftover(f"half-written file {path}", path.stat().st_size, partial(_unlink, path))
 

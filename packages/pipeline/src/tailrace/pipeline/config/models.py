@@ -484,7 +484,7 @@ class DeadlineConfig(_Strict):
     publish_s: Seconds = 600.0
     """deadline for a version to be published"""
     save_s: Seconds = 600.0
-    """deadline until more bytes of a checkpoint are written, or it is durable"""
+    """deadline until more bytes of a checkpoint are written, or it is durable; and at the end, until what was trained on is"""
     pull_s: Seconds = 600.0
     """deadline for a replica to pull a version"""
     hand_over_s: Seconds = 300.0

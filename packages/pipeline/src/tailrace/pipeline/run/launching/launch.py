@@ -396,7 +396,8 @@ class _Launch:
     ) -> dict[str, Any]:
         if not executor.members:  # the run had ended before this driver started
             executor.membership.start(c.Start(0, DATA, "0"))
-        data = DATA_DOOR.open(executor.host.caller(DATA))
+        # all that was trained on since the oldest checkpoint may have to be written
+        data = DATA_DOOR.open(executor.host.caller(DATA), self.config.deadlines.save_s)
         data.export(self.directory.trained)
         again = controller_of(self.directory)
         return summarise(
