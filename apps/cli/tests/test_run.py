@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -297,3 +298,39 @@ def test_ctrl_c_in_a_real_run(tmp_path):
     assert last == "tailrace: interrupted; go on with: tailrace run --resume mine"
     assert process.returncode == 130
     assert not RunDirectory.open(tmp_path / "mine").running()
+
+
+HANGS = """
+import sys, threading, time
+from tailrace.cli.runs import control
+from tailrace.contracts import Place
+from tailrace.runtime.executor.seam import RoleSpec
+from tailrace.runtime.hosts.local import LocalHost
+
+began = threading.Event()
+
+def hangs():
+    began.set()
+    time.sleep(600)
+
+def fails(order):
+    host = LocalHost()
+    host.spawn("replica", "0", 1, RoleSpec(hangs), Place())
+    began.wait(60)
+    host.close()
+    return 1
+
+control.control, control.END_S = fails, 0.5
+sys.exit(control.main())
+"""
+
+
+def test_a_controller_ends_although_a_role_in_one_of_its_threads_hangs(tmp_path):
+    order = json.dumps({"work": "launch", "root": str(tmp_path)}).encode() + b"\n"
+    with subprocess.Popen([sys.executable, "-c", HANGS], stdin=subprocess.PIPE) as process:
+        try:
+            process.stdin.write(order)
+            process.stdin.flush()
+            assert process.wait(60) == 1
+        finally:
+            process.kill()

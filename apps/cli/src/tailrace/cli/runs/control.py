@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -29,6 +30,9 @@ from tailrace.pipeline.run.launching import launch as runs
 from tailrace.processes import at_end_of
 from tailrace.report import write_report
 from tailrace.runtime.errors import DeadlineError, RoleError, RunFailedError, SupersededError
+
+END_S = 30.0
+"""Seconds that threads have to end once a run is over."""
 
 
 def control(order: ControllerOrder) -> int:
@@ -114,6 +118,13 @@ def _go_on_unwatched(order: ControllerOrder) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _end_soon(status: int) -> None:
+    """End this process although a thread hangs, as one does in which the local host builds a role: Python would wait for it."""
+    ending = threading.Timer(END_S, os._exit, [status])
+    ending.daemon = True
+    ending.start()
+
+
 def main() -> int:
     """Wait for the order, and carry it out. Returns the exit status."""
     line = sys.stdin.readline()
@@ -127,7 +138,9 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop_once)
     at_end_of(pipe, lambda: _go_on_unwatched(order))
-    return control(order)
+    status = control(order)
+    _end_soon(status)
+    return status
 
 
 if __name__ == "__main__":
