@@ -331,6 +331,26 @@ def test_detection_looks_at_each_tick_while_a_member_is_silent(silent):
     assert detection.seen == ([{"r0": 6.0, "r1": 0.0}, {"r0": 7.0, "r1": 0.0}] if silent else [])
 
 
+@pytest.mark.parametrize("role", ["replica", "trainer"])
+def test_that_no_controller_was_there_says_nothing_of_a_member(role):
+    """One was silent as its controller died, or the trainer far in a micro-batch; the next controller comes after 110 s."""
+    run = Scripted(spec(detection=policy("detection", "role-aware")))
+    leave = (c.Route, c.Step) if role == "replica" else (c.Step,)
+    run.go(c.Tick(), leave=leave)
+    if role == "replica":
+        run.go(c.Silent(role, "r0", 12.0), leave=leave)
+    else:
+        run.later(6.0, leave=leave)  # it is seen to train
+        run.later(250.0, leave=leave)
+    run.now += 110.0
+    given = run.go(c.Attached(2, 110.0), leave=leave)
+    for _ in range(20):
+        given += run.later(1.0, leave=leave)
+    assert restarts(given) == []
+    given = run.go(c.Silent(role, "r0" if role == "replica" else "0", 60.0), leave=leave) + run.later(1.0, leave=leave)
+    assert [(role, why.why) for role, _, why in restarts(given)] == [(role, c.Why.SILENT)]
+
+
 def test_detection_hears_what_a_replica_says_it_does_only_while_it_stands_still():
     seen = []
 

@@ -115,6 +115,7 @@ class Controller:
             c.Silent: self.detection.silent,
             c.Tick: lambda _: self.detection.tick(),
             c.Resumed: self._on_resumed,
+            c.Attached: self.detection.attached,
         }
 
     def handle(self, event: c.Event, now: float) -> list[c.Command]:

@@ -210,6 +210,12 @@ class Members:
             state.heard_s = now - event.silent_s if event.silent_s else None
             self._note(state)
 
+    def unheard(self, away_s: float) -> None:
+        """Forget who was silent, and count no second of a time in which nobody listened."""
+        for state in self.states.values():
+            state.moved_s, state.heard_s = state.moved_s + away_s, None
+            self._note(state)
+
     def _note(self, state: MemberState) -> None:
         if state.still_s or state.heard_s is not None:
             self.alarming[state.role, state.id] = None

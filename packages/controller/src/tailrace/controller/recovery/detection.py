@@ -42,6 +42,12 @@ class Detection:
         """Take in that a member does not answer, or answers again."""
         self._members.silent(event, self._state.now)
 
+    def attached(self, event: c.Attached) -> None:
+        """Take in that no controller was there for a while. Who is silent now is told anew."""
+        self._members.unheard(event.away_s)
+        for replica in self._fleet.replicas.values():
+            replica.moved_s += event.away_s
+
     def trained(self) -> None:
         """Take in that the trainer has ended a part of a batch: micro-batches ended, and it may be given the next at once."""
         trainer = self._members.get(TRAINER)
