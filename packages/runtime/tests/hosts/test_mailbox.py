@@ -208,6 +208,21 @@ def test_it_is_quiet_only_while_nobody_waits_for_an_answer(role, mailbox):
     assert mailbox.quiet_s() < 100.0
 
 
+def test_it_is_not_quiet_while_it_loads(role, mailbox):
+    """Nobody calls a trainer before it has its checkpoint, which may take longer than it waits for a controller."""
+    seen = []
+
+    def ready():
+        mailbox._called_s -= 100.0
+        seen.append(mailbox.quiet_s())
+        return Ready()
+
+    role.ready = ready
+    mailbox.call("ready", (), 1)
+    assert seen == [0.0]
+    assert mailbox.quiet_s() < 100.0
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whenever_controllers_die_the_log_has_every_event_once_and_in_order(role, mailbox, seed):
     drawn = random.Random(seed)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -68,15 +69,23 @@ class Mailbox:
         return getattr(self.role, method)(*arguments) if own is None else own(epoch, *arguments)
 
     def quiet_s(self) -> float:
-        """Seconds since anybody called last; 0 while another member, or who asks for results, waits for an answer."""
+        """Seconds since anybody called last; 0 while another member, or who asks for results, waits for an answer.
+
+        So it is while the role gets ready: it may load for longer than it would wait, and nobody calls it before it is up.
+        """
         with self._changing:
             return 0.0 if self._serving else time.monotonic() - self._called_s
 
     def _serve(self, method: str, arguments: Sequence[Any]) -> Any:
+        with self._answering():
+            return getattr(self.role, method)(*arguments)
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
         with self._changing:
             self._serving += 1
         try:
-            return getattr(self.role, method)(*arguments)
+            yield
         finally:
             with self._changing:
                 self._serving, self._called_s = self._serving - 1, time.monotonic()
@@ -106,7 +115,8 @@ class Mailbox:
     def _ready(self, epoch: int, *arguments: Any) -> Ready:
         del epoch
         began_s = time.monotonic()
-        said = checked(self._name, Role.ready, self._first("ready", arguments))
+        with self._answering():
+            said = checked(self._name, Role.ready, self._first("ready", arguments))
         self._took.setdefault("load", time.monotonic() - began_s)
         return replace(said, took=dict(self._took))
 
