@@ -378,6 +378,17 @@ def test_an_export_loses_no_row_to_a_trim_that_comes_late(tmp_path, monkeypatch,
     assert rows() == [("a", 1), ("b", 2), ("c", 3), ("d", 4), ("e", 5), ("f", 5), ("g", 6)]
 
 
+def test_a_trim_that_takes_long_goes_on_in_the_next_call(tmp_path, monkeypatch):
+    monkeypatch.setattr("tailrace.trajstore.store.TRIM_TOKENS", 1)  # one in a slice
+    archive = tmp_path / "trained.packed"
+    with TrajectoryStore() as store:
+        finish(store, *"abcde")
+        store.discard(["e"], "surplus")
+        store.consume([*"abcd"], 1)
+        assert [store.trim(1, archive, within_s=0.0) for _ in range(7)] == [1, 1, 1, 1, 1, 0, 0]
+    assert [row["trajectory"] for row in read_trained(archive)] == [*"abcd"]
+
+
 @pytest.mark.parametrize("name", ["trained.packed", "trained.jsonl"])
 def test_an_export_writes_no_archived_row_again(tmp_path, name):
     """At the end of a run an archive may have many gigabytes, and there may be no room for a second one."""

@@ -165,6 +165,7 @@ class Batches:
 
     def trim(self, version):
         self.trimmed.append(version)
+        return 0 if self.trimmed.count(version) % 3 == 0 else 5
 
     def roll_back(self, version):
         self.rolled_back.append(version)

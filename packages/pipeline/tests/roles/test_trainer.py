@@ -144,7 +144,7 @@ def test_checkpoints_come_and_go(make_trainer, data, gather, tmp_path, until):
         left = [".98.partial", *left]
         until(lambda left=left: sorted(path.name for path in root.iterdir()) == left, f"only {left} to be left")
         oldest = min((version, *keep))
-        until(lambda oldest=oldest: data.trimmed[-1:] == [oldest], "the store to be trimmed")
+        until(lambda oldest=oldest: data.trimmed[-3:] == [oldest] * 3, "the store to be trimmed, until nothing is left")
 
 
 def test_a_new_one_goes_on_from_a_checkpoint(make_trainer, data, gather, tmp_path):

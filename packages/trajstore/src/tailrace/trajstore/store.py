@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -348,7 +350,7 @@ class TrajectoryStore:
             self._count("rolled_back", len(undone))
             return undone
 
-    def trim(self, durable_version: int, archive: Path | str | None = None) -> int:
+    def trim(self, durable_version: int, archive: Path | str | None = None, *, within_s: float = math.inf) -> int:
         """Forget trajectories that no `rollback` to this version or a later one needs, so that the store stays bounded.
 
         It reads and writes files beside other calls, which wait only while a slice of `TRIM_TOKENS` is deleted.
@@ -360,15 +362,17 @@ class TrajectoryStore:
             durable_version: the version.
             archive: a file to which trajectories that were trained on are appended first, each once, even if this process dies
                 in between: packed records, which `read_trained` reads, or JSON lines if its name ends with ``.jsonl``.
+            within_s: after so many seconds no further slice is begun; a next call goes on.
 
         Returns:
-            Number of trajectories that were forgotten.
+            Number of trajectories that were forgotten; 0 once there are none.
         """
+        until = time.monotonic() + within_s
         with self._trimming:
             self._ledger.fence(durable_version)
             forgotten = 0
             for part in _slices(self._ledger.trimmable(durable_version)):
-                if self._closing:
+                if self._closing or (forgotten and time.monotonic() >= until):
                     break
                 trained = [name for _, name, was_trained, _ in part if was_trained]
                 size = None if archive is None or not trained else self._archive(Path(archive), trained)

@@ -157,7 +157,8 @@ class CheckpointRetention:
     def _trim(self, oldest: int) -> None:
         """No checkpoint before this version is kept."""
         try:
-            self._data.trim(oldest)
+            while self._data.trim(oldest):  # each call has a deadline, and a store may have days of a run to forget
+                pass
         except Exception as error:
             self._worker.fail(error)
 

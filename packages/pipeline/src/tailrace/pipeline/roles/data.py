@@ -48,6 +48,7 @@ from tailrace.trajstore import (
 )
 
 _OPEN_S, _CLOSE_S = 30.0, 10.0
+_TRIM_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,9 +261,12 @@ class DataRole:
         """Make trajectories available again that were trained on after a version, from which the trainer continues."""
         self._store.rollback(version)
 
-    def trim(self, version: int) -> None:
-        """Forget trajectories that are not needed any more, since the trainer never falls back behind this version."""
-        self._store.trim(version, self._archive)
+    def trim(self, version: int) -> int:
+        """Forget trajectories that are not needed any more, since the trainer never falls back behind this version.
+
+        Returns after some seconds the number of those that it forgot. It is called until there are none.
+        """
+        return self._store.trim(version, self._archive, within_s=_TRIM_S)
 
     # ---- for the driver -------------------------------------------------------------------------------------------
 
