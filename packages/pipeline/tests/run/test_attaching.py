@@ -1,10 +1,13 @@
 """Who may take the place of a run's controller, and what one that is replaced can still do: nothing."""
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -123,6 +126,27 @@ def test_a_controller_whose_loop_stands_still_claims_its_run_no_longer(directory
             assert renewed(60)
         ticks = False
         assert renewed(60)  # it is over
+    finally:
+        claim.close()
+
+
+def test_a_claim_outlasts_a_file_system_that_fails_for_a_while(directory, monkeypatch):
+    claim = Claim(directory.root)
+    path, touch, failed = directory.root / CLAIM, Path.touch, threading.Event()
+
+    def fails(self, *_, **__):
+        monkeypatch.setattr(Path, "touch", touch)
+        failed.set()
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    try:
+        monkeypatch.setattr(Path, "touch", fails)
+        assert failed.wait(30)
+        os.utime(path, (1.0, 1.0))
+        end = time.monotonic() + 30
+        while path.stat().st_mtime == 1.0:
+            assert time.monotonic() < end
+            time.sleep(0.01)
     finally:
         claim.close()
 

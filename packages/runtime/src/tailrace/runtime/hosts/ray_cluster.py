@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -251,8 +251,9 @@ class Claim:
         while not self._over.wait(_CLAIM_S):
             if time.monotonic() - self._ticked_s > self._stuck_s:
                 continue
-            if self._path.exists():  # otherwise the cluster was ended, or the run directory is gone
-                self._path.touch()
+            with suppress(OSError):  # a file system that fails once may not fail the next time
+                if self._path.exists():  # otherwise the cluster was ended, or the run directory is gone
+                    self._path.touch()
 
 
 def claimed_ago_s(root: Path) -> float:
