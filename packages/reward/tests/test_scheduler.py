@@ -135,12 +135,36 @@ def test_cancelled_scores_have_no_outcome_and_their_programs_end():
             scoring = asyncio.create_task(
                 collected(scheduler, [program("a", NEVER_ENDS), program("b", NEVER_ENDS), number("c")])
             )
-            while not any(name in scheduler._jobs and scheduler._jobs[name].task for name in "ab"):  # one is under way
+            while not any(job.task for name in "ab" for job in scheduler._jobs.get(name, ())):  # one is under way
                 await asyncio.sleep(0.01)
             scheduler.cancel(["a", "b", "unknown"])
             assert await asyncio.wait_for(scoring, 20) == {"c": ScoringResult("c", 1.0)}
             after = await collected(scheduler, [program("after")])
             assert after["after"].reward == 1.0
+
+    run(test)
+
+
+def test_two_scores_of_one_trajectory_both_end_with_the_scheduler():
+    async def test():
+        settings = CodeSettings(workers=1, timeouts=AdaptiveTimeout(30, 30))
+        async with RewardScheduler(code=settings) as scheduler:
+            scoring = [asyncio.create_task(collected(scheduler, [program("a", NEVER_ENDS)])) for _ in range(2)]
+            while not any(job.task for job in scheduler._jobs.get("a", ())):
+                await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(asyncio.gather(*scoring), 20) == [{}, {}]
+
+    run(test)
+
+
+def test_who_raises_when_told_of_a_score_stops_no_other_one():
+    async def test():
+        complaints = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, said: complaints.append(repr(said["exception"])))
+        async with RewardScheduler(math=VerifierSettings(workers=1)) as scheduler:
+            await scheduler.submit(number("a"), lambda outcome: {}[outcome.trajectory])
+            assert await collected(scheduler, [number("b")]) == {"b": ScoringResult("b", 1.0)}
+        assert complaints == ["KeyError('a')"]
 
     run(test)
 

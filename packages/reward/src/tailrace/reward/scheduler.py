@@ -60,7 +60,8 @@ class ScoresTogether(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A score that waits or is under way. `done` is called once, with None if it was cancelled.
+    """A score that waits or is under way. `done` is called once, with None if it was cancelled. What it raises goes to the
+    loop's exception handler: the pool has others to score.
 
     `task` scores it together with the jobs in `beside`, which include it. One that failed so is scored `alone`.
     """
@@ -74,9 +75,14 @@ class Job:
 
     def end(self, outcome: Outcome | None) -> None:
         """Tell of the outcome, unless that was done before."""
-        if not self.over:
-            self.over = True
+        if self.over:
+            return
+        self.over = True
+        try:
             self.done(outcome)
+        except Exception as error:
+            said = f"the score of {self.item.trajectory!r} was told to a function that raised"
+            asyncio.get_running_loop().call_exception_handler({"message": said, "exception": error})
 
     def cancel(self) -> None:
         """Stop it, wherever it is. A message with several responses is given up once none of their scores is wanted."""
@@ -211,7 +217,7 @@ class RewardScheduler:
         self._judge = judge or JudgeSettings()
         self._rechecked = rechecked or (lambda _: None)
         self._pools: dict[Kind, Pool] = {}
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, set[Job]] = {}  # by trajectory, of which there may be several
         self._closed = False
         self.sandbox: str | None = None
         """The sandbox's name, once a program was to be scored."""
@@ -246,7 +252,8 @@ class RewardScheduler:
             by_kind.setdefault(kind_of(item.verifier), []).append(Job(item, arrived.put_nowait))
         pools = {kind: self._pool(kind) for kind in by_kind}
         jobs = [job for some in by_kind.values() for job in some]
-        self._jobs.update({job.item.trajectory: job for job in jobs})
+        for job in jobs:
+            self._note(job)
         feeding = [asyncio.create_task(_feed(pools[kind], some)) for kind, some in by_kind.items()]
         try:
             for _ in jobs:
@@ -273,8 +280,9 @@ class RewardScheduler:
             self._forget(job)
             done(outcome)
 
-        job = self._jobs[item.trajectory] = Job(item, ended)
-        await self._pool(kind_of(item.verifier)).put(job)
+        pool, job = self._pool(kind_of(item.verifier)), Job(item, ended)
+        self._note(job)
+        await pool.put(job)
 
     def full(self, kind: Kind) -> bool:
         """Whether another item of a kind would have to wait for room."""
@@ -288,8 +296,7 @@ class RewardScheduler:
     def cancel(self, trajectories: Iterable[str]) -> None:
         """Stop the scores of some trajectories, whether they wait or are under way. Unknown ones are ignored."""
         for trajectory in trajectories:
-            job = self._jobs.pop(trajectory, None)
-            if job is not None:
+            for job in self._jobs.pop(trajectory, ()):
                 job.cancel()
 
     @property
@@ -302,8 +309,7 @@ class RewardScheduler:
     async def close(self) -> None:
         """Cancel everything and end all processes. Calling it again does nothing."""
         self._closed = True
-        for job in [*self._jobs.values()]:
-            job.cancel()
+        self.cancel([*self._jobs])
         pools, self._pools = self._pools, {}
         await asyncio.gather(*(pool.close() for pool in pools.values()))
 
@@ -339,9 +345,14 @@ class RewardScheduler:
         backends = [VerifierWorker(self._math) for _ in range(self._math.workers)]
         return Pool(backends, self._math.queue, self._math.attempts)
 
+    def _note(self, job: Job) -> None:
+        self._jobs.setdefault(job.item.trajectory, set()).add(job)
+
     def _forget(self, job: Job) -> None:
-        if self._jobs.get(job.item.trajectory) is job:
-            del self._jobs[job.item.trajectory]
+        same = self._jobs.get(job.item.trajectory, set())
+        same.discard(job)
+        if not same:
+            self._jobs.pop(job.item.trajectory, None)
 
 
 async def _feed(pool: Pool, jobs: Iterable[Job]) -> None:
