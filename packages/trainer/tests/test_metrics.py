@@ -48,3 +48,11 @@ def test_what_a_part_lacks_is_that_of_the_others():
         "tokens_staleness_2": 5.0,
         "kl_staleness_2": 7.0,
     }
+
+
+def test_only_the_first_part_says_how_engine_and_trainer_differ_with_equal_weights():
+    """Its steps are behind the weights of the others, whose tokens of staleness 0 differ by these steps, too."""
+    first = {"tokens": 10.0, "tokens_staleness_1": 10.0, "kl_staleness_1": 1.0}
+    second = {"tokens": 20.0, "mismatch_kl": 0.9, "tokens_staleness_0": 20.0, "kl_staleness_0": 0.9}
+    assert "mismatch_kl" not in merge_metrics([first, second])
+    assert merge_metrics([second, first])["mismatch_kl"] == 0.9

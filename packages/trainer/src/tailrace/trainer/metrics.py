@@ -28,14 +28,16 @@ _FIRST = frozenset({"mismatch_kl"})  # later steps differ from the engine by the
 def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The metrics of all parts as those of one step (see `TrainerWorker.step`); each part was one optimizer step.
 
-    Seconds and counts are added, maxima are the greatest, `lr` and what was compiled so far are the last, and `mismatch_kl` the
-    first. Means over response tokens are weighted by tokens, those of a staleness by its tokens, means over optimizer steps by
-    parts, and all others by trajectories.
+    Seconds and counts are added, maxima are the greatest, `lr` and what was compiled so far are the last, and `mismatch_kl` is
+    the first part's; there is none if that part has none. Means over response tokens are weighted by tokens, those of a
+    staleness by its tokens, means over optimizer steps by parts, and all others by trajectories.
     """
     if len(parts) == 1:
         return dict(parts[0])
     merged: dict[str, float] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
+        if name in _FIRST and name not in parts[0]:
+            continue
         having = [part for part in parts if name in part]
         values = [part[name] for part in having]
         _, is_of, staleness = name.partition("_staleness_")
