@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
 
 from tailrace.trainer import CheckpointError, ModelError, TrainerConfig, TrainerConfigError, load_weights_file
 from tailrace.trainer import fsdp2 as fsdp2_module
@@ -106,6 +106,24 @@ def test_the_same_seed_gives_the_same_adapter_however_the_base_is_loaded(model, 
     assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
     with TrainerWorker(model, dataclasses.replace(CONFIG, seed=4)) as worker:
         assert not any(torch.equal(tensor, found[0][name]) for name, tensor in worker.weights() if "lora_A" in name)
+
+
+@pytest.mark.parametrize(
+    "kind", [Qwen3Config, Qwen3MoeConfig, Qwen2MoeConfig, MixtralConfig], ids=lambda kind: kind.model_type
+)
+def test_the_layers_that_files_tell_are_those_that_the_model_has(kind, tmp_path):
+    """The files of a mixture have a matrix for each expert and for the router, which are no linear layers of the model."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    experts = {"moe_intermediate_size": 8, "shared_expert_intermediate_size": 8, "num_experts_per_tok": 2}
+    config = kind(vocab_size=VOCAB, num_key_value_heads=1, **sizes, **experts)
+    config.num_local_experts = config.num_experts = 4
+    lm = AutoModelForCausalLM.from_config(config)
+    lm.save_pretrained(tmp_path)
+    linear = [name for name, layer in lm.named_modules() if isinstance(layer, torch.nn.Linear) and name != "lm_head"]
+    assert set(linear_layers(tmp_path)) == {name.rpartition(".")[2] for name in linear}
+    if kind is Qwen3MoeConfig:
+        with pytest.raises(TrainerConfigError, match=r"found adapter targets gate_proj, which the model lacks"):
+            check_adapter(AdapterConfig(rank=4, targets=("gate_proj",)), tmp_path)
 
 
 def test_the_base_is_frozen_and_only_the_adapter_has_an_optimizer(model):

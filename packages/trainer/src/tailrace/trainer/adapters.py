@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ _NAME = "default"
 _PREFIX = "base_model.model."
 _SIDES = {".lora_A.weight": 0, ".lora_B.weight": 1}
 _NO_TARGETS = ("embed", "wte", "wpe", "lm_head", "norm")
+_EXPERTS = re.compile(r"(?P<mixture>.*)\.experts\.")
+_ROUTERS = ("gate", "router")
 QWEN_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers of Qwen and Llama."""
 
@@ -68,14 +71,20 @@ def _check_targets(targets: Iterable[str], has: Sequence[str]) -> None:
 def linear_layers(model: Path) -> tuple[str, ...]:
     """The last names of a model directory's linear layers, from the shapes of its weights; no embeddings, no output layer.
 
+    The experts of a layer are one parameter in transformers, and the router beside them is a module of its own, so that neither
+    is a linear layer.
+
     Raises:
         CheckpointError: its files cannot be read.
     """
     found = dict[str, None]()
-    for name, shape in tensor_shapes(model).items():
+    shapes = tensor_shapes(model)
+    mixtures = {match["mixture"] for match in map(_EXPERTS.match, shapes) if match}
+    for name, shape in shapes.items():
         layer, _, kind = name.rpartition(".")
-        last = layer.rpartition(".")[2]
-        if kind == "weight" and len(shape) == 2 and not any(part in last for part in _NO_TARGETS):
+        inside, _, last = layer.rpartition(".")
+        of_mixture = _EXPERTS.match(name) is not None or (last in _ROUTERS and inside in mixtures)
+        if kind == "weight" and len(shape) == 2 and not of_mixture and not any(part in last for part in _NO_TARGETS):
             found[last] = None
     return tuple(found)
 
