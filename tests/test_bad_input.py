@@ -247,6 +247,11 @@ KINDS = {
         None,
         ["trainer.loss", "pipeline.training", "'streamed'", "'reinforce++'", "'group'"],
     ),
+    "loss-without-the-batch-in-parts": (
+        settings("pipeline.training={name='dynamic-batch', parts=2}", "trainer.loss.name=reinforce++"),
+        None,
+        ["trainer.loss", "pipeline.training", "'dynamic-batch'", "'reinforce++'", "'group'"],
+    ),
     "advantages-unknown": (
         settings("trainer.advantages=groups"),
         None,
@@ -293,6 +298,11 @@ KINDS = {
         settings("pipeline.training=streamed", "trainer.loss.name=ppo"),
         None,
         ["trainer.advantages", "pipeline.training", "'streamed'", "'gae'", "whiten = false"],
+    ),
+    "whitened-without-the-batch-in-parts": (
+        settings("pipeline.training={name='dynamic-batch', parts=2}", "trainer.loss.name=ppo"),
+        None,
+        ["trainer.advantages", "pipeline.training", "'dynamic-batch'", "'gae'", "whiten = false"],
     ),
     "loss-option-moved": (
         settings("trainer.options.clip_low=0.1"),

@@ -315,17 +315,22 @@ class TrainerConfig:
         """How tokens are weighed: as `normalisation` says, or else the loss."""
         return self.open_loss().normalisation if self.normalisation == "auto" else self.normalisation
 
-    def early_gradients_refused(self) -> str:
-        """Why no gradient can be computed before the batch is complete, in one line; empty if it can."""
+    def early_gradients_refused(self, *, updates: bool = False) -> str:
+        """Why no gradient can be computed before the batch is complete, in one line; empty if it can.
+
+        Args:
+            updates: whether each part of a batch has an optimizer step of its own; otherwise gradients of parts add up to the
+                batch's.
+        """
         advantages = self.open_advantages()
-        if not self.open_loss().streams:
+        if not self.open_loss().streams and not updates:
             return (
                 f"found the loss {self.loss!r} with gradients of parts of a batch, expected another: it needs all of it"
             )
         if isinstance(advantages, CriticAdvantages):
             found = "whiten = true" if advantages.whiten else f"critic epochs = {self.critic.epochs}"
             expected = "whiten = false" if advantages.whiten else "1"
-            if not advantages.whiten and self.critic.epochs == 1:
+            if not advantages.whiten and (self.critic.epochs == 1 or updates):
                 return ""
             return (
                 f"found advantages = {self.advantages_name!r} (with the loss {self.loss!r}) with {found} and gradients of "

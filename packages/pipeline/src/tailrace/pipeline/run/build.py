@@ -614,10 +614,13 @@ def trainer_config(config: RunConfig) -> Any:
     except TrainerError as error:  # of a loss that needs none
         raise ConfigError(f"key 'trainer.critic': {error}") from error
     training = config.pipeline.training
-    if (refused := read.early_gradients_refused()) and build_policy("training", training).early_gradients() is not None:
-        raise ConfigError(
-            f"keys 'trainer.loss', 'trainer.advantages' and 'pipeline.training': with {training.name!r}, {refused}"
-        )
+    refused = {updates: read.early_gradients_refused(updates=updates) for updates in (False, True)}
+    if any(refused.values()):
+        policy = build_policy("training", training)
+        if policy.streams and (why := refused[policy.early_gradients() is None]):
+            raise ConfigError(
+                f"keys 'trainer.loss', 'trainer.advantages' and 'pipeline.training': with {training.name!r}, {why}"
+            )
     return read
 
 
