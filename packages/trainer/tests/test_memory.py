@@ -1,6 +1,7 @@
 """What the arithmetic predicts beside what transformers keeps, and beside known sizes."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -251,6 +252,23 @@ def test_the_advice_is_a_setting_that_fits():
     )
     assert on_two.peak == on_two.state  # what passes need beside weights and gradients is less than the moments
     assert "adapter" in advice(of_32b, BFLOAT16, ranks=4, longest=1536, limit=10**9)
+
+
+@pytest.mark.parametrize("backend", ["fsdp2", "deepspeed", "megatron"])
+def test_the_advice_as_a_whole_is_enough_where_activations_are_kept(backend):
+    shape, config = shape_of(QWEN_7B), dataclasses.replace(BFLOAT16, activation_checkpointing="off")
+    told = set()
+    for limit in range(20_000_000_000, 140_000_000_000, 4_000_000_000):
+        said = advice(shape, config, ranks=4, longest=4096, limit=limit, backend=backend)
+        told.add(said)
+        if "trainer." not in said or "smaller model" in said:
+            continue
+        settings = dict(one.split(" = ") for one in said.replace("trainer.options.", "").split(", "))
+        ranks = int(settings.pop("trainer.processes", "4"))
+        changes = {name: json.loads(value) for name, value in settings.items()}
+        changed = dataclasses.replace(config, **changes)
+        assert trainer_memory(shape, changed, ranks=ranks, longest=4096, gpu=True, backend=backend).peak <= limit, said
+    assert any(said.count(" = ") > 1 for said in told)
 
 
 def test_a_critic_has_a_state_of_its_own_but_no_output_layer():

@@ -322,7 +322,7 @@ def _zero(shape: DenseModel, config: TrainerConfig, ranks: int, activations: int
 def advice(
     shape: DenseModel, config: TrainerConfig, *, ranks: int, longest: int, limit: int, backend: str = "fsdp2"
 ) -> str:
-    """Which setting to change so that a GPU of `limit` bytes is enough, in the order in which one would try.
+    """Which settings to change so that a GPU of `limit` bytes is enough, in the order in which one would try.
 
     Args:
         shape, config, ranks, longest, backend: see `trainer_memory`.
@@ -333,28 +333,36 @@ def advice(
         found = trainer_memory(shape, changed, ranks=over, longest=longest, gpu=True, backend=backend)
         return found.peak <= limit
 
-    again = replace(config, activation_checkpointing="on")
-    if fits(again) and not fits(config):
-        return 'trainer.options.activation_checkpointing = "on"'
+    recompute: dict[str, Any] = {"activation_checkpointing": "on"}
+    in_words = 'trainer.options.activation_checkpointing = "on"'
+
+    def enough(words: str, over: int = ranks, **changes: Any) -> str:
+        """What is enough of these changes, in words, and of recomputing activations too; empty if they are not."""
+        if fits(replace(config, **changes), over):
+            return words
+        return f"{in_words}, {words}" if fits(replace(config, **{**changes, **recompute}), over) else ""
+
+    if fits(replace(config, **recompute)) and not fits(config):
+        return in_words
     tokens = config.micro_batch_tokens
     while tokens > max(longest, 512):
         tokens = max(longest, 512, tokens // 2)
         if fits(fewer := replace(config, micro_batch_tokens=tokens)):
             return f"trainer.options.micro_batch_tokens = {fewer.micro_batch_tokens}"
-    if backend == "deepspeed" and fits(replace(again, zero_stage=3)):
-        return "trainer.options.zero_stage = 3"
-    if backend == "fsdp2" and fits(replace(again, offload=("optimizer",))):
-        return 'trainer.options.offload = ["optimizer"]'
+    if backend == "deepspeed" and (said := enough("trainer.options.zero_stage = 3", zero_stage=3)):
+        return said
+    if backend == "fsdp2" and (said := enough('trainer.options.offload = ["optimizer"]', offload=("optimizer",))):
+        return said
     for times in (2, 4, 8, 16, 32):
-        split = replace(again, tensor_parallel=config.tensor_parallel * times)
-        if backend == "megatron" and shape.kv_heads % split.tensor_parallel == 0:
-            over = -(-ranks // split.tensor_parallel) * split.tensor_parallel
-            if fits(split, over):
-                more = f", trainer.processes = {over * config.cells}" if over > ranks else ""
-                return f"trainer.options.tensor_parallel = {split.tensor_parallel}{more}"
+        tp = config.tensor_parallel * times
+        if backend == "megatron" and shape.kv_heads % tp == 0:
+            over = -(-ranks // tp) * tp
+            more = f", trainer.processes = {over * config.cells}" if over > ranks else ""
+            if said := enough(f"trainer.options.tensor_parallel = {tp}{more}", over, tensor_parallel=tp):
+                return said
     for times in (2, 4, 8, 16, 32):
-        if fits(again, ranks * times):
-            return f"trainer.processes = {ranks * times * config.cells}"
+        if said := enough(f"trainer.processes = {ranks * times * config.cells}", ranks * times):
+            return said
     return "a smaller model, or an adapter (trainer.adapter.rank)"
 
 
