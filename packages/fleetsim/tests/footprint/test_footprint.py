@@ -112,6 +112,20 @@ def test_an_adapter_has_neither_versions_nor_checkpoints_of_the_models_size():
 
 
 @pytest.mark.parametrize(
+    ("backend", "whole"),
+    [(["fsdp2"], False), (["deepspeed"], True), (["deepspeed", "trainer.options.zero_stage=3"], False)],
+    ids=["fsdp2", "deepspeed", "deepspeed of stage 3"],
+)
+def test_every_rank_has_the_whole_frozen_base_unless_its_parameters_are_split(backend, whole):
+    name, *options = backend
+    found = counted("8xH100", "trainer.adapter.rank=8", f"trainer.backend={name}", *options)
+    ranks = len(found.standing.ranks)
+    assert ranks > 1
+    base = {part.size for part in found.place("GPU 0").parts if part.what.startswith("the frozen base")}
+    assert base == {2 * SEVEN / (1 if whole else ranks)}
+
+
+@pytest.mark.parametrize(
     ("placement", "seats"),
     [("pack", [(0, 0), (0, 1), (0, 2), (0, 3)]), ("spread", [(0, 0), (1, 0), (0, 1), (1, 1)])],
 )

@@ -182,13 +182,13 @@ def rank_parts(
     ranks = table.processes // table.cells
     parts = [OwnedBytes("trainer", "CUDA and NCCL", CUDA_BYTES)] if gpu else []
     if not counts_activations(config, model):
+        computed = DTYPE_BYTES[settings.dtype] * model.parameters
+        every_rank_has_all = table.backend == "deepspeed" and settings.zero_stage != 3
         if table.adapter.rank:
-            size = DTYPE_BYTES[settings.dtype]
-            return [
-                *parts,
-                OwnedBytes("trainer", "the frozen base, without activations", size * model.parameters / ranks),
-            ], ""
-        return [*parts, OwnedBytes("trainer", "state, without activations", 16 * model.parameters / ranks)], ""
+            base = computed / (1 if every_rank_has_all else ranks)
+            return [*parts, OwnedBytes("trainer", "the frozen base, without activations", base)], ""
+        state = 16 * model.parameters / ranks + (computed if every_rank_has_all else 0)
+        return [*parts, OwnedBytes("trainer", "state, without activations", state)], ""
     assert model.dense is not None
     longest = longest_tokens(config)
     found = trainer_memory(model.dense, settings, ranks=ranks, longest=longest, gpu=gpu, backend=table.backend)
