@@ -180,13 +180,13 @@ def test_a_mean_that_cannot_be_is_refused(mean):
 # ---- what is left -----------------------------------------------------------------------------------------------------
 
 
-def mean_left(p50, p90, generated):
-    """E[L - t | L > t] of the log-normal law with these quantiles, summed up in small steps."""
+def mean_left(p50, p90, generated, most=math.inf):
+    """E[min(L, most) - t | L > t] of the log-normal law with these quantiles, summed up in small steps."""
     law = NormalDist(math.log(p50), math.log(p90 / p50) / NormalDist().inv_cdf(0.9))
     steps = 200_000
     low = law.cdf(math.log(generated)) if generated else 0.0
     lengths = (math.exp(law.inv_cdf(low + (1 - low) * (step + 0.5) / steps)) for step in range(steps))
-    return sum(lengths) / steps - generated
+    return sum(min(length, most) for length in lengths) / steps - generated
 
 
 def left_of(run, trajectory):
@@ -217,6 +217,22 @@ def test_what_is_left_is_the_mean_of_what_is_longer_wherever_a_trajectory_is():
         assert left_of(run, "0.0") == left
     run.go(c.Predicted(0, 600.0), leave=(c.Pull, c.Route))
     assert left_of(run, "0.0") is None  # what is known of it now
+    replayed(run)
+
+
+def test_nothing_is_left_beyond_the_longest_response():
+    run = scripted(sync=policy("sync", "interrupting"), steps=2, max_tokens=1_024)
+    run.go(c.Tick(), leave=(c.Pull, c.Route))
+    run.go(c.Predicted(0, 600.0, p90=2_000.0), leave=(c.Pull, c.Route))
+    assert left_of(run, "0.0") == pytest.approx(mean_left(600.0, 2_000.0, 0, 1_024), rel=1e-2)
+    run.catch_up(c.Pull, leave=(c.Route,))
+    for generated in (600, 1_000, 1_024):
+        state = run.controller.ledger.trajectories["0.0"]
+        run.go(c.Interrupted(state.replica, "0.0", generated), leave=(c.Pull, c.Route))
+        expected = max(1.0, mean_left(600.0, 2_000.0, generated, 1_024))
+        assert left_of(run, "0.0") == pytest.approx(expected, rel=2e-2)
+        if run.controller.ledger.trajectories["0.0"].replica is None:
+            run.later(1.0, leave=(c.Pull, c.Route))
     replayed(run)
 
 

@@ -133,7 +133,7 @@ class TrajectoryView:
         exact: all its tokens must come from `version`; otherwise any newer version may continue it (partial rollout).
         predicted: response tokens that are predicted for it in all, at least 1; None if nothing is predicted.
         left: response tokens that are expected to come yet, at least 1: E[L - t | L > t] for the t tokens that are known, since
-            it has not ended with them. None if no quantiles are predicted.
+            it has not ended with them, of lengths up to the longest that a run allows. None if no quantiles are predicted.
         prompt_tokens: those of `tokens` that are its prompt's; the mean of other prompts while its own is not measured, and 0
             while none is.
     """

@@ -168,6 +168,7 @@ class PredictedLengths(Asked):
         old: prompts that have not started, and whose prediction is of a ranker that has learned anew since.
         ranker: how often it has learned anew; `rankers` has that number by prompt as it was when the prompt was predicted.
         record: what was predicted, beside how long it became.
+        most: most tokens of a response, at which it is cut; None: not known.
     """
 
     tokens: dict[int, float] = field(default_factory=dict)
@@ -176,17 +177,19 @@ class PredictedLengths(Asked):
     ranker: int = 0
     rankers: dict[int, int] = field(default_factory=dict)
     record: PredictionRecord = field(default_factory=PredictionRecord)
+    most: int | None = None
 
     def of(self, prompt: int, generated: int) -> tuple[float | None, float | None]:
         """`predicted` and `left` of the view of a trajectory that has so many response tokens and has not ended.
 
-        What is left is the mean of the lengths above `generated`, less that. It is not the median less that: who has generated
-        the median is not about to end, but is one of the longer half.
+        What is left is the mean of the lengths above `generated`, each at most `most`, less that. It is not the median less
+        that: who has generated the median is not about to end, but is one of the longer half.
         """
         tokens, quantiles = self.tokens.get(prompt), self.quantiles.get(prompt)
         if tokens is None or quantiles is None:
             return tokens, None
-        return tokens, remaining_tokens(Prediction(*quantiles, tokens), generated)
+        cap = None if self.most is None else max(self.most, generated + 1)  # it has not ended
+        return tokens, remaining_tokens(Prediction(*quantiles, tokens), generated, cap=cap)
 
     def predict(self, event: Predicted) -> None:
         """Set what is predicted for a prompt, in place of what was."""

@@ -126,6 +126,7 @@ class PipelineSpec:
         fits_costs: whether the costs of a decoding step are fitted to what replicas report, for policies that learn them
             (`learns_costs`), since no coefficients were given.
         ranker: whether a ranker predicts the lengths of responses, for policies that use them.
+        max_tokens: most tokens of a response, beyond which none is expected to be left; None: not known.
         pools: pools of unequal replicas; empty if all replicas have `tp` and `replica_batch`, at the trainer's site.
         peers: whether replicas offer the versions that they serve, so that others pull from them too, one from each at a time
             (RobustRL, section 5.2.1). They must then say an address as they come up.
@@ -178,6 +179,7 @@ class PipelineSpec:
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
     fits_costs: bool = False
     ranker: bool = False
+    max_tokens: int | None = None
     detection: DetectionPolicy = field(default_factory=RoleAware)
     pools: tuple[RolloutPool, ...] = ()
     peers: bool = False

@@ -22,6 +22,7 @@ from tailrace.controller.discards import Discards
 from tailrace.controller.evaluations import Evaluations
 from tailrace.controller.fleet import EMPTIED, Replicas, ReplicaState
 from tailrace.controller.ledger import Ledger
+from tailrace.controller.lengths import PredictedLengths
 from tailrace.controller.members import REPLICA, Members, MemberState
 from tailrace.controller.outbox import Outbox
 from tailrace.controller.prefix_caches import begins, prefixes
@@ -64,7 +65,8 @@ class State:
         self.brought = Brought()
         self.failure: str | None = None
         self.sees_prefixes = spec.routing.sees_prefixes()
-        self.ledger = Ledger(mixes_versions=spec.sync.mixes_versions, records=spec.ranker)
+        predictions = PredictedLengths(most=spec.max_tokens)
+        self.ledger = Ledger(mixes_versions=spec.sync.mixes_versions, records=spec.ranker, predictions=predictions)
         self.members = Members(spec.machines)
         self.fleet = Replicas(self.ledger.view, follows=spec.ranker)
         self.trainer = TrainerState(first_version, spec.keep_checkpoints, spec.steps, spec.keep_checkpoint_bytes)

@@ -191,6 +191,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         evaluation=plan,
         fits_costs=config.rollout.cost_model is None and not config.rollout.pools,
         ranker=config.ranker is not None and not controls,
+        max_tokens=config.rollout.max_tokens,
         pools=replica_pools(config),
         peers=offers_weights(config),
         replica_versions=config.rollout.adapter_versions,
