@@ -12,6 +12,7 @@ from tailrace.pipeline.config.options import read_options
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.build import build_spec, check
+from tailrace.pipeline.run.facts import facts_of
 from tailrace.pipeline.run.resume_changes import with_changes
 from tailrace.pipeline.run.scripted_faults import build_faults
 
@@ -256,3 +257,9 @@ def test_without_any_app_installed_the_pip_line_is_told(monkeypatch, tmp_path):
             ConfigError, match=r"no app installed, expected 'laminar': pip install 'tailrace-fleetsim\[apps\]'"
         ):
             configuration(target)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "divided"), [(28, 4, 28), (40, 10, 10), (8, 8, 8)])
+def test_replicas_are_resized_to_what_splits_key_value_heads_too(heads, kv_heads, divided):
+    config = configuration("laminar", settings=[f"model.small={{heads={heads}, kv_heads={kv_heads}}}"])
+    assert facts_of(config).heads == divided

@@ -26,7 +26,7 @@ from tailrace.rollout import (
     vllm_versions,
 )
 from tailrace.rollout.model_files import parameter_names, tied_names
-from tailrace.rollout.options import CacheShape
+from tailrace.rollout.options import CacheShape, check_parallel, splits_over
 from tailrace.rollout.testing import FakeEngine, save_tiny_model
 
 
@@ -156,6 +156,32 @@ def test_an_output_layer_is_the_embedding_where_the_files_have_none_and_the_conf
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, "a")}))
     assert tied_names(str(tmp_path)) == ({"lm_head.weight"} if tied else set())
     assert parameter_names(str(tmp_path)) == {*names} - tied_names(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "devices"),
+    [(28, 4, {1, 2, 4, 28}), (40, 10, {1, 2, 5, 10, 20, 40}), (64, 8, {1, 2, 4, 8, 16, 32, 64}), (9, 3, {1, 3, 9})],
+    ids=["Qwen2.5-7B", "Phi-4", "Llama-3-70B", "SmolLM2-135M"],
+)
+def test_heads_are_split_over_devices_with_as_many_queries_and_keys_that_are_whole_or_repeated(
+    heads, kv_heads, devices
+):
+    """Each device has the key-value heads of its attention heads, and all have as many: counted head by head."""
+    shape = CacheShape(layers=1, kv_heads=kv_heads, head_dim=8, max_len=8, heads=heads)
+    assert {count for count in range(1, heads + 1) if splits_over(count, heads, kv_heads)} == devices
+    for count in range(1, heads + 1):
+        of_each = [
+            {head * kv_heads // heads for head in range(heads) if head * count // heads == device}
+            for device in range(count)
+        ]
+        alike = heads % count == 0 and len({len(held) for held in of_each}) == 1
+        shared = sum(map(len, of_each)) in (kv_heads, count)  # split, or one on each
+        assert (count in devices) == (alike and shared), count
+        if count not in devices:
+            with pytest.raises(
+                OptionError, match=rf"found {count}, expected a divisor of the model's {heads} heads that"
+            ):
+                check_parallel(shape, count)
 
 
 def test_the_cpu_cache_holds_the_batch_up_to_a_ceiling_and_at_least_one_request(tmp_path):

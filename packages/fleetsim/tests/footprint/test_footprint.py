@@ -225,7 +225,7 @@ def test_an_engine_does_not_span_machines():
             "16xH100",
             ("rollout.options.tensor_parallel_size=3", "executor.replica_gpus=3.0"),
             FleetError,
-            "found 3 for Qwen2.5-7B, which has 28 attention heads, expected a divisor, such as 2",
+            "found 3 for Qwen2.5-7B, which has 28 attention heads and 4 key-value heads, expected .*, such as 2",
         ),
         (
             "8xH100",

@@ -101,7 +101,8 @@ class Facts:
         shuffle_seed: the seed with which the sources are mixed; None: they are not.
         silent_s: seconds of silence after which a member counts as down, by the configuration.
         surplus_groups: groups that batching generates for each batch beyond what it needs. Known once batching is built.
-        heads: the model's attention heads, which the devices of a replica divide; None: not known.
+        heads: what the devices of a replica divide: the model's attention heads, or its key-value heads where these are no
+            power of two; None: not known.
         devices_per_machine: most devices of a replica: those of a machine, since links between machines are slow, and 1 with an
             engine that spans no more; None: not known.
         smallest_tp: fewest devices that hold the weights and a whole response; None: not known.

@@ -175,6 +175,32 @@ def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise OptionError(f"engine option {name}: found {value!r}, expected one of {', '.join(allowed)}")
 
 
+def splits_over(devices: int, heads: int, kv_heads: int) -> bool:
+    """Whether the heads of a layer can be split over so many devices, as vLLM and SGLang split them.
+
+    Each device has as many attention heads, and either as many key-value heads, or one that as many others have too.
+
+    Args:
+        devices: at least 1.
+        heads: attention heads of each layer.
+        kv_heads: key-value heads of each layer.
+    """
+    return heads % devices == 0 and (kv_heads % devices == 0 or devices % kv_heads == 0)
+
+
+def check_parallel(shape: CacheShape, devices: int) -> None:
+    """Refuse a number of devices over which the model's heads cannot be split.
+
+    Raises:
+        OptionError: they cannot.
+    """
+    if not splits_over(devices, shape.heads, shape.kv_heads):
+        raise OptionError(
+            f"engine option tensor_parallel_size: found {devices}, expected a divisor of the model's {shape.heads} heads that "
+            f"divides its {shape.kv_heads} key-value heads, or is a multiple of them"
+        )
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class CacheShape:
     """The sizes of a model that determine the size of its KV cache.

@@ -39,6 +39,7 @@ from tailrace.rollout.options import (
     EngineOptions,
     check_engine_args,
     check_known,
+    check_parallel,
     resolve_device,
     resolve_dtype,
 )
@@ -465,11 +466,7 @@ def _settings(model_path: str, options: EngineOptions, shape: CacheShape, device
             f"engine option tensor_parallel_size: found {options.tensor_parallel_size}, expected 1: SGLang has one device on "
             "CPU"
         )
-    if shape.heads % options.tensor_parallel_size:
-        raise OptionError(
-            f"engine option tensor_parallel_size: found {options.tensor_parallel_size}, expected a divisor of the model's "
-            f"{shape.heads} heads"
-        )
+    check_parallel(shape, options.tensor_parallel_size)
     dtype = resolve_dtype(options, device)
     max_num_seqs = options.max_num_seqs or _MAX_NUM_SEQS
     found: dict[str, Any] = {

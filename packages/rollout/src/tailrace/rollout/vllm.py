@@ -55,13 +55,12 @@ from tailrace.rollout.memory import (
     worker_memory_bytes,
 )
 from tailrace.rollout.model_files import lacking, parameter_names, parameter_shapes
-from tailrace.rollout.options import CacheShape, EngineOptions, resolve_device, resolve_dtype
+from tailrace.rollout.options import CacheShape, EngineOptions, check_parallel, resolve_device, resolve_dtype
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
 from tailrace.rollout.vllm_arguments import check_arguments, set_variables, without_variables
 from tailrace.rollout.vllm_process import (
     CORES,
     bind_workers,
-    check_parallel,
     correct_wheel_tag,
     kept_groups,
     own_inspection,

@@ -14,8 +14,7 @@ from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
-from tailrace.rollout.errors import DeviceMissingError, OptionError
-from tailrace.rollout.options import CacheShape
+from tailrace.rollout.errors import DeviceMissingError
 
 CORES = "VLLM_CPU_OMP_THREADS_BIND"
 _ENVIRONMENT = {
@@ -165,18 +164,6 @@ def plain_linears() -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
     layers.dispatch_cpu_unquantized_gemm = plain
-
-
-def check_parallel(shape: CacheShape, workers: int) -> None:
-    """Refuse a number of devices that does not divide the model's heads.
-
-    Raises:
-        OptionError: it does not.
-    """
-    if shape.heads % workers:
-        raise OptionError(
-            f"engine option tensor_parallel_size: found {workers}, expected a divisor of the model's {shape.heads} heads"
-        )
 
 
 def bind_workers(workers: int) -> None:

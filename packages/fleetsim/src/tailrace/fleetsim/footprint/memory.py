@@ -20,7 +20,7 @@ from tailrace.pipeline.run.build import trainer_config
 from tailrace.pipeline.run.device_shares import takes_cores
 from tailrace.pipeline.run.pools import engine_options, tensor_parallel
 from tailrace.rollout import EngineOptions
-from tailrace.rollout.options import resolve_dtype
+from tailrace.rollout.options import resolve_dtype, splits_over
 from tailrace.runtime.executor.deployment import RANKER, SCORER, TRAINER
 from tailrace.trainer.memory import COUNTED, DTYPE_BYTES, TrainerMemory, advice, trainer_memory
 
@@ -289,22 +289,24 @@ def kv_tokens(config: RunConfig, machines: Machines, model: RunModel, member: St
 
 
 def check_heads(config: RunConfig, model: RunModel) -> None:
-    """Check that tensor parallelism divides the model's heads.
+    """Check that the model's heads can be split over the devices of a replica.
 
     Raises:
-        FleetError: it does not.
+        FleetError: they cannot.
     """
     if model.shape is None:
         return
+    heads, kv_heads = model.shape.query_heads, model.shape.kv_heads
     for options in (
         config.rollout.options,
         *(engine_options(config, pool) for pool in config.rollout.pools),
     ):
-        tp, heads = tensor_parallel(options), model.shape.query_heads
-        if heads % tp:
+        tp = tensor_parallel(options)
+        if not splits_over(tp, heads, kv_heads):
             raise FleetError(
-                f"key 'rollout.options.tensor_parallel_size': found {tp} for {model.name}, which has {heads} attention heads, "
-                f"expected a divisor, such as {max(size for size in range(1, tp) if heads % size == 0)}"
+                f"key 'rollout.options.tensor_parallel_size': found {tp} for {model.name}, which has {heads} attention heads "
+                f"and {kv_heads} key-value heads, expected a number over which they can be split, such as "
+                f"{max(size for size in range(1, tp) if splits_over(size, heads, kv_heads))}"
             )
 
 

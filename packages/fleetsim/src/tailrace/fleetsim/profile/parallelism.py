@@ -39,7 +39,7 @@ from tailrace.pipeline.run.prepare import Prepared, prepare
 from tailrace.processes import Child, ChildEndedError, ChildTimeoutError, LineError
 from tailrace.processes.child import last_line
 from tailrace.repack import FitError, NothingFitsError, ThroughputModel, round_sizes
-from tailrace.rollout.options import CacheShape
+from tailrace.rollout.options import CacheShape, splits_over
 from tailrace.runtime.executor.deployment import DATA, REPLICA
 
 STEPS = 8
@@ -148,7 +148,7 @@ def profile_parallelism(config: RunConfig, root: Path, *, progress: Progress) ->
 
 
 def possible_sizes(config: RunConfig, model: Path) -> list[int]:
-    """Devices of a replica to measure: powers of two that divide the model's heads, as far as replicas and machine have them.
+    """Devices of a replica to measure: powers of two over which heads can be split, as far as replicas and machine have them.
 
     An engine that spans one device is measured with one.
     """
@@ -156,8 +156,9 @@ def possible_sizes(config: RunConfig, model: Path) -> list[int]:
     if not abilities_of(config, selected_engine(config)).resizes:
         return [1]
     most = min(facts.replicas * facts.tp, devices_here(config))
-    heads = CacheShape.read(str(model)).heads
-    return [size for size in (2**power for power in range(most.bit_length())) if size <= most and heads % size == 0]
+    shape = CacheShape.read(str(model))
+    powers = [2**power for power in range(most.bit_length())]
+    return [size for size in powers if size <= most and splits_over(size, shape.heads, shape.kv_heads)]
 
 
 def devices_here(config: RunConfig) -> int:

@@ -84,9 +84,17 @@ def _sizes(config: RunConfig) -> SizeCosts | None:
 
 
 def _heads(config: RunConfig) -> int | None:
-    """The model's attention heads, where its files or the configuration say them."""
+    """What the devices of a replica divide, where the model's files or the configuration say it: its attention heads.
+
+    Devices are powers of two. Where the number of key-value heads is none, only what divides these is a split of both.
+    """
     path, small = config.model.path, config.model.small
-    if path is not None:
-        heads = readable_config(path).get("num_attention_heads")
-        return heads if isinstance(heads, int) else None
-    return None if small is None else small.heads
+    if path is None:
+        found = {} if small is None else {"num_attention_heads": small.heads, "num_key_value_heads": small.kv_heads}
+    else:
+        found = readable_config(path)
+    heads = found.get("num_attention_heads")
+    if not isinstance(heads, int):
+        return None
+    kv_heads = found.get("num_key_value_heads")
+    return kv_heads if isinstance(kv_heads, int) and kv_heads & (kv_heads - 1) else heads
