@@ -1,5 +1,9 @@
 """Metrics of a batch that several optimizer steps were made on."""
 
+import random
+
+import pytest
+
 from tailrace.trainer.metrics import merge_metrics
 
 FIRST = {
@@ -48,6 +52,22 @@ def test_what_a_part_lacks_is_that_of_the_others():
         "tokens_staleness_2": 5.0,
         "kl_staleness_2": 7.0,
     }
+
+
+@pytest.mark.parametrize("of", ["", "_staleness_2"])
+def test_an_effective_sample_size_is_that_of_all_ratios(of):
+    def told(ratios):
+        n, total = len(ratios), sum(ratios)
+        share = total**2 / (n * sum(ratio**2 for ratio in ratios))
+        return {f"tokens{of}": float(n), f"ratio{of or '_mean'}": total / n, f"effective_sample_size{of}": share}
+
+    draw = random.Random(3)
+    parts = [
+        [scale * draw.lognormvariate(0.0, 0.5) for _ in range(size)] for size, scale in ((30, 1.0), (7, 9.0), (50, 0.2))
+    ]
+    merged, whole = merge_metrics([told(part) for part in parts]), told([ratio for part in parts for ratio in part])
+    assert merged == {name: pytest.approx(value, rel=1e-12) for name, value in whole.items()}
+    assert merge_metrics([told([1.0]), {f"tokens{of}": 0.0}])[f"effective_sample_size{of}"] == 1.0
 
 
 def test_only_the_first_part_says_how_engine_and_trainer_differ_with_equal_weights():
