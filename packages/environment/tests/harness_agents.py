@@ -50,7 +50,8 @@ def talk(model, row):
         if turn == about.get("dies_always_at"):
             os.kill(os.getpid(), signal.SIGKILL)
         if turn == about.get("fails_at"):
-            sys.exit("no such tool")
+            print("no such tool", file=sys.stderr)
+            sys.exit(about.get("status", 1))
         if turn == about.get("sleeps_at"):
             time.sleep(60)
         said = model.ask(messages)

@@ -285,6 +285,7 @@ def test_one_that_is_killed_every_time_is_given_up(model):
     [
         ({"fails_at": 0}, "the harness ended with status 1: no such tool"),
         ({"fails_at": 1}, "the harness ended with status 1: no such tool"),
+        ({"fails_at": 1, "status": 255}, "the harness ended with status 255: no such tool"),
         ({"reward": "none"}, "the harness ended and told no reward"),
         ({"reward": "nonsense"}, "told reward = 'much', expected a finite number"),
         ({"turns": 0}, "ended before it asked"),

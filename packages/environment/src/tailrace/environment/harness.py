@@ -41,7 +41,7 @@ from tailrace.processes.guard import guarded
 OUTPUT_BYTES = 1 << 26
 """A command's output may become so long, as may each file that it writes."""
 _SHELL = 'ulimit -f "$1"; [ "$2" = 0 ] || ulimit -v "$2"; [ "$3" = 0 ] || ulimit -t "$3"; shift 3; exec "$@"'
-_KILLED = 128  # exit statuses from here on tell a signal
+_SIGNALS = range(129, 193)  # exit statuses that tell a signal; others above it, such as 255, are a program's own
 _OWN = "TAILRACE_"
 _SHOWN = 200  # characters of what it said last
 ROW = "TAILRACE_ROW"
@@ -301,7 +301,7 @@ class Harness:
         if status:
             words = (wrong or said).decode(errors="replace")[:_SHOWN]
             how = f"the harness ended with status {status}" + (f": {words}" if words else "")
-            raise HarnessGoneError(how) if status < 0 or status > _KILLED else RuntimeError(how)
+            raise HarnessGoneError(how) if status < 0 or status in _SIGNALS else RuntimeError(how)
         told = _reward_of(said)
         if told is not None:
             self._episode.reward = told
