@@ -89,9 +89,15 @@ def test_it_is_built_once_though_two_controllers_say_so() -> None:
 
 WATCHED = """
 import sys, time
+from tailrace.runtime.executor.doors import Ready
 from tailrace.runtime.hosts.ray_actor import RoleActor
 
 class Role:
+    def ready(self):
+        time.sleep(3)
+        print("loaded", flush=True)
+        return Ready()
+
     def events(self, timeout_s):
         time.sleep(timeout_s)
         return []
@@ -101,6 +107,7 @@ class Role:
 
 actor = RoleActor(0, 1.0)
 actor.build(Role, {})
+actor.call("ready", (), 1)
 while True:
     line = sys.stdin.readline()
     if not line:
@@ -111,7 +118,7 @@ while True:
 
 
 @pytest.mark.deep
-def test_a_role_that_no_controller_calls_saves_and_stops() -> None:
+def test_a_role_that_no_controller_calls_saves_and_stops_once_it_has_loaded() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", WATCHED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -119,5 +126,38 @@ def test_a_role_that_no_controller_calls_saves_and_stops() -> None:
         assert process.stdout is not None
         process.stdin.write("\n")
         process.stdin.close()
-        assert [line.strip() for line in process.stdout] == ["asked", "saved"]
+        assert [line.strip() for line in process.stdout] == ["loaded", "asked", "saved"]
         assert process.wait(60) == 0
+
+
+AHEAD = """
+import sys, time
+from tailrace.runtime.hosts.ray_actor import RoleActor
+
+def fails():
+    raise ValueError("no role")
+
+actor = RoleActor(0, 1.0)
+if sys.argv[1] == "fails":
+    actor.build(fails, {})
+elif sys.argv[1] == "is built":
+    actor.build(lambda: time.sleep(3), {})
+    print("built", flush=True)
+else:
+    for _ in range(6):
+        time.sleep(0.5)
+        actor.claimed()
+print("quiet", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("it", "said"), [("fails", ["quiet"]), ("is built", ["built", "quiet"]), ("is claimed", ["quiet"])]
+)
+def test_a_process_without_a_role_ends_once_nobody_claims_it(it: str, said: list[str]) -> None:
+    """It was started ahead, and its controller died while it prepared the run."""
+    done = subprocess.run([sys.executable, "-c", AHEAD, it], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split("\n")[:-1] == said, done.stderr
+    assert done.returncode == 0

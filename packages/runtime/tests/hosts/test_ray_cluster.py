@@ -165,6 +165,54 @@ def test_nobody_else_gets_at_a_cluster_of_ones_own(tmp_path, monkeypatch):
     assert not folder.exists()
 
 
+AHEAD = """
+import sys, time
+from pathlib import Path
+from tailrace.contracts import Place
+from tailrace.runtime.executor.seam import RoleSpec
+from tailrace.runtime.hosts.ray import RayHost
+from tailrace.runtime.hosts.ray_cluster import RayCluster
+
+root = Path(sys.argv[1])
+host = RayHost(cluster=RayCluster.read(root), root=root)
+host.prepare("data", "0", RoleSpec(dict), Place())
+_, actor = host._actors.newest("data", "0")
+print(host._ray.get(actor.where.remote())[1], flush=True)
+time.sleep(12)  # it prepares the run for longer than the process waits
+print(host._ray.get(actor.where.remote())[1], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.deep
+def test_a_process_that_was_started_ahead_lives_as_long_as_its_controller(tmp_path):
+    """On a cluster that the run has joined nobody else would end it, and what it was given of devices would be lost."""
+    pytest.importorskip("ray")
+    cluster = start_cluster(tmp_path, cpus=1, unclaimed_s=4.0)
+    try:
+        driver = subprocess.Popen(
+            [sys.executable, "-c", AHEAD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+        def claimed():
+            (tmp_path / "claim").touch()  # the cluster itself is not to end
+            return True
+
+        with driver:
+            first = driver.stdout.readline()
+            assert claimed()
+            assert driver.stdout.readline() == first
+            driver.kill()
+        deadline = time.monotonic() + 60.0
+        while claimed() and Path(f"/proc/{int(first)}").exists():
+            assert time.monotonic() < deadline, "it lives on"
+            time.sleep(0.1)
+        assert cluster.process.alive()
+    finally:
+        cluster.end()
+
+
 @pytest.mark.parametrize("depth", [0, 1, 40])
 def test_the_folder_of_a_cluster_is_private_and_leaves_room_for_its_sockets(tmp_path, monkeypatch, depth):
     base = Path("/tmp", f"k{os.getpid()}") if depth == 0 else tmp_path / "/".join(["sub"] * depth)

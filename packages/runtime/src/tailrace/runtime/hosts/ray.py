@@ -39,6 +39,7 @@ from tailrace.runtime.hosts.real_time import OwnProcess, RealTime
 _THREADS_PER_MEMBER = 8
 _CONTROL, _THREADS_OF_CONTROL = "control", 4  # heartbeats and commands do not wait for a thread behind what members ask
 _FIRST = 1  # incarnation
+_CLAIM_S = 10.0
 
 
 class RayAddressError(PipelineError, ConnectionError):
@@ -234,6 +235,8 @@ class RayHost(OwnProcess):
         self._known = None if self._machines else ClusterMachines(lost=joins)
         self._newest: dict[tuple[str, str], int] = {}
         self._prepared: dict[tuple[str, str], Any] = {}
+        self._claiming: threading.Thread | None = None
+        self._over = threading.Event()
         self._needs: dict[tuple[str, str], tuple[RayMember, Needs | None]] = {}  # None: another controller started it
         try:
             with own_signals():
@@ -304,7 +307,16 @@ class RayHost(OwnProcess):
         options = self._options(role, id_, _FIRST, spec, place)
         actor = self._start(options, spec)
         self._prepared[role, id_] = actor, options, spec.nice, spec.cores
+        if self._claiming is None and self._unclaimed_s < math.inf:
+            self._claiming = threading.Thread(target=self._claim, name="claiming", daemon=True)
+            self._claiming.start()
         return actor.prepare.options(concurrency_group=_CONTROL).remote(spec.factory, dict(spec.arguments), after)
+
+    def _claim(self) -> None:
+        """Tell processes that were started ahead that this one lives: nobody else calls them before they have their roles."""
+        while not self._over.wait(min(_CLAIM_S, self._unclaimed_s / 4)):
+            for actor, *_ in list(self._prepared.values()):
+                actor.claimed.options(concurrency_group=_CONTROL).remote()
 
     def spawn(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> RayMember:
         """Start an actor on a machine that the run may use."""
@@ -453,6 +465,7 @@ class RayHost(OwnProcess):
 
         With ``TAILRACE_DEBUG`` the directory stays.
         """
+        self._stop_claiming()
         if self._cluster is not None and self._cluster.keeper is None:
             self._actors.end_all()
         self._groups.end_all()
@@ -472,7 +485,13 @@ class RayHost(OwnProcess):
 
     def leave(self) -> None:
         """Leave the cluster to another controller."""
+        self._stop_claiming()
         self._ray.shutdown()
+
+    def _stop_claiming(self) -> None:
+        self._over.set()
+        if self._claiming is not None:
+            self._claiming.join()
 
     @property
     def _unclaimed_s(self) -> float:

@@ -32,7 +32,8 @@ class RoleActor:
         nice: added to its niceness.
         cores: whether the devices that Ray gave it are cores, to which it is pinned; otherwise they are GPUs.
         unclaimed_s: the role is closed and the process ends when nobody has called it for so many seconds, no controller and no
-            other member; infinite if it does not outlive its controller.
+            other member; one without a role ends when nobody has said for so long that it is claimed. Infinite if it does not
+            outlive its controller.
     """
 
     def __init__(self, nice: int, unclaimed_s: float = math.inf, cores: bool = False) -> None:
@@ -46,7 +47,14 @@ class RoleActor:
         # Libraries that replace their module while they are imported, as transformers does, break in a second thread that
         # imports them meanwhile: it gets the module that was replaced.
         self._importing = threading.Lock()
-        self._told = False
+        self._told = self._building = False
+        self._claimed_s = time.monotonic()
+        if unclaimed_s < math.inf:
+            threading.Thread(target=self._watch, name="unclaimed", daemon=True).start()
+
+    def claimed(self) -> None:
+        """Whoever had it started ahead lives, and will have the role built."""
+        self._claimed_s = time.monotonic()
 
     def prepare(self, function: Callable[..., object], arguments: Mapping[str, Any], after: object) -> None:
         """Call a function that saves the role time later. Ray begins once `after`, another actor's answer, is there."""
@@ -57,6 +65,7 @@ class RoleActor:
 
     def build(self, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         """Build the role, once. Ray has imported what its factory and arguments need before."""
+        self._building = True  # though what saves it time goes on for long
         try:
             began_s = time.monotonic()
             took = {} if self._began_s is None else {"import": began_s - self._began_s}
@@ -65,19 +74,25 @@ class RoleActor:
                     return
                 self._told = True
                 role = factory(**arguments)
-            mailbox = Mailbox(role, {**took, "initialise": time.monotonic() - began_s})
-            self._role.set_result(mailbox)
-            if self._unclaimed_s < math.inf:
-                threading.Thread(target=self._watch, args=(mailbox,), name="unclaimed", daemon=True).start()
+            self._role.set_result(Mailbox(role, {**took, "initialise": time.monotonic() - began_s}))
         except BaseException as error:
+            self._claimed_s = time.monotonic()
             self._role.set_exception(error)  # whoever calls the role hears of it
 
-    def _watch(self, mailbox: Mailbox) -> None:
+    def _quiet_s(self) -> float:
+        """Seconds since anybody called or claimed it last; 0 while the role is built."""
+        if not self._role.done():
+            return 0.0 if self._building else time.monotonic() - self._claimed_s
+        failed = self._role.exception() is not None
+        return time.monotonic() - self._claimed_s if failed else self._role.result().quiet_s()
+
+    def _watch(self) -> None:
         """Save and stop once nobody controls the run any more."""
-        while mailbox.quiet_s() < self._unclaimed_s:
+        while self._quiet_s() < self._unclaimed_s:
             time.sleep(_LOOK_S)
         try:
-            mailbox.close()
+            if self._role.done() and self._role.exception() is None:
+                self._role.result().close()
             leave_group(CLOSE_S)
         finally:
             os._exit(0)
