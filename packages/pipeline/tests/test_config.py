@@ -49,6 +49,14 @@ def test_options_of_a_policy_are_laid_over_the_same_policy_only():
     assert merge(base, {"relocation": {"headroom": 0.1}})["relocation"] == {**base["relocation"], "headroom": 0.1}
 
 
+def test_a_measured_machine_takes_the_place_of_a_modelled_fleet_and_not_the_other_way_round():
+    modelled, measured = {"fleet": {"model": "Qwen2.5-7B", "warm_up": 1}}, {"fleet": {"profile": "two-cores"}}
+    assert merge(modelled, measured) == {"fleet": {"profile": "two-cores", "warm_up": 1}}
+    assert (
+        merge(measured, modelled)["fleet"]["model"] == "Qwen2.5-7B"
+    )  # over a quick start, whose profile is not read then
+
+
 def test_another_host_keeps_what_hosts_have_in_common():
     below = {
         "executor": {"name": "ray", "device": "cpu", "machines": 3, "replica_gpus": 1.0, "machine_checks": ["disk"]}

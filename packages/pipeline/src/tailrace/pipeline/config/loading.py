@@ -75,7 +75,8 @@ def parse_setting(text: str) -> dict[str, Any]:
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with the values of `over`, table by table.
 
-    A policy with another name replaces the one below and its options. Another host replaces the keys that are Ray's alone.
+    A policy with another name replaces the one below and its options. Another host replaces the keys that are Ray's alone, a
+    fleet's measured machine the model below it.
     Where a key is one table or several alike (``rollout`` of a fleet), one table is laid over each of several, and each of
     several over one.
     """
@@ -93,6 +94,10 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
                 key == "task" and "name" not in value and not _TASKS.isdisjoint(value)
             ):  # it takes the place of that below
                 below = {name: each for name, each in below.items() if name not in _TASKS - value.keys()}
+            if (
+                key == "fleet" and "profile" in value and "model" not in value
+            ):  # a measured machine for a modelled fleet
+                below = {name: each for name, each in below.items() if name != "model"}
             replaces = "name" in value and value.get("name") != below.get("name")
             if replaces and key == "executor":  # hosts have the other keys in common
                 replaces, below = False, {name: each for name, each in below.items() if name not in _OF_RAY}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ class TensorBoard:
 
 class _Writer:
     def __init__(self, directory: Path) -> None:
-        self.place = f"tensorboard --logdir {directory}"
+        self.place = f"tensorboard --logdir {shlex.quote(str(directory))}"
         self._writer = summary_writer(directory)
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
