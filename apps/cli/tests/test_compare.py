@@ -130,6 +130,7 @@ def test_a_real_run_stands_beside_a_simulation(capsys, a_run):
     assert (simulated["simulated"], real["simulated"], real["name"]) == (True, False, "real")
     assert real["response_tokens_per_s"] > 0
     assert real["tokens_per_s"] is None
+    assert real["warnings"] == []
     assert real["relative"] == pytest.approx(real["response_tokens_per_s"] / simulated["response_tokens_per_s"])
 
 
@@ -187,6 +188,18 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(capsys, arguments, word
     for word in words:
         assert word in err
     assert sorted(Path().rglob("*")) == before
+
+
+def test_a_run_of_few_steps_says_that_its_rate_may_be_a_burst(capsys, a_run):
+    assert main(["simulate", "laminar.toml", "--set", "pipeline.steps=3", "--run-dir", "runs/short"]) == 0
+    found = json.loads(Path("runs/short/config.json").read_text())
+    del found["simulated"]
+    Path("runs/short/config.json").write_text(json.dumps(found))
+    capsys.readouterr()
+    assert main(["compare", str(a_run.root), "runs/short"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "short: Only 2 batches after the warm-up: raise pipeline.steps for figures to rely on." in said
+    assert "real: Only" not in said
 
 
 def test_a_run_of_no_step_has_nothing_to_compare(capsys, a_run):

@@ -261,7 +261,7 @@ def test_trajectories_are_written_as_parquet(tmp_path, capsys):
         ("b", [4, 5], 1.0),
     ]
     for out, more, says in (
-        ("deep/all.parquet", [], "which is there already"),
+        ("deep/all.parquet", [], "found one that is there already"),
         ("all.json", [], "expected a new file whose name ends with .parquet"),
         ("new.parquet", ["--merge"], "which are the model's"),
     ):

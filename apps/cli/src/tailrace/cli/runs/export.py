@@ -64,7 +64,7 @@ def export_trajectories(run: Path, out: Path, *, as_json: bool = False) -> None:
 
     directory = RunDirectory.open(run)
     if out.suffix != ".parquet" or out.exists():
-        found = "which is there already" if out.exists() else "another name"
+        found = "one that is there already" if out.exists() else "another name"
         raise CommandError(f"--out {out}: found {found}, expected a new file whose name ends with .parquet")
     if not directory.trained.exists():
         raise RunDirectoryError(f"{directory.trained}: no such file; no version of the run was settled yet")

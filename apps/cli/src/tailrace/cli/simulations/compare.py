@@ -32,7 +32,7 @@ from tailrace.pipeline.config.target import APPS, configuration
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.report.comparison_page import Compared, compare_page, sentence
 from tailrace.report.figures.comparison import comparison, ratios, unique
-from tailrace.report.figures.steady import measured
+from tailrace.report.figures.steady import measured, too_few
 from tailrace.report.figures.system import Figures, differences
 from tailrace.report.html.page import Table, write_page
 from tailrace.report.record import read_record
@@ -171,7 +171,8 @@ def _read(target: str, name: str, options: CompareOptions) -> _Simulated | Compa
     again = run_directory.again(Path(target))
     if again is None:
         record = read_record(RunDirectory.open(Path(target)))
-        return Compared(measured(record, name), record.folds)
+        figures = measured(record, name)
+        return Compared(figures, record.folds, too_few(figures))
     layers = [(target, again.model_dump(mode="json"))]
     layers += [(f"--set {text}", parse_setting(text)) for text in options.settings]
     config = validate(layers)

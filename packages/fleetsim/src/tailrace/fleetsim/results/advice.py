@@ -20,6 +20,7 @@ from tailrace.fleetsim.results.watch import Watched
 from tailrace.fleetsim.run import simulate_many
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.figures.batches import Batch, mean
+from tailrace.report.figures.steady import too_few
 from tailrace.report.fold.timeline import Doing
 from tailrace.report.reason_words import ADMITTED, many, percent
 
@@ -29,7 +30,6 @@ PREEMPTED = 0.1  # for each trajectory
 PREFILL = 0.3
 PUBLISHING = 0.1
 GROWTH = 1.25
-FEWEST_BATCHES = 3
 SETTLED = 0.2
 GAIN = LOSS = 0.02
 LESS = 0.75
@@ -83,9 +83,7 @@ def findings(watched: Watched) -> list[str]:
         found.append(
             f"{result.lost_trajectories:,} trajectories were admitted and have no end: a fault in Tailrace, please report it."
         )
-    if figures.batches < FEWEST_BATCHES:
-        few = f"{figures.batches} batch{'es' if figures.batches != 1 else ''}"
-        found.append(f"Only {few} after the warm-up: raise pipeline.steps for figures to rely on.")
+    found += too_few(figures)
     missed = watched.folds.faults.figures(watched.fleet.faults).not_struck
     if missed:
         found.append(f"Scripted faults did not strike: {', '.join(missed)}.")

@@ -16,6 +16,7 @@ from tailrace.report.record import Record, measured_s
 
 WARM_UP = 10
 FEWEST_STEPS = 2
+FEWEST_BATCHES = 3
 
 
 def steady(folds: Folds, warm_up: int, *, name: str, fleet: str, gpus: float, simulated: bool) -> Figures:
@@ -79,6 +80,14 @@ def measured(record: Record, name: str) -> Figures:
     warm_up = max(1, min(WARM_UP, steps // 3))
     figures = steady(record.folds, warm_up, name=name, fleet=_fleet(config, gpus), gpus=gpus, simulated=False)
     return replace(figures, facts=facts(config))
+
+
+def too_few(figures: Figures) -> list[str]:
+    """A line where a rate is of so few batches that it may be that of a burst."""
+    if figures.batches >= FEWEST_BATCHES:
+        return []
+    few = f"{figures.batches} batch{'es' if figures.batches != 1 else ''}"
+    return [f"Only {few} after the warm-up: raise pipeline.steps for figures to rely on."]
 
 
 def _fleet(config: RunConfig, gpus: float) -> str:
