@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tailrace import contracts as c
+from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog
@@ -88,6 +89,21 @@ def finished(tmp_path_factory):
     (directory.trajectories / "trained.jsonl").write_text("".join(lines))
     html = write_report(directory).read_text()
     return directory, html, _Page(html)
+
+
+def test_a_run_whose_environment_is_gone_is_read_and_none_is_started(tmp_path, monkeypatch):
+    """A run directory that was taken elsewhere: `report`, `status` and `watch` started the environment, or failed."""
+    monkeypatch.setattr("tailrace.pipeline.run.environments.examine_environment", pytest.fail)
+    content = {
+        "task": {"train": str(tmp_path / "words.jsonl"), "verifier": "environment"},
+        "environment": {"name": f"{tmp_path / 'words.py'}:Words"},
+        "model": {"path": str(tmp_path / "model")},
+        "pipeline": {"steps": 7},
+    }
+    config = validate([("test", {"app": "laminar", **content})])
+    directory = RunDirectory.create(tmp_path / "run", config.model_dump(mode="json"))
+    assert read_record(directory).folds.run.steps == 7
+    assert write_report(directory).exists()
 
 
 def test_a_page_that_another_process_writes_meanwhile_is_written_all_the_same(tmp_path, monkeypatch):

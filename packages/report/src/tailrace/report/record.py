@@ -156,7 +156,7 @@ def fine_tuned(directory: RunDirectory, run: RunView) -> list[EvaluationResult]:
         RunDirectoryError, ConfigError: a file is damaged.
     """
     config = directory.configuration()
-    spec, first = build_spec(config, controls=True), run.last_version + 1
+    spec, first = build_spec(config, controls=True, recorded=True), run.last_version + 1
     control = Controller(spec, relays=relay_count(config), first_version=first)
     for _ in replayed(control, directory.control_events, version=directory.version):
         pass

@@ -61,7 +61,7 @@ def rows(
     """
     yield f"train_s = {train_s:.4g}"
     yield f"lengths = {list(lengths)}"
-    spec = build_spec(config)
+    spec = build_spec(config, recorded=True)
     if len(spec.pools) > 1:
         return
     spans = spec.pools[0].tp if spec.pools else spec.tp

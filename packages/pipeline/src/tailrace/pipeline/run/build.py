@@ -107,12 +107,14 @@ _ELSEWHERE = {
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
-def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
+def build_spec(config: RunConfig, *, controls: bool = False, recorded: bool = False) -> PipelineSpec:
     """Build the pipeline's spec: its policies and quantities.
 
     Args:
         config: the configuration.
         controls: build the spec that only evaluates a model which RL did not train.
+        recorded: it is of a run whose log is read, perhaps elsewhere: its environment, which is checked by starting it, may be
+            gone, and whoever only reads starts nothing.
 
     Raises:
         ConfigError: a policy is unknown, or one of its options is wrong.
@@ -145,7 +147,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         )
     with gathered.check():
         _check_newer_weights(config, gathered)
-    if not gathered.lines:  # it starts the environment, which takes seconds
+    if not gathered.lines and not recorded:  # it starts the environment, which takes seconds
         with gathered.check():
             check_environment(config)
     gathered.done()

@@ -31,7 +31,7 @@ def controller_of(directory: RunDirectory) -> Controller:
     """
     config, beside = directory.began_with(), dict(directory.beside)
     relays = beside.pop("relays", relay_count(config))
-    return Controller(replace(build_spec(config), **beside), relays=relays)
+    return Controller(replace(build_spec(config, recorded=True), **beside), relays=relays)
 
 
 def replayed(controller: Controller, path: Path, *, version: str = "") -> Iterator[Instant]:
