@@ -1,6 +1,7 @@
 """Gradients of complete groups are added before their batch is complete, by cells beside each other, each group once."""
 
 import random
+import sys
 
 import pytest
 from scripted import Scripted, of, policy, spec
@@ -17,14 +18,14 @@ def streamed(groups=2, cells=1, **changes):
     changes = {
         "admission": policy("admission", "one-step"),
         "training": policy("training", "streamed", groups=groups),
+        "buffer_groups": 20,
+        "replica_batch": 20,
         **changes,
     }
     return Scripted(
         spec(
             sync=policy("sync", "barrier"),
             batch_groups=BATCH,
-            buffer_groups=20,
-            replica_batch=20,
             cells=cells,
             **changes,
         )
@@ -149,6 +150,16 @@ def test_a_single_fetch_takes_what_is_complete_when_cells_become_free_up_to_its_
     assert parts(run.catch_up(c.Accumulate, leave=(c.Accumulate, c.Step))) == []  # group 3 waits for the batch
     (step,) = of(c.Step, complete(run, 4))
     assert [groups_of(part) for part in step.mini_batches] == [[3, 4]]
+
+
+def test_a_single_fetch_is_not_a_group_less_by_rounding(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "BATCH", 50)
+    fetch = policy("training", "single-fetch", share=0.58)  # 0.58 * 50 is below 29 in floating point
+    run = begun(training=fetch, buffer_groups=200, replica_batch=200)
+    run.controller.batches.free_cells = set()
+    complete(run, *range(40))
+    run.controller.batches.free_cells = {0}
+    assert [len(groups) for _, groups in parts(run.go(c.Tick(), leave=(c.Accumulate, c.Step)))] == [29]
 
 
 def test_a_single_fetch_of_less_than_a_group_is_none():

@@ -54,6 +54,13 @@ def test_semi_sync_yields_at_half_and_only_while_others_generate():
     assert lent(SEMI_SYNC, batch(4), [load("h0")], others=1) == ["LendReplica h0"]  # one that starts generates soon
 
 
+def test_a_share_of_the_batch_is_not_a_group_more_by_rounding():
+    policy = Hybrid(count=2, yields_at=0.28)  # 0.28 * 25 is above 7 in floating point
+    both = [load("h0"), load("s0", hybrid=False)]
+    assert lent(policy, c.BatchView(25, 6), both) == []
+    assert lent(policy, c.BatchView(25, 7), both) == ["LendReplica h0"]
+
+
 def test_they_come_back_when_the_trainer_needs_them_no_more():
     assert lent(SYNC, batch(0, trains=True), lent=["h0"]) == []
     assert lent(SYNC, batch(0), lent=["h0"]) == ["ReturnReplica h0"]

@@ -15,6 +15,7 @@ down, it loses what it accumulated; those groups are still complete and are give
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
@@ -156,7 +157,7 @@ class Batches:
         if not cells or not self._ledger.buffered or now == self._waits_at:
             return False
         due = self._rounds.due
-        most = due if self._fetched is None else int(self._fetched * due)
+        most = due if self._fetched is None else math.floor(round(self._fetched * due, 9))
         free, room = self._free(), most - len(trainer.accumulated)
         if not free or room < 1:
             self._waits_at = now

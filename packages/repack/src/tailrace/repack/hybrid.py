@@ -75,7 +75,7 @@ class Hybrid(ProvisioningPolicy):
         return [LendReplica(load.replica, reason) for load in view.loads if _may_leave(load)]
 
     def _yield(self, batch: BatchView, *, others: bool) -> bool:
-        return batch.trains or batch.ready or (others and batch.done >= self.yields_at * batch.size)
+        return batch.trains or batch.ready or (others and batch.done / batch.size >= self.yields_at)
 
 
 def _may_leave(load: ReplicaView) -> bool:

@@ -93,7 +93,7 @@ class BatchDrive:
         if batch is None or batch.away:
             return False
         others = any(not self.hybrid(member.id) for member in replicas)
-        return self.must_yield() or (others and batch.done >= self.share * batch.size)
+        return self.must_yield() or (others and batch.done / batch.size >= self.share)
 
     def check_lend(self, name: str, replicas: Sequence[MemberView], loads: Sequence[ReplicaView]) -> None:
         """Check that a replica may be lent now."""
