@@ -24,9 +24,10 @@ from tailrace.report import run_tables
 from tailrace.report.charts import learning, lengths, staleness
 from tailrace.report.figures.held_out import gain, reward_alone
 from tailrace.report.figures.prompts import PromptFates
+from tailrace.report.figures.system import facts
 from tailrace.report.fold.interruptions import MarkKind
 from tailrace.report.html.page import write_page
-from tailrace.report.record import read_record, standing_steps
+from tailrace.report.record import facts_of, read_record, standing_steps
 from tailrace.report.run_page import render, write_report
 from tailrace.trajstore.archive import MAGIC
 
@@ -209,6 +210,17 @@ def test_text_from_the_model_stays_text(finished, tmp_path):
     again = write_report(directory).read_text()
     assert EVIL not in again
     assert _Page(again).tags.count("script") == 3
+
+
+def test_what_somebody_elses_configuration_says_does_nothing_to_a_terminal():
+    hostile = "a\x1b[2J\u202e.jsonl"
+    config = configured()
+    model = config.model.model_copy(update={"path": Path(hostile)})
+    task = config.task.model_copy(update={"name": None, "train": Path(hostile)})
+    config = config.model_copy(update={"app": hostile, "model": model, "task": task})
+    said = [*facts_of(config, simulated=False).values(), *facts(config).values()]
+    assert all(str(text).isprintable() for text in said)
+    assert sum(r"\x1b[2J\u202e" in str(text) for text in said) >= 4
 
 
 def test_every_role_that_died_is_in_the_table_of_faults(finished):

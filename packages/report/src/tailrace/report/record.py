@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tailrace.contracts import shown
 from tailrace.controller.controller import Controller
 from tailrace.controller.evaluations import EvaluationResult
 from tailrace.controller.view import RunView
@@ -175,13 +176,10 @@ SIMULATED = "A simulated run: times are modelled, lengths and rewards are drawn,
 
 
 def facts_of(config: RunConfig, *, simulated: bool) -> dict[str, Any]:
-    """App, model, task and seed."""
-    return {
-        "app": config.app,
-        "model": str(config.fleet.get("model") or config.fleet.get("profile")) if simulated else _model(config),
-        "task": "drawn lengths" if simulated else _task(config),
-        "seed": config.seed,
-    }
+    """App, model, task and seed, as they may be shown: the configuration may be somebody else's."""
+    model = str(config.fleet.get("model") or config.fleet.get("profile")) if simulated else _model(config)
+    task = "drawn lengths" if simulated else _task(config)
+    return {"app": shown(config.app), "model": shown(model), "task": shown(task), "seed": config.seed}
 
 
 def _model(config: RunConfig) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tailrace.contracts import shown
 from tailrace.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.report.fold.timeline import BUBBLES, Doing, Span
@@ -183,14 +184,14 @@ class Figures:
 
 
 def facts(config: RunConfig) -> dict[str, str]:
-    """The facts that a configuration says of a real run, in words."""
+    """The facts that a configuration, which may be somebody else's, says of a real run, in words."""
     task = config.task
+    found = " and ".join(list(task.generated) or [source.path.name for source in task.training.values()])
     return {
-        MODEL: "a small Qwen3" if config.model.path is None else config.model.path.name,
+        MODEL: "a small Qwen3" if config.model.path is None else shown(config.model.path.name),
         BATCH: f"{config.pipeline.prompts_per_step:,} prompts x {config.pipeline.samples_per_prompt:,} samples",
         LONGEST: f"{config.rollout.max_tokens:,} tokens",
-        TASK: " and ".join(list(task.generated) or [source.path.name for source in task.training.values()])
-        or "not known",
+        TASK: shown(found) or "not known",
     }
 
 
