@@ -8,18 +8,27 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from chat_model import CHATML, write_model
 from harness_agents import Model, call, talk
 
-from tailrace.environment import EnvironmentPool, RaisedError, SessionLostError, SetupError, examine_environment
+from tailrace.environment import (
+    EnvironmentPool,
+    RaisedError,
+    SessionLostError,
+    SetupError,
+    completions,
+    examine_environment,
+)
 from tailrace.environment.completions import BODY_BYTES, ChatAnswer, ChatRequest, _Handler, endpoint
 from tailrace.environment.harness import Harness
 from tailrace.environment.testing import check_environment
@@ -489,6 +498,28 @@ def test_a_bad_request_is_answered_as_openai_does(episode, body, status, found):
     assert found in error["message"]
     assert error["type"] == "invalid_request_error"
     assert not ASKED
+
+
+def test_who_has_no_key_keeps_nobody_out(monkeypatch):
+    monkeypatch.setattr(completions, "MOST_CONNECTIONS", 16)
+    monkeypatch.setattr(completions, "MOST_UNKNOWN", 8)
+    house = completions.Endpoint()
+    episode = house.open(turn_s=30.0)
+    at = urlsplit(episode.base_url)
+    path, key = f"{at.path}/models", {"Authorization": f"Bearer {episode.key}"}
+    known = http.client.HTTPConnection(at.netloc, timeout=60)
+    with contextlib.ExitStack() as opened:
+        for place in range(40):
+            idle = opened.enter_context(socket.create_connection((at.hostname, at.port), timeout=60))
+            idle.sendall(b"GET / HTTP/1.1\r\n" if place % 2 else b"")
+            if place in (5, 39):  # the one that has shown its key goes on, and another one comes in
+                known.request("GET", path, headers=key)
+                assert known.getresponse().read().startswith(b"{")
+        another = http.client.HTTPConnection(at.netloc, timeout=60)
+        another.request("GET", path, headers=key)
+        assert another.getresponse().status == 200
+        another.close()
+        known.close()
 
 
 def test_a_key_opens_its_own_episode_alone(episode):

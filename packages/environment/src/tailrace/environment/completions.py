@@ -36,7 +36,8 @@ READ_S = 30.0
 """Deadline of a whole request, seconds; a connection without one is closed."""
 WRITE_S = 30.0
 """Deadline of sending an answer, seconds."""
-MOST_CONNECTIONS = 1024
+MOST_CONNECTIONS, MOST_UNKNOWN = 1024, 256
+"""Connections at once, and those of them that have shown no key yet: one more, and the oldest of these must go."""
 _SKIPPED_BYTES = 1 << 16  # of the body of a request that is refused: what closes with more unread may lose its answer
 _MODELS = {"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "tailrace"}]}
 
@@ -194,7 +195,7 @@ def endpoint() -> Endpoint:
 
 
 class _Server(ThreadingHTTPServer):
-    """One thread for each connection, and no more of them than `MOST_CONNECTIONS`."""
+    """One thread for each connection. Who has no key cannot keep out those who have."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -202,19 +203,34 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, owner: Endpoint) -> None:
         self.owner = owner
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._unknown: dict[Any, None] = {}  # oldest first
+        self._counting = threading.Lock()
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
+        with self._counting:
+            if len(self._unknown) >= MOST_UNKNOWN:
+                oldest = next(iter(self._unknown))
+                del self._unknown[oldest]
+                with contextlib.suppress(OSError):  # it has gone
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._unknown[request] = None
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.know(request)
             self._room.release()
+
+    def know(self, request: Any) -> None:
+        """Count a connection no longer among those that have shown no key."""
+        with self._counting:
+            self._unknown.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went is no news."""
@@ -296,6 +312,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise RefusedError(
                 401, "found no key of this episode, expected 'Authorization: Bearer KEY'", "invalid_api_key"
             )
+        self.server.know(self.connection)
         return episode, rest.partition("?")[0]
 
     def _body(self) -> dict[str, Any]:
