@@ -94,7 +94,7 @@ def finished(tmp_path_factory):
 
 def test_a_run_whose_environment_is_gone_is_read_and_none_is_started(tmp_path, monkeypatch):
     """A run directory that was taken elsewhere: `report`, `status` and `watch` started the environment, or failed."""
-    monkeypatch.setattr("tailrace.pipeline.run.environments.examine_environment", pytest.fail)
+    monkeypatch.setattr("tailrace.pipeline.run.environment_setup.examine_environment", pytest.fail)
     content = {
         "task": {"train": str(tmp_path / "words.jsonl"), "verifier": "environment"},
         "environment": {"name": f"{tmp_path / 'words.py'}:Words"},
