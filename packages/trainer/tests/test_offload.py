@@ -1,12 +1,13 @@
 """What is offloaded may not be used, and comes back bit for bit; a run that offloads between steps computes the same."""
 
 import dataclasses
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 
-from tailrace.trainer import TrainerConfig, TrainerConfigError, TrainerError
+from tailrace.trainer import AdapterConfig, TrainerConfig, TrainerConfigError, TrainerError
 from tailrace.trainer.errors import OffloadedError
 from tailrace.trainer.offload import HostParts
 from tailrace.trainer.small_model import build_model
@@ -54,6 +55,23 @@ def test_the_three_parts(model, moves, tmp_path):
         found = dict(worker._model.state())
         assert all(torch.equal(found[key], tensor) for key, tensor in moments.items())
         assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(worker).items())
+
+
+@pytest.mark.skipif(find_spec("peft") is None, reason="needs PEFT")
+def test_the_frozen_base_of_an_adapter_moves_too(model):
+    found = []
+    for away in (False, True):
+        with TrainerWorker(model, dataclasses.replace(CONFIG, adapter=AdapterConfig(rank=4))) as worker:
+            inside(worker)._host = HostParts(torch.device("cpu"), True)
+            worker.step([batch(1)])
+            if away:
+                held = [parameter.to_local().detach() for parameter in inside(worker).module.parameters()]
+                assert worker.offload(["parameters"]) == sum(shard.nbytes for shard in held)
+                assert all(shard.untyped_storage().nbytes() == 0 for shard in held)
+                worker.onload(["parameters"])
+            worker.step([batch(2)])
+            found.append(weights(worker))
+    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
 
 
 @pytest.mark.parametrize("moves", [False, True])

@@ -264,8 +264,8 @@ class Fsdp2Model(ShardedModel):
 
     def _tensors(self, part: str) -> list[Tensor]:
         match part:
-            case "parameters":
-                return list(self.local.values())
+            case "parameters":  # an adapter's frozen base, too
+                return [each.to_local() for each in self.module.parameters()]
             case "gradients":
                 return [each.grad.to_local() for each in self.parameters.values() if each.grad is not None]
             case "optimizer":
