@@ -125,6 +125,12 @@ def test_every_rank_has_the_whole_frozen_base_unless_its_parameters_are_split(ba
     assert base == {2 * SEVEN / (1 if whole else ranks)}
 
 
+def test_a_critic_beside_an_adapter_is_trained_whole():
+    found = counted("8xH100", "trainer.adapter.rank=8", "trainer.loss.name=ppo")
+    of_critic = SEVEN - 152_064 * 3_584 + 3_584  # a head of one row in place of the output layer
+    assert bytes_of(found.place("GPU 0"), "trainer", "the critic's state") == 16 * of_critic / len(found.standing.ranks)
+
+
 @pytest.mark.parametrize(
     ("placement", "seats"),
     [("pack", [(0, 0), (0, 1), (0, 2), (0, 3)]), ("spread", [(0, 0), (1, 0), (0, 1), (1, 1)])],

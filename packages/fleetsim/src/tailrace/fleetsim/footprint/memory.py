@@ -182,13 +182,21 @@ def rank_parts(
     ranks = table.processes // table.cells
     parts = [OwnedBytes("trainer", "CUDA and NCCL", CUDA_BYTES)] if gpu else []
     if not counts_activations(config, model):
-        computed = DTYPE_BYTES[settings.dtype] * model.parameters
+        computed = DTYPE_BYTES[settings.dtype]
         every_rank_has_all = table.backend == "deepspeed" and settings.zero_stage != 3
+
+        def state(parameters: int) -> float:
+            return parameters * (16 / ranks + (computed if every_rank_has_all else 0))
+
         if table.adapter.rank:
-            base = computed / (1 if every_rank_has_all else ranks)
-            return [*parts, OwnedBytes("trainer", "the frozen base, without activations", base)], ""
-        state = 16 * model.parameters / ranks + (computed if every_rank_has_all else 0)
-        return [*parts, OwnedBytes("trainer", "state, without activations", state)], ""
+            base = computed * model.parameters / (1 if every_rank_has_all else ranks)
+            parts.append(OwnedBytes("trainer", "the frozen base, without activations", base))
+        else:
+            parts.append(OwnedBytes("trainer", "state, without activations", state(model.parameters)))
+        if settings.has_critic:
+            of_critic = model.parameters if model.dense is None else model.dense.critic_parameters
+            parts.append(OwnedBytes("trainer", "the critic's state", state(of_critic)))
+        return parts, ""
     assert model.dense is not None
     longest = longest_tokens(config)
     found = trainer_memory(model.dense, settings, ranks=ranks, longest=longest, gpu=gpu, backend=table.backend)
@@ -202,7 +210,8 @@ def rank_parts(
 
 def state_bytes(config: RunConfig, model: RunModel) -> float:
     """What a rank of the trainer moves to leave a device: parameters, gradients, moments; with an adapter, the frozen base."""
-    kept = ("parameters", "gradients", "moments", "the frozen base, without activations", "state, without activations")
+    whole = {"the frozen base, without activations", "state, without activations", "the critic's state"}
+    kept = {"parameters", "gradients", "moments"} | whole
     return sum(part.size for part in rank_parts(config, model, gpu=False)[0] if part.what in kept)
 
 
