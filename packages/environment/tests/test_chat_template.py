@@ -111,6 +111,14 @@ def test_whatever_a_later_message_says_comes_whole(tmp_path):
     assert ours.beyond(talk, 1, [end]) == tokenizer.encode(after).ids
 
 
+def test_half_of_a_character_is_a_question_mark(tmp_path):
+    """Harnesses cut the answers of tools by UTF-16 units, and a tokenizer refuses what is left of the last one."""
+    write_model(tmp_path / "model")
+    ours = ChatTemplate(str(tmp_path / "model"))
+    cut, shown = ([{"role": "user", "content": content}] for content in ("more \ud83d", "more ?"))
+    assert ours.prompt(cut) == ours.prompt(shown)
+
+
 def test_tool_calls_are_read_and_written(tmp_path):
     tokenizer = write_model(tmp_path / "model", TOOLS)
     ours = ChatTemplate(str(tmp_path / "model"))

@@ -265,6 +265,24 @@ def test_what_an_environment_prints_garbles_nothing():
     run(test)
 
 
+def test_what_an_environment_says_can_be_encoded():
+    """A text that was cut within a character has half of a surrogate pair, and so do file names that are no UTF-8."""
+
+    async def test():
+        async with pool("Sum", {"greeting": "\ud83d hello"}) as sums:
+            assert (await sums.open({})).observation == "? hello"
+        async with pool("Told") as told:
+            opened = await told.open({})
+            said = await told.step(
+                opened.session, r"answer {'observation': 'caf\u00e9 \U0001f600 \ud83d', 'done': False}"
+            )
+            assert said.observation == "caf\u00e9 \U0001f600 ?"
+            with pytest.raises(RaisedError, match=r"no file \?"):
+                await told.step(opened.session, "raise no file \udcff")
+
+    run(test)
+
+
 def test_any_text_is_an_action_and_a_row_is_json():
     async def test():
         async with pool("Sum") as sums:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import extra
+from tailrace.environment.worker import encodable
 
 Message = Mapping[str, Any]
 
@@ -167,7 +168,7 @@ class ChatTemplate:
         return text
 
     def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(self._tokenizer.encode(encodable(text), add_special_tokens=False).ids)
 
 
 @lru_cache(maxsize=4)

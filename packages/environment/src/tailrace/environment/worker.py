@@ -108,7 +108,7 @@ class SessionWorker:
     def _fail(self, request: Mapping[str, Any], kind: str, reason: str) -> None:
         with contextlib.suppress(BaseException):  # the reason why it failed is told, not what its end adds
             self._close(request)
-        line = " ".join(reason.split())[:_REASON_CHARACTERS]
+        line = encodable(" ".join(reason.split())[:_REASON_CHARACTERS])
         self._reply({"id": request["id"], "error": line, "kind": kind})
 
     def _load(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,7 +217,12 @@ def read_observation(found: Any, tokenized: bool) -> Any:
     if len(found) > TEXT_CHARACTERS:
         unit = "tokens" if tokenized else "characters"
         raise WrongAnswerError(f"found an observation of {len(found):,} {unit}, expected at most {TEXT_CHARACTERS:,}")
-    return list(found) if tokenized else found
+    return list(found) if tokenized else encodable(str(found))
+
+
+def encodable(text: str) -> str:
+    """The text with a question mark in the place of each half surrogate, which neither tokenizers nor UTF-8 can write."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def read_rows(found: Any) -> list[dict[str, Any]]:
