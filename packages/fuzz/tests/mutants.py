@@ -288,6 +288,17 @@ def _failures_that_are_forgotten(patch):
     patch.setattr(Members, "failure", failure)
 
 
+def _failures_that_count_twice(patch):
+    """The run gives up after half of the restarts that recovery allows."""
+    count = Members.failure
+
+    def failure(members, *arguments):
+        found = count(members, *arguments)
+        return replace(found, failures=2 * found.failures, role_failures=2 * found.role_failures)
+
+    patch.setattr(Members, "failure", failure)
+
+
 def _newer_weights_and_the_batches_of_the_checkpoint(patch):
     """A trainer that took newer weights gets the batches again that these were made of."""
     to = FallBack.to
@@ -306,6 +317,7 @@ MUTANTS = {
         _newer_weights_and_the_batches_of_the_checkpoint, (ONCE, CRASHED)
     ),
     "failures that are forgotten": Mutant(_failures_that_are_forgotten, (PROGRESS,)),
+    "failures that count twice": Mutant(_failures_that_count_twice, (PROGRESS,)),
     "a step before hybrids have left": Mutant(_a_step_before_hybrids_have_left, (SHARED,)),
     "hybrids that yield before their share": Mutant(_hybrids_that_yield_before_their_share, (SHARED, PROGRESS)),
     "a step that waits for what only it lets start": Mutant(

@@ -67,6 +67,7 @@ FIRST = {
     "commands taken twice": 64,
     "a step that waits for what only it lets start": 220,
     "starts that are forgotten": 69,
+    "failures that count twice": 7,
     "a source that serves two": 31,
     "commands that count as taken": 1454,
     "an unanswered turn that goes on": 2,

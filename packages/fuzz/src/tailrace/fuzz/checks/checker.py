@@ -189,11 +189,13 @@ class Checker:
             self.versions.pull(command, controller)
         elif isinstance(command, c.Restart):
             self._check_silent(command)
+            self.progress.replaced(command)
             self.versions.restart(command)
             self.devices.restart(command, controller)
             self.turns.ends(command)
         elif isinstance(command, c.Stop):
             self._check_silent(command)
+            self.progress.replaced(command)
             self.versions.stop(command)
             self.turns.ends(command)
         elif isinstance(command, c.Resize):

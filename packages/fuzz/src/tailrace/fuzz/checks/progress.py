@@ -19,7 +19,6 @@ PROGRESS = "nothing waits for ever"
 _QUIET = (c.Tick, c.Snapshot, c.Interrupted, c.Silent, c.Struck, c.Activity, c.Predicted, c.PredictionFailed)
 MOST_INSTANTS = 30_000
 COMPUTING = {TRAINER, REPLICA}
-MANY = 100  # failures of one member, which no recovery that goes on and on takes for the end
 
 
 class LivenessCheck:
@@ -36,6 +35,7 @@ class LivenessCheck:
         self._last_s = 0.0
         self._instants = 0
         self._downs: set[str] = set()
+        self._failures = 0  # of all members
         self._blames_all = isinstance(fleet.spec.detection, ClusterLevel | RankLevel)
         self._torn: dict[str, int] = {}
         self._differed: dict[str, int] = {}
@@ -50,6 +50,7 @@ class LivenessCheck:
             self._last_s = now
             if isinstance(event, c.Down):
                 self._downs.add(event.role)
+                self._failures += event.cause is not c.Cause.STOPPED
             elif isinstance(event, c.PullFailed) and event.differs:
                 self._downs.add(REPLICA)
                 self._differed[event.replica] = self._differed.get(event.replica, 0) + 1
@@ -61,6 +62,10 @@ class LivenessCheck:
                 self._broken += 1
             elif isinstance(event, c.CallFailed):
                 self._unanswered += not event.lost
+
+    def replaced(self, command: c.Restart | c.Stop) -> None:
+        """A member counts as down although no `Down` says so."""
+        self._failures += command.reason.why in c.SUSPICIONS
 
     def check(self, now: float, run: RunView) -> None:
         """Whether it is too long ago that something happened."""
@@ -89,7 +94,8 @@ class LivenessCheck:
                 down |= COMPUTING
             if case.hurries and ("stood still for" in reason or "deadlines.step_s" in reason):
                 down |= COMPUTING
-            holds = any(ends_run(self._recovery, role, failures=MANY, others=0) for role in down)
+            most = self._failures + 1  # the last one may be a suspicion, behind which nobody is replaced
+            holds = any(ends_run(self._recovery, role, failures=most, others=0) for role in down)
         elif "could not be scored" in reason:
             holds = self._broken >= case.failed_groups_limit * case.scoring_attempts
         elif "engines refused" in reason:
