@@ -298,7 +298,10 @@ def test_no_command_ends_with_a_traceback_whatever_broke(debug, capsys, monkeypa
 def test_without_arguments_it_helps(capsys):
     assert main([]) == 2
     out, err = capsys.readouterr()
-    assert "Commands" in out + err
+    _, commands = (out + err).split("Commands:\n")
+    names = [line.split()[0] for line in commands.splitlines() if line.startswith("  ") and line[2] != " "]
+    assert names[0] == "run"  # what a newcomer looks for; those about single components stand last
+    assert names.index("status") < names.index("simulate") < names.index("serve")
 
 
 def test_the_version(capsys):

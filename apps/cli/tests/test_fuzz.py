@@ -78,6 +78,8 @@ def test_a_case_as_a_command_of_run(capsys, tmp_path):
         (["--replay", "nothing.json"], "nothing.json: No such file"),
         (["--as-run"], "--as-run: expected --replay FILE"),
         (["--seeds", "0"], "--seeds"),
+        (["--replay", "case.json", "--with", "barrier"], "found --policy or --with beside --replay, expected neither"),
+        (["--replay", "case.json", "--policy", "sync=barrier"], "found --policy or --with beside --replay"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, told, capsys):

@@ -38,3 +38,10 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_else(tmp_path, mo
     (line,) = err.splitlines()
     assert line == f"tailrace: {COMMANDS[command][-1]} {path}: {said}"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a file", "there"]
+
+
+def test_a_ranker_is_not_written_over_a_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("ranker").write_text("mine")
+    assert main(["rank", "data.jsonl", "--out", "ranker"]) == 2
+    assert capsys.readouterr().err == "tailrace: --out ranker: found a file, expected a folder\n"

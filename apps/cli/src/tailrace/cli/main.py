@@ -27,8 +27,10 @@ from tailrace.cli.runs import commands as run_commands
 from tailrace.cli.simulations import commands as simulation_commands
 from tailrace.contracts import TailraceError
 
-# Each adds its own when it is imported.
+# Each adds its own when it is imported; help has them in this order.
 COMMANDS = (run_commands, simulation_commands, component_commands)
+_PLACES = {each.__name__: place for place, each in enumerate(COMMANDS)}
+app.registered_commands.sort(key=lambda command: _PLACES[getattr(command.callback, "__module__", "")])
 UsageError: type[Exception] = typer.BadParameter.__mro__[
     1
 ]  # typer carries its own copy of click, whose names are private

@@ -60,6 +60,8 @@ def rank(options: RankOptions) -> Comparison:
         TailraceError: the data, an option or a model is wrong.
     """
     check_file("--json", options.json_file)
+    if options.out.exists() and not options.out.is_dir():
+        raise CommandError(f"--out {options.out}: found a file, expected a folder")
     chosen = _method_options(options)
     split = _split(options.split)
     if options.init is not None:

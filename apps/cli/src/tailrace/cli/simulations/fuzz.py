@@ -66,6 +66,10 @@ def run(options: FuzzOptions) -> int:
         if options.as_run:
             raise CommandError("--as-run: expected --replay FILE beside it, the case to be run")
         return _fuzz(options)
+    if options.policies or options.plugins:
+        raise CommandError(
+            "found --policy or --with beside --replay, expected neither: a saved case has its own policies"
+        )
     case = Case.read(options.replay)
     if options.as_run:
         return _as_run(case)
