@@ -81,6 +81,7 @@ def test_one_table_is_laid_over_each_of_several_and_each_of_several_over_one():
     [
         ({"pipelin": {}}, r"unknown key 'pipelin'.*did you mean 'pipeline'"),
         ({"pipeline": {"stepz": 3}}, r"unknown key 'pipeline.stepz'.*did you mean 'steps'"),
+        ({"tracking": {"to": "wandb"}}, r"key 'tracking.to': found 'wandb', expected: a list"),
         ({"pipeline": {"steps": "many"}}, r"key 'pipeline.steps': found 'many', expected: a valid integer"),
         (
             {"seed": 1 << 64},

@@ -164,6 +164,7 @@ def explain(model: type[BaseModel], path: Sequence[str], error: Any, *, within: 
     if error["type"] == "extra_forbidden":
         return f"found the unknown key {key!r}, {expected_one_of(path[-1], _keys_beside(model, path))}"
     expected = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    expected = expected.replace("a valid tuple", "a list")  # as TOML calls it
     return f"key {key!r}: found {error['input']!r:.60}, expected: {expected}"
 
 
