@@ -18,6 +18,9 @@ from tailrace.ranker.learned.pretrained import Tuning
 from tailrace.ranker.methods import Deadline, Setting
 from tailrace.ranker.testing import language_model
 from tailrace.ranker.trials import try_methods
+from tailrace.trainer.adapters import add_adapter
+from tailrace.trainer.config import AdapterConfig
+from tailrace.trainer.memory import shape_of
 
 TASK = {"task": {"name": "short-chain-sum"}}
 
@@ -117,6 +120,21 @@ def test_the_memory_of_adapters_is_that_of_the_layers_that_peft_makes(small_rank
     )
     assert head.learns == sum(weight.numel() for weight in predictor._network.parameters() if weight.requires_grad)
     assert torch.is_tensor(predictor._network.head.out.weight)
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_adapters_are_those_that_peft_makes_of_a_mixture_too(experts):
+    pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
+
+    sizes = {"vocab_size": 31, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    mixture = {"moe_intermediate_size": 12, "num_experts": experts, "num_experts_per_tok": 2}
+    config = Qwen3MoeConfig(**sizes, **mixture) if experts else Qwen3Config(**sizes)
+    lm = AutoModelForCausalLM.from_config(config)
+    add_adapter(lm, AdapterConfig(rank=3), 0)
+    learns = sum(weight.numel() for weight in lm.parameters() if weight.requires_grad)
+    assert memory.adapter_parameters(shape_of(config.to_dict()), 3) == learns
 
 
 @pytest.mark.parametrize("rank", [0, 3])

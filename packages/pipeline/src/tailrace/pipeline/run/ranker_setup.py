@@ -17,7 +17,7 @@ from tailrace.ranker import DamagedRankerError, Method, Sft, configured, read_no
 from tailrace.ranker.features import COUNT
 from tailrace.ranker.learned.options import LARGE_PARAMETERS
 from tailrace.trainer.config import TrainerConfig
-from tailrace.trainer.memory import DTYPE_BYTES, DenseModel, read_shape, trainer_memory
+from tailrace.trainer.memory import DTYPE_BYTES, DenseModel, MixtureModel, read_shape, trainer_memory
 
 SFT = "sft"
 """The method that fine-tunes a language model."""
@@ -218,7 +218,9 @@ def fine_tuning_memory(directory: Path, method: Sft, *, gpu: bool) -> FineTuning
         size = DTYPE_BYTES[dtype]
         learns, frozen = adapter_parameters(shape, method.lora_rank), shape.parameters * size
         # Beside what the model keeps, each adapter keeps its input, and what A makes of it.
-        inputs = 5 * shape.hidden + shape.queries + shape.mlp + 7 * method.lora_rank
+        inputs = 3 * shape.hidden + shape.queries + 4 * method.lora_rank
+        if not isinstance(shape, MixtureModel):
+            inputs += 2 * shape.hidden + shape.mlp + 3 * method.lora_rank
         activations += settings.micro_batch_tokens * inputs * size * (1 if again else shape.layers)
     width = 2 * shape.hidden
     head = width * (width + COUNT + 9) + 6
@@ -228,6 +230,8 @@ def fine_tuning_memory(directory: Path, method: Sft, *, gpu: bool) -> FineTuning
 
 
 def adapter_parameters(shape: DenseModel, rank: int) -> int:
-    """Weights of LoRA in all linear layers of a model."""
-    ends = 2 * (shape.hidden + shape.queries) + 2 * (shape.hidden + shape.keys) + 3 * (shape.hidden + shape.mlp)
+    """Weights of LoRA in all linear layers of a model: those of attention, and the MLP unless it is a mixture of experts."""
+    ends = 2 * (shape.hidden + shape.queries) + 2 * (shape.hidden + shape.keys)
+    if not isinstance(shape, MixtureModel):
+        ends += 3 * (shape.hidden + shape.mlp)
     return rank * shape.layers * ends
