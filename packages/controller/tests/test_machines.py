@@ -245,6 +245,22 @@ def test_a_fault_that_persists_has_its_machine_evicted_and_a_replacement_elsewhe
     assert run.view.failure is None
 
 
+def test_a_driver_that_goes_on_has_new_machines_of_its_own():
+    """One of two had died: on the other alone there is no second place for checkpoints, and the run would fail again."""
+    run = Obeying(spec(machines=("0", "1")), relays=2)
+    run.go(c.Tick(), leave=(c.Step, c.Route))
+    trainer = run.machines["trainer", "0"]
+    lost = [(role, id_) for (role, id_), machine in run.machines.items() if machine == trainer]
+    for role, id_ in lost:
+        run.go(c.Down(role, id_, "gone", c.Cause.MACHINE, trainer), leave=(c.Step, c.Route))
+    assert len({run.machines["relay", id_] for id_ in "01"}) == 1
+    run.forget(c.Step)
+    run.forget(c.Route)
+    run.go(c.Resumed((0,)), leave=(c.Step, c.Route))
+    assert {run.machines["relay", id_] for id_ in "01"} == {"0", "1"}
+    assert run.controller.members.given_up == ()
+
+
 def test_work_on_the_new_machine_forgives_and_a_later_fault_may_move_it_again():
     run = Obeying(spec(machines=("m0", "m1", "m2", "m3"), recovery=policy("recovery", "isolate", max_restarts=0)))
     run.go(c.Tick(), leave=(c.Step, c.Route))

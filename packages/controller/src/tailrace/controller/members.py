@@ -310,6 +310,10 @@ class Members:
             state.stands = "" if state.stands == machine and not self.named else state.stands
         return [state for state in self.states.values() if state.machine == machine]
 
+    def has_new_machines(self) -> None:
+        """Note that the run's own machines, if it has any, were started anew: those that were given up are new ones."""
+        self.machines = {name: one for name, one in self.machines.items() if name not in self.named}
+
     @property
     def given_up(self) -> tuple[str, ...]:
         """Machines that are no longer used."""

@@ -55,6 +55,7 @@ class TaskRestart:
         trainer = self._trainer
         trainer.goes_on_to(event.steps)
         self._everybody_is_gone()
+        self._members.has_new_machines()
         missing = 0 if event.replicas is None else self._provisioning.keep(event.replicas)
         if not trainer.found(event.checkpoints):
             self._state.fail(
