@@ -31,8 +31,8 @@ from tailrace.processes import at_end_of
 from tailrace.report import write_report
 from tailrace.runtime.errors import DeadlineError, RoleError, RunFailedError, SupersededError
 
-END_S = 30.0
-"""Seconds that threads have to end once a run is over."""
+END_S = 20.0
+"""Seconds that threads have to end once a run is over: fewer than after which a watcher takes the process for stuck."""
 
 
 def control(order: ControllerOrder) -> int:
