@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.environment import (
+    ActionTooLongError,
     EnvironmentPool,
     NonsenseError,
     PoolClosedError,
@@ -289,7 +290,7 @@ def test_any_text_is_an_action_and_a_row_is_json():
             opened = await sums.open({"begin": 1, "text": "\ud800\n\x00"})
             for action in ("\ud800", "a\nb", "\x00", "9" * 4000):
                 assert (await sums.step(opened.session, action)).observation
-            with pytest.raises(ValueError, match="found an action of 1,048,577 characters"):
+            with pytest.raises(ActionTooLongError, match="found an action of 1,048,577 characters"):
                 await sums.step(opened.session, "x" * (2**20 + 1))
             assert (await sums.step(opened.session, "x")).observation == "no number"
             with pytest.raises(TypeError):

@@ -326,6 +326,17 @@ def test_an_answer_that_the_tokenizer_has_no_token_for_fails_by_name(make, repli
     assert "with nothing, expected an observation or `done`" in failed.reason
 
 
+def test_a_turn_that_is_too_long_for_an_environment_fails_by_name_and_nobody_else(make, replica, gather, monkeypatch):
+    monkeypatch.setattr("tailrace.environment.session_pool.TEXT_CHARACTERS", 1)
+    role = make()
+    replica.says("a", "14")
+    replica.says("b", "4")
+    failed, answered = ask(role, gather, 1, "a", "b")
+    assert failed.reason == "found an action of 2 characters, expected at most 1"
+    assert isinstance(answered, Turned)
+    assert role._pool.open_sessions == 1
+
+
 def test_a_call_past_its_deadline_fails_by_name(make, replica, gather):
     role = make(call_s=5.0)  # a worker starts and opens the session in that time, too
     replica.says("a", "*")

@@ -5,6 +5,7 @@ has the contract suite for environments of your own.
 """
 
 from tailrace.environment.errors import (
+    ActionTooLongError,
     EnvironmentsError,
     NonsenseError,
     PoolClosedError,
@@ -25,6 +26,7 @@ __all__ = [
     "GROUP",
     "Abilities",
     "Action",
+    "ActionTooLongError",
     "Environment",
     "EnvironmentPool",
     "EnvironmentsError",

@@ -41,5 +41,9 @@ class NonsenseError(SessionError, ValueError):
     """The environment answered something that is no answer of its protocol, or that is too long."""
 
 
+class ActionTooLongError(SessionError, ValueError):
+    """A turn is longer than an environment is told. Its session stays as it was."""
+
+
 class SessionLostError(SessionError):
     """The session's worker is gone, and it could be neither restored nor replayed: it has to be begun anew."""

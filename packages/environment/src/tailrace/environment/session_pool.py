@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, Self
 
 from tailrace.environment.errors import (
+    ActionTooLongError,
     EnvironmentsError,
     NonsenseError,
     PoolClosedError,
@@ -277,12 +278,12 @@ class EnvironmentPool:
             SessionLostError: the worker died, and the session could not be brought back.
             UnknownSessionError: there is no such session.
             SessionError: the environment had said that it is done. It can still be closed.
-            ValueError: the action is longer than 2**20 characters or tokens. The session stays as it was.
+            ActionTooLongError: the action is longer than 2**20 characters or tokens. The session stays as it was.
         """
         record = self._record(session)
         if len(action) > TEXT_CHARACTERS:
             unit = "characters" if isinstance(action, str) else "tokens"
-            raise ValueError(f"found an action of {len(action):,} {unit}, expected at most {TEXT_CHARACTERS:,}")
+            raise ActionTooLongError(f"found an action of {len(action):,} {unit}, expected at most {TEXT_CHARACTERS:,}")
         async with record.busy:
             if record.done:
                 raise SessionError(f"found a turn of session {session}, which is done, expected none")
