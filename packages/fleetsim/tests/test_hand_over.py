@@ -15,7 +15,7 @@ BANDWIDTH = H800.pcie_bandwidth
 STEPS = 4
 
 
-def run(mode="sync", *, faults=(), gpus=4, provisioning=None, **fleet):
+def run(mode="sync", *, faults=(), gpus=4, trainer_cells=1, **fleet):
     pipeline = {"steps": STEPS, "prompts_per_step": 8, "samples_per_prompt": 4, "prompts_per_replica": 8}
     pipeline |= {"relocation": "none", "batching": "plain"}
     if mode == "sync":
@@ -33,6 +33,7 @@ def run(mode="sync", *, faults=(), gpus=4, provisioning=None, **fleet):
         **fleet,
     }
     content = {"app": "laminar", "pipeline": pipeline, "rollout": rollout, "fleet": table, "faults": list(faults)}
+    content["trainer"] = {"cells": trainer_cells, "processes": trainer_cells}
     result = simulate(validate([("test", content)]))
     assert result.failure is None
     assert result.lost_trajectories == 0
@@ -60,6 +61,19 @@ def test_each_part_takes_its_bytes_over_the_link():
         assert event.nbytes == int((cost.parameters + cost.optimizer) * 4)
     for _, stepped in told(result, c.Stepped):
         assert stepped.metrics["onload_s"] == pytest.approx((cost.parameters + cost.optimizer) / BANDWIDTH)
+
+
+def test_a_cell_says_its_own_bytes_where_there_are_several():
+    """A real one does: what is brought back to train is what was moved away before, and no more."""
+    result = run(trainer_cells=2)
+    left, back = (
+        max(sizes)
+        for sizes in (
+            [event.nbytes for _, event in told(result, c.Offloaded)],
+            [event.metrics["onload_bytes"] for _, event in told(result, c.Stepped)],
+        )
+    )
+    assert back == pytest.approx(left)
 
 
 def test_a_step_of_all_devices_is_longer_by_a_turn_there_and_back_whether_or_not_engines_are_lent():

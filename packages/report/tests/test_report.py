@@ -485,3 +485,10 @@ def test_bars_of_the_training_reward_are_clustered_by_prompt(finished):
     means = [statistics.fmean(member.reward for member in batch if member.prompt == prompt) for prompt in prompts]
     assert len(batch) == 16 > len(means) == 4
     assert record.folds.batches.signals[version].error == pytest.approx(statistics.stdev(means) / math.sqrt(len(means)))
+
+
+def test_relays_of_every_site_are_counted(interrupting):
+    record, _, _ = interrupting
+    table = record.config.relay.model_copy(update={"count": 2, "sites": {"cloud": 3}})
+    there = dataclasses.replace(record, config=record.config.model_copy(update={"relay": table}))
+    assert run_tables.version_table(there).note.startswith("5 relays. ")

@@ -9,6 +9,7 @@ from tailrace.contracts import SessionOrigin
 from tailrace.faulttol import ROLES
 from tailrace.pipeline.run.figures.replicas import ReplicaFigures
 from tailrace.pipeline.run.figures.results import MeasuredAnswers, Quantity, Results
+from tailrace.pipeline.run.pools import relay_count
 from tailrace.report.charts.staleness import staleness_in_words
 from tailrace.report.figures.held_out import UNKNOWN_ACCURACY, said
 from tailrace.report.figures.prompts import PromptFates
@@ -162,7 +163,7 @@ def version_table(record: Record) -> Table:
                 f"{max(pulls):.2f}" if pulls else "none",
             ]
         )
-    relays = record.config.relay.count
+    relays = relay_count(record.config)
     note = f"{relays} relay{'s' if relays != 1 else ''}. A version that no replica pulled was overtaken by a newer one."
     columns = ["#version", "#ordered (s)", "#published after (s)", "#pulls", "#pull mean (s)", "#pull max (s)"]
     return cut(Table(columns, rows, note))

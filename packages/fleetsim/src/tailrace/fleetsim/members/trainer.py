@@ -173,7 +173,10 @@ class Trainer(RoleModel):
         self.world.cores.changed()
 
     def _brings(self, command: c.Command, cell: int | None) -> dict[str, float]:
-        """Have a cell, or all, on its devices again for what is computed. Returns metrics of it; none if all is there."""
+        """Have a cell, or all, on its devices again for what is computed.
+
+        Returns metrics of it, as a real cell says them: seconds, and the bytes of its devices. None if all is there.
+        """
         if not isinstance(command, c.Step | c.Accumulate):
             return {}
         cost, steps = self.world.fleet.hand_over, isinstance(command, c.Step) or command.update
@@ -186,8 +189,7 @@ class Trainer(RoleModel):
             self._optimizer_away -= optimizer
             brings, size = brings or bool(optimizer), size + (cost.optimizer if optimizer else 0.0)
         self._left = self._left and not brings
-        cells = self.world.fleet.spec.cells if cell is None else 1
-        return {"onload_s": cost.seconds(size), "onload_bytes": size * cost.devices * cells} if brings else {}
+        return {"onload_s": cost.seconds(size), "onload_bytes": size * cost.devices} if brings else {}
 
     def _leaves(self, cell: int) -> float:
         """Bytes that a cell moves from each of its devices to leave them."""
