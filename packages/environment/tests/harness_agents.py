@@ -95,10 +95,11 @@ def main():
     model = Model(os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"])
     reward = (branch if row["metadata"].get("branches") else talk)(model, row)
     how = row["metadata"].get("reward", "line")
-    if how == "post":
+    if how in ("post", "post, then words"):
         status, _ = call(model.base_url, model.key, "reward", {"reward": reward})
         assert status == 200
-    print("done" if how in ("post", "none") else json.dumps({"reward": "much" if how == "nonsense" else reward}))
+    words = {"none": "done", "post": "done", "nonsense": '{"reward": "much"}', "post, then words": '{"reward": 99}'}
+    print(words.get(how) or json.dumps({"reward": reward}))
 
 
 if __name__ == "__main__":

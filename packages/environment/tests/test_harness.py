@@ -322,8 +322,9 @@ def test_a_reward_by_post_and_none_where_a_verifier_judges(model):
     async def scenario():
         draws = random.Random(4)
         async with opened(model) as pool:
-            _, said, last = await play(pool, model[1], row(reward="post"), draws)
-            assert last.reward == sum(text == "12" for text in said) / 3
+            for how in ("post", "post, then words"):  # those of the model, which are no reward
+                _, said, last = await play(pool, model[1], row(reward=how), draws)
+                assert last.reward == sum(text == "12" for text in said) / 3
         async with opened(model, rewarded=False) as pool:
             assert (await play(pool, model[1], row(reward="none"), draws))[2].reward == 0.0
 

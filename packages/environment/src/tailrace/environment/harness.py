@@ -74,8 +74,8 @@ class Harness:
 
     The command gets ``OPENAI_BASE_URL``, ``OPENAI_API_KEY`` and ``TAILRACE_ROW``, the path of a JSON file with the row: its
     ``prompt``, ``answer``, ``metadata`` and ``seed``. It tells its reward by ``POST $OPENAI_BASE_URL/reward`` with
-    ``{"reward": 1.0}``, or in its last line of output, likewise; the last one told counts. All episodes of a row have to begin
-    with the same request.
+    ``{"reward": 1.0}``, of which the last counts; without any, in its last line of output, likewise. All episodes of a row have
+    to begin with the same request.
 
     Args:
         command: the program and its arguments, which runs as you, not in a sandbox.
@@ -302,9 +302,8 @@ class Harness:
             words = (wrong or said).decode(errors="replace")[:_SHOWN]
             how = f"the harness ended with status {status}" + (f": {words}" if words else "")
             raise HarnessGoneError(how) if status < 0 or status in _SIGNALS else RuntimeError(how)
-        told = _reward_of(said)
-        if told is not None:
-            self._episode.reward = told
+        if self._episode.reward is None:  # what is printed behind one that was told may be the model's words
+            self._episode.reward = _reward_of(said)
 
     def _ask(self, row: Mapping[str, Any]) -> None:
         """Have a harness that runs play the episode, in a thread; its end, or its failure, is heard like that of a command."""
