@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,26 @@ def test_a_chat_template_wraps_the_text_and_a_response_cannot_leave_it(judge_mod
     tokenizer = AutoTokenizer.from_pretrained(directory)
     special = tokenizer.convert_tokens_to_ids(["<|start|>", "<|end|>"])
     assert [ids.count(token) for token in special] == [2, 1]
+
+
+@pytest.mark.parametrize("auto", ["AutoConfig", "AutoTokenizer", "AutoModelForCausalLM"])
+def test_no_code_of_a_models_directory_is_run_whatever_one_answers_to_transformers(
+    judge_model, tmp_path, monkeypatch, auto
+):
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # it asks at a terminal
+    directory, ran = shutil.copytree(judge_model(), tmp_path / "model"), tmp_path / "ran"
+    (directory / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nEvil = None\n")
+    path = directory / ("tokenizer_config.json" if auto == "AutoTokenizer" else "config.json")
+    settings = json.loads(path.read_text()) | {
+        "auto_map": {auto: ["evil.Evil", None] if auto == "AutoTokenizer" else "evil.Evil"}
+    }
+    settings |= {"AutoTokenizer": {"tokenizer_class": "Evil"}, "AutoConfig": {"model_type": "evil"}}.get(
+        auto, {"model_type": "t5"}
+    )
+    path.write_text(json.dumps(settings))
+    with suppress(JudgeError):  # another class may do for a tokenizer
+        Judge(JudgeConfig(str(directory), "right ? {response}")).close()
+    assert not ran.exists()
 
 
 def test_a_response_cannot_leave_a_chat_template_by_marks_that_are_no_special_tokens(judge_model, tmp_path):

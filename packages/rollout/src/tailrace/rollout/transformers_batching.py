@@ -112,7 +112,11 @@ class TransformersEngine:
             torch.set_num_threads(options.threads)
         try:
             self._model = AutoModelForCausalLM.from_pretrained(
-                model_path, dtype=getattr(torch, dtype), attn_implementation=_attention(device), local_files_only=True
+                model_path,
+                dtype=getattr(torch, dtype),
+                attn_implementation=_attention(device),
+                local_files_only=True,
+                trust_remote_code=False,
             ).to(device)
         except Exception as error:
             raise ModelLoadError(f"transformers cannot load {model_path}: {type(error).__name__}: {error}") from error

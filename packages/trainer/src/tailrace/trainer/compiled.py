@@ -271,7 +271,7 @@ def _attempt(path: str, dtype: str, device: str, backend: str) -> None:
 
     from tailrace.trainer.policy_model import Policy
 
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     config.num_hidden_layers, config.vocab_size, config.pad_token_id = 1, _SMALL_VOCABULARY, None
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:1]

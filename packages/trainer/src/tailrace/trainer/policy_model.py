@@ -340,7 +340,7 @@ def read_pretrained(kind: Any, path: Path, dtype: torch.dtype, **options: Any) -
     bars = logging_settings.is_progress_bar_enabled()
     logging_settings.disable_progress_bar()
     try:
-        return kind.from_pretrained(str(path), dtype=dtype, local_files_only=True, **options)
+        return kind.from_pretrained(str(path), dtype=dtype, local_files_only=True, trust_remote_code=False, **options)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{path} does not load as a causal LM: {error}") from error
     finally:

@@ -135,7 +135,9 @@ def empty_lm(path: Path, dtype: torch.dtype, kind: str = "AutoModelForCausalLM",
     import transformers
 
     try:
-        config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, **settings)
+        config = transformers.AutoConfig.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=False, **settings
+        )
         with torch.device("meta"):
             lm = getattr(transformers, kind).from_config(config, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:

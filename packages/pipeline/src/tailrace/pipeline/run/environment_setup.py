@@ -179,7 +179,7 @@ def chat_glue(model: Path, stop_token_ids: tuple[int, ...]) -> Glue | None:
         import jinja2
         from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(str(model), local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(str(model), local_files_only=True, trust_remote_code=False)
     begun = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _TURN}]
     stops = [text for stop in stop_token_ids if (text := tokenizer.decode([stop]))]
     for role in ("tool", "user"):

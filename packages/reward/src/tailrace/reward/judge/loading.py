@@ -41,7 +41,7 @@ def read_tokenizer(config: JudgeConfig) -> Any:
         JudgeError: it cannot be read, or it has no chat template and one is asked for.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(config.model)
+        tokenizer = AutoTokenizer.from_pretrained(config.model, trust_remote_code=False)
     except Exception as error:
         raise JudgeError(f"found no readable tokenizer of the judge {config.model}: {_line(error)}") from error
     if config.chat and not tokenizer.chat_template:
@@ -192,7 +192,7 @@ def decoder_shape(config: JudgeConfig, described: Any, model: Any, device: torch
 
 def _described(config: JudgeConfig) -> Any:
     try:
-        return AutoConfig.from_pretrained(config.model)
+        return AutoConfig.from_pretrained(config.model, trust_remote_code=False)
     except Exception as error:
         raise JudgeError(f"found no readable model {config.model} for a judge: {_line(error)}") from error
 
@@ -200,7 +200,7 @@ def _described(config: JudgeConfig) -> Any:
 def _read(config: JudgeConfig) -> Any:
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            config.model, attn_implementation="sdpa", dtype=_dtype(config, "auto")
+            config.model, attn_implementation="sdpa", dtype=_dtype(config, "auto"), trust_remote_code=False
         )
     except Exception as error:
         raise JudgeError(f"found no readable causal language model {config.model}: {_line(error)}") from error

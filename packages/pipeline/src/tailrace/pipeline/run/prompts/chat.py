@@ -69,7 +69,7 @@ class Chat:
             import jinja2  # noqa: F401 - the template is written for it
             from transformers import AutoTokenizer
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(self._model), local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(str(self._model), local_files_only=True, trust_remote_code=False)
         except Exception as error:  # the library raises errors of many kinds
             said = next(iter(str(error).splitlines()), "")
             raise ConfigError(
@@ -123,9 +123,8 @@ def end_of_turn(model: Path) -> tuple[int, ...]:
 
     talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _TURN}]
     try:
-        whole: str = AutoTokenizer.from_pretrained(str(model), local_files_only=True).apply_chat_template(
-            talk, tokenize=False
-        )
+        tokenizer = AutoTokenizer.from_pretrained(str(model), local_files_only=True, trust_remote_code=False)
+        whole: str = tokenizer.apply_chat_template(talk, tokenize=False)
     except (jinja2.TemplateError, TypeError, ValueError, KeyError):  # a template may refuse anything
         return ()
     _, turn, rest = whole.rpartition(_TURN)
