@@ -295,6 +295,10 @@ def test_any_text_is_an_action_and_a_row_is_json():
             assert (await sums.step(opened.session, "x")).observation == "no number"
             with pytest.raises(TypeError):
                 await sums.open({"begin": object()})
+            with pytest.raises(
+                SessionError, match=r"cannot be told its row: found a message of 16,777,\d+ bytes, expected at"
+            ):
+                await sums.open({"tests": "x" * 2**24})
             assert sums.open_sessions == 1
 
     run(test)

@@ -39,6 +39,7 @@ from tailrace.environment.protocol import Action, Observation, StepResult
 from tailrace.environment.worker import TEXT_CHARACTERS
 from tailrace.environment.worker_link import WorkerGoneError, WorkerLink
 from tailrace.environment.workers import Abilities, Workers
+from tailrace.processes.errors import LineError
 
 
 @dataclass(slots=True)
@@ -389,6 +390,9 @@ class EnvironmentPool:
                 except WorkerGoneError as error:
                     reason, died = str(error), died + 1
                     blame += 1 / error.calls if error.calls else 0.0  # which of them ended it, nobody knows
+        except LineError as error:
+            await self._drop(record)
+            raise SessionError(f"the environment {self.environment!r} cannot be told its row: {error}") from error
         except (EnvironmentsError, TypeError, ValueError, asyncio.CancelledError):
             await self._drop(record)  # also of one that was cancelled nobody knows how far it got
             raise
