@@ -1,6 +1,7 @@
 """Who may take the place of a run's controller, and what one that is replaced can still do: nothing."""
 
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -9,16 +10,24 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from tailrace import contracts as c
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import EventLog, read_log
 from tailrace.pipeline.run.launching import launch
-from tailrace.pipeline.run.launching.attaching import SILENT_S, check_left, make_cluster, next_epoch, take_over
+from tailrace.pipeline.run.launching.attaching import (
+    SILENT_S,
+    check_left,
+    check_resumed,
+    make_cluster,
+    next_epoch,
+    take_over,
+)
 from tailrace.processes import ProcessId
 from tailrace.runtime.errors import RunFailedError, SupersededError
 from tailrace.runtime.hosts.ray_cluster import CLAIM, Claim, RayCluster, Unclaimed, claimed_ago_s
@@ -251,6 +260,27 @@ def test_what_ends_a_run_is_told_on_a_full_disk_too(directory, monkeypatch):
     monkeypatch.setattr(launch, "check", fails)
     with pytest.raises(RunFailedError, match=r"^the reason$"):
         launch.launch(RunConfig(), directory)
+
+
+def test_a_finished_run_keeps_its_summary_until_its_changes_are_written(directory, monkeypatch):
+    steps = directory.configuration().pipeline.steps
+    directory.summary.write_text(json.dumps({"steps": steps}))
+    directory.unlock()
+    more = {"pipeline.steps": [steps, steps + 1]}
+    config = RunConfig.model_validate({"pipeline": {"steps": steps + 1}})
+    with monkeypatch.context() as patched:
+        full = RunWriteError(errno.ENOSPC, "No space left on device", "config.json")
+        patched.setattr("tailrace.pipeline.run.directory.write_json", Mock(side_effect=full))
+        with pytest.raises(RunWriteError):
+            launch.resume(directory, config=config, changed=more)
+    assert directory.summary.exists()
+    with pytest.raises(RunDirectoryError, match=rf"found a finished run .* more than its {steps}"):
+        check_resumed(directory, {})
+    directory.change(config.model_dump(mode="json"), more)  # and is killed
+    check_resumed(directory, {})
+    check_resumed(directory, {"pipeline.steps": [steps + 1, steps + 2]})
+    with pytest.raises(RunDirectoryError, match=rf"found a finished run .* more than its {steps}"):
+        check_resumed(directory, {"pipeline.steps": [steps + 1, steps]})
 
 
 def test_what_was_trained_on_has_as_long_to_be_written_as_a_checkpoint(directory):

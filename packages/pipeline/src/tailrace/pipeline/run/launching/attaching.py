@@ -15,7 +15,7 @@ from typing import Any
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError, resume_command
 from tailrace.pipeline.run.device_shares import cores_here
-from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.eventlog import take_over_log
 from tailrace.pipeline.run.machines import machine_names
 from tailrace.runtime.hosts.ray import RayHost
@@ -151,11 +151,12 @@ def check_resumed(directory: RunDirectory, changed: Mapping[str, Sequence[Any]])
     """
     check_real(directory)
     if directory.summary.exists():
-        steps, before = changed.get("pipeline.steps"), directory.configuration()
-        if steps is None or steps[1] <= steps[0]:
+        steps = directory.configuration().pipeline.steps
+        done = read_json(directory.summary).get("steps", steps)  # fewer if one died that was to make more
+        if changed.get("pipeline.steps", (done, steps))[1] <= done:
             raise RunDirectoryError(
                 f"{directory.root}: found a finished run (summary.json), expected one to go on with, or "
-                f"--set pipeline.steps=N with more than its {before.pipeline.steps}"
+                f"--set pipeline.steps=N with more than its {done}"
             )
 
 

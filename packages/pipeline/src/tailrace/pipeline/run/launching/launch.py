@@ -102,9 +102,9 @@ def resume(
     directory.lock()
     before, changed = directory.configuration(), changed or {}
     check_resumed(directory, changed)
-    directory.summary.unlink(missing_ok=True)
-    if config is not None and changed:
+    if config is not None and changed:  # before the summary goes: there may be no room for it
         directory.change(config.model_dump(mode="json"), changed)
+    directory.summary.unlink(missing_ok=True)
     return launch(to_go_on(config or before, directory, faults), directory, listener, report=report)
 
 
