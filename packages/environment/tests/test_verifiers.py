@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from chat_model import write_model
 
 from tailrace.environment import EnvironmentPool, RaisedError, SetupError, examine_environment, verifiers
+from tailrace.environment.worker import read_result
 
 PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
 ROLLOUTS = 50
@@ -221,6 +223,14 @@ def test_agents_of_a_rollout_have_contexts_of_their_own_which_are_the_traces_bra
 
 def _spoken(ids, mask):
     return [token for token, own in zip(ids, mask, strict=True) if own]
+
+
+@pytest.mark.parametrize(("length", "told"), [(2**14, True), (2**14 + 1, False)])
+def test_the_metadata_of_a_long_rollout_fit_into_an_answer(length, told):
+    branch = SimpleNamespace(token_ids=[9_999_999] * length, sampled_mask=[True] * length)
+    metadata = verifiers._branches([SimpleNamespace(branches=[branch, branch])] * 2)
+    assert ("branches" in metadata) == told
+    read_result({"observation": [], "done": True, "metadata": metadata}, True)
 
 
 def test_an_endpoint_reads_no_body_of_a_session_that_it_does_not_know():

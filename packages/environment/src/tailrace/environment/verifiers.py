@@ -25,6 +25,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+_BRANCH_TOKENS = 1 << 16
+"""Most tokens of all branches in the metadata of an answer, which a worker sends in a MiB."""
+
 _lock = threading.Lock()
 _houses: dict[str, "House"] = {}
 
@@ -157,7 +160,7 @@ class Verifiers:
     ids that verifiers has rendered with the chat template, so that nothing has to be put around them: at first the whole
     prompt, then what the next prompt has after the model's turn, or all of a prompt that begins a context. The answer that ends
     the rollout has its reward and, in its metadata, the ``branches`` of its traces, each with ``token_ids`` and ``mask``: 1 for
-    tokens of the model.
+    tokens of the model. There are none if they have more than 2^16 tokens.
 
     Args:
         taskset: the taskset's id: an installed package.
@@ -253,12 +256,7 @@ class Verifiers:
             raise RuntimeError(f"the rollout failed: {found}")
         if kind == "over":
             reward = sum(trace.reward for trace in found.traces)
-            branches = [
-                {"token_ids": list(branch.token_ids), "mask": [int(kept) for kept in branch.sampled_mask]}
-                for trace in found.traces
-                for branch in trace.branches
-            ]
-            return {"observation": [], "done": True, "reward": float(reward), "metadata": {"branches": branches}}
+            return {"observation": [], "done": True, "reward": float(reward), "metadata": _branches(found.traces)}
         self._known, self._answer = found
         if self._known[: len(behind)] == behind:
             return {"observation": self._known[len(behind) :], "done": False}
@@ -275,3 +273,15 @@ class Verifiers:
         """Cancel the rollout if it goes on."""
         if self._talk is not None and self._talk.rollout is not None:
             self._talk.rollout.cancel()
+
+
+def _branches(traces: Sequence[Any]) -> dict[str, Any]:
+    """The metadata that has the branches of traces; empty if they are too long for it."""
+    branches = [branch for trace in traces for branch in trace.branches]
+    if sum(len(branch.token_ids) for branch in branches) > _BRANCH_TOKENS:
+        return {}
+    told = [
+        {"token_ids": list(branch.token_ids), "mask": [int(kept) for kept in branch.sampled_mask]}
+        for branch in branches
+    ]
+    return {"branches": told}
