@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from tailrace.cli.errors import CommandError
+from tailrace.cli.runs.control import _failed
 from tailrace.cli.runs.controller_process import ATTACH, LOG, LeftController
 from tailrace.cli.runs.controller_watcher import RunWatcher, unwatched, watch
 from tailrace.cli.runs.run import RunOptions, run
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.figures.status import RunStatus
 from tailrace.runtime.hosts.ray_cluster import CLAIM, RayCluster
@@ -227,3 +228,15 @@ def test_how_a_controller_ended_that_is_nobodys_child(directory):
     assert left.poll() == 130
     write_json(directory.summary, {})
     assert left.poll() == 0
+
+
+def test_a_report_that_cannot_be_written_is_no_failed_run_to_go_on_with(directory, capsys):
+    """All of it is there but the report: nobody can `--resume` a finished run, which is what it said."""
+    write_json(directory.summary, {})
+    assert _failed(directory, RunWriteError(28, "No space left on device", str(directory.report))) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        f"tailrace: the run is complete, its report is not: {directory.report}: could not be written: No space"
+    )
+    assert line.endswith(f"; tailrace report {directory.root} writes it")
+    assert "--resume" not in line

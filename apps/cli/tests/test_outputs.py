@@ -1,11 +1,22 @@
 """Where a command is to write is looked at before its work, which may take hours."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tailrace.cli.main import main
 
+SIMULATED = """
+app = "laminar"
+pipeline = { steps = 3, prompts_per_step = 8, samples_per_prompt = 4, prompts_per_replica = 8 }
+rollout.max_tokens = 8192
+fleet.model = "Qwen2.5-7B"
+fleet.trainer.gpus = 4
+fleet.rollout.gpus = 4
+fleet.workload.response = [{ median = 900, sigma = 0.9 }]
+"""
 COMMANDS = {
     "audit": ["audit", "run", "--json"],
     "chaos": ["chaos", "laminar", "--kills", "1", "--mtbf", "9", "--out", "chaos", "--json"],
@@ -45,3 +56,29 @@ def test_a_ranker_is_not_written_over_a_file(tmp_path, monkeypatch, capsys):
     Path("ranker").write_text("mine")
     assert main(["rank", "data.jsonl", "--out", "ranker"]) == 2
     assert capsys.readouterr().err == "tailrace: --out ranker: found a file, expected a folder\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["report", "run"], "run/report.html"),
+        (["query", "run", "SELECT 1"], "tailrace-query-"),
+        (["simulate", "mine.toml", "--out", "again"], "again/events.jsonl"),
+        (["compare", "run", "run", "--out", "compared"], "compared/compare.html"),
+    ],
+)
+def test_a_full_disk_is_told_with_the_file(tmp_path, monkeypatch, arguments, named):
+    """An error of writing has no name by itself: '[Errno 28] No space left on device' was all."""
+    pytest.importorskip("duckdb")
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(SIMULATED)
+    assert main(["simulate", "mine.toml", "--out", "run"]) == 0
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
+    code = f"{limited}; from tailrace.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-B", "-c", code, *arguments]  # it would leave half of each module's bytecode
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2, done.stdout
+    (line,) = done.stderr.splitlines()
+    assert named in line
+    assert line.endswith("could not be written: File too large")  # nor how to resume, which a simulated run is not
+    assert not list(tmp_path.rglob("*.partial"))

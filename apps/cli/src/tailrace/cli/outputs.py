@@ -1,4 +1,4 @@
-"""Checks of where a command is to write, before work that may take hours."""
+"""Where a command writes: looked at before work that may take hours, and named if the disk fails."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from tailrace.cli.errors import CommandError
+from tailrace.pipeline.errors import RunWriteError
 
 
 def check_file(option: str, path: Path | None) -> None:
@@ -40,3 +41,15 @@ def check_folder(what: str, path: Path) -> None:
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise CommandError(f"{what} {path}: found {'files' if path.is_dir() else 'a file'}, expected a new folder")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a text.
+
+    Raises:
+        RunWriteError: the disk is full or broken. The message has the file, which an error of writing by itself has not.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunWriteError(error.errno, error.strerror, str(path)) from error

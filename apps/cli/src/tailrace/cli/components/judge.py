@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from tailrace.cli.errors import CommandError
-from tailrace.cli.outputs import check_file, check_folder
+from tailrace.cli.outputs import check_file, check_folder, write_file
 from tailrace.reward import load_verifier
 from tailrace.reward.judge import Judge, JudgeConfig, JudgeItem, Judgement, JudgeProcess, JudgeTemplate, Unjudged
 from tailrace.reward.tasks import get_task, write_jsonl
@@ -58,7 +58,7 @@ def fit_judge(options: FitOptions, json_file: Path | None) -> dict[str, Any]:
     heldout = _responses(options.task, "heldout", options.heldout, _HELDOUT_SEED)
     examples = _responses(options.task, "train", options.examples, options.seed)
     seconds = _fine_tune(options, examples)
-    (options.directory / "template.txt").write_text(TEMPLATE + "\n", encoding="utf-8")
+    write_file(options.directory / "template.txt", TEMPLATE + "\n")
     rows = ({"prompt": item.prompt, "response": item.response, "right": right} for item, right in heldout)
     write_jsonl(options.directory / "heldout.jsonl", rows)
     found = {
@@ -74,7 +74,7 @@ def fit_judge(options: FitOptions, json_file: Path | None) -> dict[str, Any]:
         f"responses, the majority with {found['majority']:.1%}"
     )
     if json_file is not None:
-        json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_file(json_file, json.dumps(found, indent=1) + "\n")
     return found
 
 
@@ -165,7 +165,7 @@ def score_file(file: Path, config: JudgeConfig, json_file: Path | None) -> None:
     }
     print(json.dumps(found))
     if json_file is not None:
-        json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_file(json_file, json.dumps(found, indent=1) + "\n")
 
 
 def read_items(file: Path) -> tuple[list[JudgeItem], list[bool | None]]:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tailrace.cli.errors import CommandError
+from tailrace.cli.outputs import write_file
 from tailrace.contracts import expected_one_of, plugins
 from tailrace.controller.spec import AXES
 
@@ -74,7 +75,7 @@ def new_plugin(axis: str, name: str, directory: Path | None = None) -> None:
     for path, template in contents.items():
         file = root / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("" if template is None else _filled(template, axis, name, module), encoding="utf-8")
+        write_file(file, "" if template is None else _filled(template, axis, name, module))
     print(f"{root}: wrote {', '.join(contents)}")
     typed = shlex.quote(str(root))
     where = typed if root.is_absolute() else f"./{typed}"  # a bare name would be looked for in the package index

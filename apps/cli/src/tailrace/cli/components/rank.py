@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from tailrace.cli.errors import CommandError
-from tailrace.cli.outputs import check_file
+from tailrace.cli.outputs import check_file, write_file
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.roles.prompts import Prompts, PromptSettings
@@ -85,7 +85,7 @@ def rank(options: RankOptions) -> Comparison:
     found.ranker.save(options.out)
     _show(found, options.out)
     if options.json_file is not None:
-        options.json_file.write_text(json.dumps(found.as_json(), indent=1) + "\n", encoding="utf-8")
+        write_file(options.json_file, json.dumps(found.as_json(), indent=1) + "\n")
     return found
 
 

@@ -271,7 +271,7 @@ def audit_command(
     ] = None,
 ) -> int:
     """Train a run's recorded batches again without faults, and compare the weights bit for bit; status 1 if they differ."""
-    from tailrace.cli.outputs import check_file
+    from tailrace.cli.outputs import check_file, write_file
     from tailrace.pipeline.run.audit import audit
     from tailrace.pipeline.run.directory import RunDirectory
 
@@ -282,7 +282,7 @@ def audit_command(
     typer.echo(f"the run's        {found.weights_sha256}")
     typer.echo(f"trained again    {found.audited_sha256}")
     if json_file is not None:
-        json_file.write_text(json.dumps(dataclasses.asdict(found), indent=1) + "\n")
+        write_file(json_file, json.dumps(dataclasses.asdict(found), indent=1) + "\n")
     return 0 if found.trained_once and found.weights_equal else FAILED
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -85,6 +86,9 @@ def _failed(directory: RunDirectory | None, error: Exception) -> int:
     if os.environ.get(DEBUG):
         traceback.print_exception(error)
     what = one_line(error) if isinstance(error, TailraceError) else f"{type(error).__name__}: {one_line(error)}"
+    if directory.summary.exists():
+        again = f"tailrace report {shlex.quote(str(directory.root))} writes it"
+        return complain(f"the run is complete, its report is not: {what.rstrip('.')}; {see}; {again}", status=FAILED)
     go_on = "" if "--resume" in what else f"; go on with: {resume_command(directory.root)}"
     return complain(f"the run failed: {what.rstrip('.')}; {see}{go_on}", status=FAILED)
 

@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from tailrace.cli.errors import CommandError
+from tailrace.cli.outputs import write_file
 
 FILES = ("tailrace.toml", "train.jsonl", "held_out.jsonl", "verify.py", "test_verify.py")
 
@@ -24,7 +25,7 @@ def init(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         kept = f"{name}.txt" if name.endswith(".py") else name  # here they are no code
-        (directory / name).write_text(files("tailrace.cli").joinpath("project", kept).read_text(encoding="utf-8"))
+        write_file(directory / name, files("tailrace.cli").joinpath("project", kept).read_text(encoding="utf-8"))
     typed = shlex.quote(str(directory / "tailrace.toml"))
     print(f"{directory}: wrote {', '.join(FILES)}")
     print(f"check it:  tailrace run {typed} --dry-run")

@@ -26,7 +26,7 @@ from rich.text import Text
 from tailrace.cli.errors import CommandError
 from tailrace.cli.json_text import json_text
 from tailrace.contracts import extra, shown
-from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import check_header
 from tailrace.pipeline.run.figures.metrics import read_metrics
@@ -122,7 +122,14 @@ def _fill(database: Any, directory: RunDirectory) -> None:
         raise RunDirectoryError(f"{directory.events}: found no event log, expected that of a run")
     with tempfile.TemporaryDirectory(prefix="tailrace-query-") as folder:
         log = Path(folder) / "events.jsonl"
-        _copy_instants(directory.events, log)
+        try:
+            _copy_instants(directory.events, log)
+        except RunDirectoryError:
+            raise
+        except OSError as error:
+            if error.filename is not None:
+                raise
+            raise RunWriteError(error.errno, error.strerror, folder) from error
         database.execute(_INSTANTS, [str(log)])
         for made in _OF_INSTANTS.values():
             database.execute(made)

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.cli.errors import INTERRUPTED, CommandError
-from tailrace.cli.outputs import check_file
+from tailrace.cli.outputs import check_file, write_file
 from tailrace.cli.runs.stopping import interrupts
 from tailrace.cli.simulations.simulate import check_used, read_prices, with_prices
 from tailrace.fleetsim.fleet.config import fleet_config
@@ -79,10 +79,10 @@ def show_plan(options: PlanOptions) -> int:
     if options.out is not None:
         best = search.options[0]
         found = f"{best.split}; {best.policies}{'' if search.complete else ' (the search was interrupted)'}"
-        options.out.write_text(written(options, options.out, found, best.settings))
+        write_file(options.out, written(options, options.out, found, best.settings))
         console.print(Text(f"Written as a configuration: {options.out}"), soft_wrap=True)
     if options.json_file is not None:
-        options.json_file.write_text(json.dumps(_plain(search), indent=1) + "\n")
+        write_file(options.json_file, json.dumps(_plain(search), indent=1) + "\n")
     return 0 if search.complete else INTERRUPTED
 
 
@@ -105,10 +105,10 @@ def _show_measured(config: RunConfig, options: PlanOptions) -> None:
     for line in _lines(plan.settings()):
         print(f"  {line}")
     if options.out is not None:
-        options.out.write_text(written(options, options.out, str(plan), plan.settings()))
+        write_file(options.out, written(options, options.out, str(plan), plan.settings()))
         print(f"Written as a configuration: {options.out}")
     if options.json_file is not None:
-        options.json_file.write_text(json.dumps({"devices": plan.devices, **asdict(share)}, indent=1) + "\n")
+        write_file(options.json_file, json.dumps({"devices": plan.devices, **asdict(share)}, indent=1) + "\n")
 
 
 class _Lines:

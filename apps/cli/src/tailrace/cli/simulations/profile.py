@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tailrace.cli.errors import DEBUG, FAILED, INTERRUPTED, CommandError, complain, one_line
+from tailrace.cli.outputs import write_file
 from tailrace.cli.runs.fit_cost import rows
 from tailrace.cli.runs.preflight import check
 from tailrace.cli.runs.stopping import interrupts
@@ -69,7 +70,7 @@ def profile(options: ProfileOptions) -> int:
     profiled = _measured(lambda root, progress: profile_machine(config, root, out.stem, steps=steps, progress=progress))
     if isinstance(profiled, int):
         return profiled
-    out.write_text(machine_toml(profiled.machine), encoding="utf-8")
+    write_file(out, machine_toml(profiled.machine))
     for line in lines(profiled):
         print(line)
     for line in begins(profiled, config):
@@ -98,7 +99,7 @@ def profile_sizes(options: ProfileOptions) -> int:
     found = _measured(lambda root, progress: profile_parallelism(config, root, progress=progress))
     if isinstance(found, int):
         return found
-    out.write_text(parallelism_toml(found.profile), encoding="utf-8")
+    write_file(out, parallelism_toml(found.profile))
     for line in size_lines(found.profile):
         print(line)
     for line in found.left_out:

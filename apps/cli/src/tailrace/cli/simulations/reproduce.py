@@ -18,7 +18,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from tailrace.cli.outputs import check_file
+from tailrace.cli.outputs import check_file, write_file
 from tailrace.cli.runs.display import clock
 from tailrace.contracts import plugins
 from tailrace.fleetsim.errors import ReproductionError
@@ -65,9 +65,9 @@ def show_reproduction(options: ReproduceOptions) -> None:
         show(paper, found[paper], console, quick=options.quick)
     records = [record for one in found.values() for record in one.records]
     if options.json_file is not None:
-        options.json_file.write_text(json.dumps([record.plain() for record in records], indent=1) + "\n")
+        write_file(options.json_file, json.dumps([record.plain() for record in records], indent=1) + "\n")
     if options.page is not None:
-        options.page.write_text(draw(options.paper, records))
+        write_file(options.page, draw(options.paper, records))
     if len(found) > 1:
         for paper, one in found.items():
             console.print(Text(score(paper, summarise(one.records, one.compared)), style="bold"))

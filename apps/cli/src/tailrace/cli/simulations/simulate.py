@@ -27,6 +27,7 @@ from tailrace.fleetsim.results.outcome import answer, rows
 from tailrace.fleetsim.results.watch import SimulationProgress, Watched
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
+from tailrace.pipeline.errors import RunWriteError
 from tailrace.pipeline.run.directory import read_json
 
 SIMULATIONS = Path("simulations")
@@ -72,6 +73,8 @@ def simulate(options: SimulateOptions) -> int:
         return complain("interrupted; nothing was written", status=INTERRUPTED)
     except StalledError as error:
         return complain(f"the simulated run makes no progress: {one_line(error)}; see {root}", status=FAILED)
+    except RunWriteError as error:  # of a log it would say how to resume, which nobody does with a simulated run
+        raise CommandError(f"{error.filename}: could not be written: {error.strerror}") from error
     except TailraceError as error:
         raise CommandError(f"{options.target}: {error}") from error
     if options.as_json:

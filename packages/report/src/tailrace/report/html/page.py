@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import extra, need_extra
+from tailrace.pipeline.errors import RunWriteError
 from tailrace.report.charts.chart import Chart
 
 MOST_ROWS = 200
@@ -57,11 +58,17 @@ def render_page(template: str, *, title: str, charts: Sequence[Chart], **context
 
 
 def write_page(path: Path, html: str) -> Path:
-    """Replace a page whole: a reader sees the old one or the new, though other processes write it too. Returns its path."""
+    """Replace a page whole: a reader sees the old one or the new, though other processes write it too. Returns its path.
+
+    Raises:
+        RunWriteError: the disk is full or broken.
+    """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         partial.write_text(html, encoding="utf-8")
         partial.replace(path)
+    except OSError as error:
+        raise RunWriteError(error.errno, error.strerror, str(path)) from error
     finally:
         partial.unlink(missing_ok=True)
     return path
