@@ -218,7 +218,7 @@ def goes_on(run, process=None):
 def test_controllers_are_replaced_while_members_live_on(config, tmp_path):
     """The first is killed by script, the second loses its watcher, is stopped, replaced and wakes up, the third is killed."""
     run = tmp_path / "run"
-    quick = ("rollout.engine=transformers", "rollout.options={threads=1,max_num_seqs=64}", "pipeline.steps=150")
+    quick = ("rollout.engine=transformers", "rollout.options={threads=1,max_num_seqs=64}", "pipeline.steps=500")
     begins = ("--run-dir", run, "--plain", *(part for one in quick for part in ("--set", one)))
     watcher = tailrace("run", config, *begins, "--kill", "controller@step3")
     until(lambda: attached(run) == 1, watcher)
