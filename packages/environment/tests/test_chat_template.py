@@ -144,6 +144,14 @@ def test_tool_calls_are_read_and_written(tmp_path):
         assert ours.message(tokenizer.encode(broken).ids, (), True, 1) == {"role": "assistant", "content": broken}
 
 
+@pytest.mark.parametrize("said", ["<tool_call>" + 10_000 * " ", 10_000 * "<tool_call>\n"])
+def test_a_turn_that_repeats_itself_is_read_in_one_pass(tmp_path, said):
+    """The worker's other sessions stand still meanwhile, and a worker that stands still is killed."""
+    tokenizer = write_model(tmp_path / "model", TOOLS)
+    ours = ChatTemplate(str(tmp_path / "model"))
+    assert ours.message(tokenizer.encode(said).ids, (), True, 1) == {"role": "assistant", "content": said}
+
+
 def _objects(call):
     function = call["function"]
     return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}

@@ -14,7 +14,7 @@ import contextlib
 import datetime
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ Message = Mapping[str, Any]
 
 _MARK = "tailrace-turn"  # stands in no template
 _TOOL_CALL = "<tool_call>"
-_TOOL_CALLS = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+_TOOL_CALL_END = "</tool_call>"
 
 
 class TemplateError(ValueError):
@@ -215,10 +215,17 @@ def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
+def _within_tool_calls(text: str) -> Iterator[str]:
+    """What stands between the marks of tool calls, in one pass: an expression would take minutes for a long run of spaces."""
+    end = 0
+    while (begin := text.find(_TOOL_CALL, end)) >= 0 and (end := text.find(_TOOL_CALL_END, begin)) >= 0:
+        yield text[begin + len(_TOOL_CALL) : end].strip()
+
+
 def _tool_calls(text: str, turn: int) -> list[dict[str, Any]]:
     """The tool calls of a turn; none if one of them is none, which the harness then reads as text."""
     calls = []
-    for place, found in enumerate(_TOOL_CALLS.findall(text)):
+    for place, found in enumerate(_within_tool_calls(text)):
         try:
             call = json.loads(found)
             name, arguments = call["name"], call.get("arguments", {})
