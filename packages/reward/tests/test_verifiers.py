@@ -186,6 +186,8 @@ def test_gym_scorers_read_what_people_write():
     )
     for said in (
         "9**9**9",
+        "((9**999)**999)**999",
+        "(1 << 9**6) * 2",
         "1 << 99999",
         "'a'*9999999",
         "[0]*9999999",
@@ -200,6 +202,9 @@ def test_gym_scorers_read_what_people_write():
             evaluated(said)
     for said in (
         "9**9**9",
+        "((9**999)**999)**999",
+        "2**(x*9**9**9)",
+        "sqrt(9**9**9)",
         "x.args",
         "S('1')",
         "exp('1')",

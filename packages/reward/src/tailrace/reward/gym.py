@@ -8,6 +8,7 @@ replaced in reasoning-gym's modules, by functions that take literals and arithme
 from __future__ import annotations
 
 import ast
+import math
 import sys
 import warnings
 from types import ModuleType
@@ -16,7 +17,7 @@ from typing import Any
 from tailrace.contracts import extra
 
 _MOST_LETTERS = 10_000
-_MOST_EXPONENT = 1000
+_MOST_BITS = 100_000  # of a number on the way
 _ARITHMETIC = (ast.Expression, ast.Constant, ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator, ast.Load)
 _LITERALS = (*_ARITHMETIC, ast.List, ast.Tuple)
 _FORMULAS = (*_ARITHMETIC, ast.Name, ast.Call)
@@ -88,11 +89,12 @@ def _checked(text: str, allowed: tuple[type[ast.AST], ...]) -> ast.Expression:
     try:
         tree = ast.parse(text.strip(), mode="eval")
         nodes = [*ast.walk(tree)]
+        large = _largest(tree.body) > _MOST_BITS
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise refused from None
+    if large or not all(isinstance(node, allowed) for node in nodes):
+        raise refused
     for node in nodes:
-        if not isinstance(node, allowed) or (isinstance(node, ast.BinOp) and not _is_cheap(node)):
-            raise refused
         if ast.Name in allowed and _is_text(node):
             raise refused  # sympy's functions evaluate a text, too
         if isinstance(node, ast.Name) and node.id.startswith("_"):
@@ -104,22 +106,41 @@ def _checked(text: str, allowed: tuple[type[ast.AST], ...]) -> ast.Expression:
     return tree
 
 
-def _is_cheap(node: ast.BinOp) -> bool:
-    """Whether an operation is one of numbers, and no power or shift that takes for ever."""
-    if any(isinstance(side, ast.List | ast.Tuple) or _is_text(side) for side in (node.left, node.right)):
-        return False
-    if not isinstance(node.op, ast.Pow | ast.LShift):
-        return True
-    inner = [*ast.walk(node.right)]
-    if any(isinstance(each, ast.Name) for each in inner):
-        return True
-    return not any(isinstance(each, ast.Pow | ast.LShift) or _is_text(each) or _is_large(each) for each in inner)
+def _largest(node: ast.AST) -> float:
+    """Bits of the largest number of an expression, which may be a list."""
+    match node:
+        case ast.List(elts=inner) | ast.Tuple(elts=inner):
+            return max([0.0, *map(_largest, inner)])
+        case ast.Constant():
+            return 0.0
+    return _bits(node)
+
+
+def _bits(node: ast.AST) -> float:
+    """Bits of the largest number on the way to an expression's value, at most. A power with a symbol in it is not computed.
+
+    Raises:
+        ValueError: a text or a list is in it.
+    """
+    match node:
+        case ast.Constant(value=int() | float() | complex() as value):
+            return max(1.0, math.log2(abs(value) + 1)) if math.isfinite(abs(value)) else math.inf
+        case ast.UnaryOp(operand=inner):
+            return _bits(inner)
+        case ast.Call(args=arguments):
+            return max([1.0, *map(_bits, arguments)])
+        case ast.BinOp(left=left, op=ast.Pow() | ast.LShift() as op, right=right):
+            most, exponent = _bits(left), _bits(right)
+            if any(isinstance(each, ast.Name) for each in ast.walk(right)):
+                return max(most, exponent)
+            times = math.pow(2.0, min(exponent, 64.0))
+            return most * times if isinstance(op, ast.Pow) else most + times
+        case ast.BinOp(left=left, right=right):
+            return _bits(left) + _bits(right)
+        case ast.Name():
+            return 1.0
+    raise ValueError(node)
 
 
 def _is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and not isinstance(node.value, int | float | complex)
-
-
-def _is_large(node: ast.AST) -> bool:
-    number = node.value if isinstance(node, ast.Constant) else 0
-    return isinstance(number, int | float | complex) and abs(number) > _MOST_EXPONENT
