@@ -33,7 +33,8 @@ def world(seed, *, spec=None, pipeline=None, **fields):
     drawn = draw_case(seed)
     made = {name: getattr(drawn, name) for name in Case.model_fields} | fields
     if pipeline is not None:
-        made["pipeline"] = type(drawn.pipeline).model_validate({**drawn.pipeline.model_dump(), **pipeline})
+        drawn_of = {**drawn.pipeline.model_dump(), "eviction": None}  # which goes with some syncs and buffers alone
+        made["pipeline"] = type(drawn.pipeline).model_validate({**drawn_of, **pipeline})
 
     class Varied(Case):
         def spec(self, *policies):

@@ -25,7 +25,7 @@ from tailrace.fuzz.faults import BreakKind, CaseFault, Seconds
 from tailrace.fuzz.policies import NONE, POLICIES, Policies, make_policy
 from tailrace.pipeline.config.loading import explain
 from tailrace.pipeline.config.models import PipelineConfig
-from tailrace.pipeline.config.policies import check_surplus
+from tailrace.pipeline.config.policies import build_policy, check_surplus
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -245,6 +245,8 @@ class Case(_Strict):
                 if axis == "batching":
                     facts = replace(facts, surplus_groups=made[axis].surplus_groups)
             check_surplus(made["batching"], made["admission"])
+            if pipeline.eviction is not None:
+                made["eviction"] = build_policy("eviction", pipeline.eviction)
         except TailraceError as error:
             raise CaseError(str(error)) from error
         return PipelineSpec(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from tailrace.contracts import BatchingPolicy, Progress
+from tailrace.contracts import BatchingPolicy, Progress, plugins
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.errors import CaseError
 from tailrace.fuzz.faults import (
@@ -78,7 +78,8 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     pipeline |= draw_newer(Random(f"tailrace fuzz {seed}, newer routing"), "routing", policies)
     pipeline |= draw_newer(Random(f"tailrace fuzz {seed}, newer sync"), "sync", policies)
     lends = False
-    if launches_rounds(Choice(**pipeline["batching"]), policies):
+    rounds = launches_rounds(Choice(**pipeline["batching"]), policies)
+    if rounds:
         sizes = Random(f"tailrace fuzz {seed}, sizes of replicas")
         pipeline |= draw_newer(sizes, "provisioning", policies, 0.5, WATCH_ROUNDS)  # elsewhere they do nothing
         if "admission" not in policies:
@@ -208,7 +209,20 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     hurry = Random(f"tailrace fuzz {seed}, deadlines")
     if hurry.random() < SHARE_OF_HURRY and not {"detection", "recovery"} & set(policies):
         _hurries(hurry, content)
+    if not rounds and pipeline["sync"]["name"] != "barrier":
+        pipeline |= _eviction(Random(f"tailrace fuzz {seed}, eviction"), pipeline["prompts_per_step"])
     return Case.model_validate(content)
+
+
+def _eviction(random: Random, batch: int) -> dict[str, Any]:
+    """Some cases have complete groups that hold no replica back: those beyond the buffer leave untrained.
+
+    Under a barrier replicas would never be idle all together, which it waits for.
+    """
+    if random.random() >= SHARE_OF_NEWER:
+        return {}
+    name = random.choice(sorted(plugins.names("tailrace.eviction")))
+    return {"eviction": {"name": name}, "buffer_prompts": batch + random.randint(0, batch)}
 
 
 def _hurries(random: Random, content: dict[str, Any]) -> None:

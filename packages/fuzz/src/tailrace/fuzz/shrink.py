@@ -170,6 +170,7 @@ def _keep_versions(case: Case) -> Iterator[Case | None]:
 
 
 def _no_surplus(case: Case) -> Iterator[Case | None]:
+    yield _pipeline(case, eviction=None)
     yield _pipeline(case, buffer_prompts=None)
     yield _pipeline(case, cycle_s=0.0)
 
