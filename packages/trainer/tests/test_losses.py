@@ -122,6 +122,11 @@ def test_the_others_worked_by_hand():
     assert open_loss("icepop", {"low": 0.125, "high": 8}).loss(tokens).tolist() == pytest.approx(
         [-8 / 4, -1.2 / 8], rel=1e-5
     )
+    # A weight beyond single precision is out of bounds as any other.
+    tokens = dataclasses.replace(
+        tokens, proximal=tokens.logprobs, behaviour=tokens.logprobs - torch.tensor([99.0, 0.0])
+    )
+    assert open_loss("icepop", {}).loss(tokens).tolist() == [0, -1]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -114,7 +114,7 @@ class IcePop(Decoupled):
 
     def corrected(self, weights: Tensor) -> Tensor:
         """The weights within the bounds, and 0 for others."""
-        return weights * ((weights >= self.low) & (weights <= self.high))
+        return weights.where((weights >= self.low) & (weights <= self.high), 0.0)  # infinity times 0 is no number
 
     def clipped(self, tokens: LossTokens) -> tuple[Tensor, Tensor]:
         """See `Loss.clipped`. A token whose weight is out of bounds is one of them, whatever its ratio."""
