@@ -240,3 +240,5 @@ def test_a_report_that_cannot_be_written_is_no_failed_run_to_go_on_with(director
     )
     assert line.endswith(f"; tailrace report {directory.root} writes it")
     assert "--resume" not in line
+    assert _failed(directory, RunWriteError(28, "No space left on device", str(directory.config))) == 1
+    assert f"; go on with: tailrace run --resume {directory.root}" in capsys.readouterr().err

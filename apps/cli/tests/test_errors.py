@@ -264,7 +264,7 @@ def test_there_is_nothing_to_attach_to(fails, a_run):
 
 
 def test_a_finished_run_is_not_resumed(fails, a_run):
-    write_json(a_run.summary, {"steps": 1})
+    write_json(a_run.summary, {"steps": RunConfig().pipeline.steps})
     assert "found a finished run" in fails("run", "--resume", "run", "--plain")
 
 

@@ -86,7 +86,8 @@ def _failed(directory: RunDirectory | None, error: Exception) -> int:
     if os.environ.get(DEBUG):
         traceback.print_exception(error)
     what = one_line(error) if isinstance(error, TailraceError) else f"{type(error).__name__}: {one_line(error)}"
-    if directory.summary.exists():
+    changed = str(directory.config)  # which a finished run with more steps has, before its summary goes
+    if directory.summary.exists() and getattr(error, "filename", None) != changed:
         again = f"tailrace report {shlex.quote(str(directory.root))} writes it"
         return complain(f"the run is complete, its report is not: {what.rstrip('.')}; {see}; {again}", status=FAILED)
     go_on = "" if "--resume" in what else f"; go on with: {resume_command(directory.root)}"
