@@ -112,7 +112,7 @@ def test_a_model_that_is_not_there_is_named(engine, tmp_path):
 @pytest.mark.parametrize("content", ["{", "[]", "{}", json.dumps({"num_attention_heads": "many"})])
 def test_a_config_that_is_not_a_decoders_is_named(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ModelLoadError, match="does not describe a decoder"):
+    with pytest.raises(ModelLoadError, match=r"does not describe a decoder|expected the configuration of a decoder"):
         CacheShape.read(str(tmp_path))
 
 

@@ -240,7 +240,9 @@ class CacheShape:
             )
         except FileNotFoundError as error:
             raise ModelLoadError(f"found no {path}, expected a Hugging Face model directory") from error
-        except (KeyError, ValueError, TypeError, AttributeError, OSError) as error:
+        except KeyError as error:
+            raise ModelLoadError(f"{path}: found no key {error}, expected the configuration of a decoder") from error
+        except (ValueError, TypeError, AttributeError, OSError) as error:
             raise ModelLoadError(f"{path} does not describe a decoder: {type(error).__name__}: {error}") from error
 
     def kv_bytes_per_token(self, dtype: str) -> int:
