@@ -41,6 +41,11 @@ def test_what_is_hard_to_get_right_does_happen(summary: CampaignSummary):
     assert summary.ended["gave up"] > 0
 
 
+def test_a_run_that_gives_up_in_its_first_iteration_may_have_no_restart_of_the_task():
+    """With none allowed the first failure of the trainer there is the end, whatever a later one would be."""
+    assert run_seeds([5002421]).failures == {}
+
+
 def test_the_same_seed_draws_the_same_case():
     assert [draw_case(seed) for seed in range(50)] == [draw_case(seed) for seed in range(50)]
     assert len({draw_case(seed).to_json() for seed in range(50)}) == 50

@@ -181,11 +181,19 @@ def streams_parts(training: Choice, policies: Policies = NONE) -> bool:
     return policy.streams and policy.early_gradients() is None
 
 
-def ends_run(recovery: Any, role: str, *, failures: int, others: int) -> bool:
-    """Whether a recovery ends the run when a member has failed so often, and the whole task was restarted before each time."""
+def ends_run(recovery: Any, role: str, *, failures: int, others: int, first: bool = False) -> bool:
+    """Whether a recovery ends the run when a member has failed so often, and the whole task was restarted before each time.
+
+    Args:
+        recovery: the policy.
+        role: the member's.
+        failures: of it, the last one included.
+        others: members of the role that are not down.
+        first: whether it failed in a first iteration.
+    """
     failure = Failure(
         role, "0", cause=Cause.DIED, failures=failures, role_failures=failures, others=others, step_failures=failures,
-        task_restarts=failures - 1,
+        task_restarts=failures - 1, first_iteration=first,
     )  # fmt: skip
     return bool(recovery.on_down(failure) is RecoveryAction.FAIL)
 

@@ -36,6 +36,7 @@ class LivenessCheck:
         self._instants = 0
         self._downs: set[str] = set()
         self._failures = 0  # of all members
+        self._first = True  # no batch was trained on since the task began
         self._blames_all = isinstance(fleet.spec.detection, ClusterLevel | RankLevel)
         self._torn: dict[str, int] = {}
         self._differed: dict[str, int] = {}
@@ -58,14 +59,17 @@ class LivenessCheck:
                 self._torn[event.replica] = self._torn.get(event.replica, 0) + 1
             elif isinstance(event, c.Pulled):
                 self._differed.pop(event.replica, None)
+            elif isinstance(event, c.Stepped):
+                self._first = False
             elif isinstance(event, c.ScoringFailed):
                 self._broken += 1
             elif isinstance(event, c.CallFailed):
                 self._unanswered += not event.lost
 
     def replaced(self, command: c.Restart | c.Stop) -> None:
-        """A member counts as down although no `Down` says so."""
+        """A member is replaced: because it counts as down although no `Down` says so, or since the whole task begins anew."""
         self._failures += command.reason.why in c.SUSPICIONS
+        self._first |= command.reason.why is c.Why.TASK_RESTART
 
     def check(self, now: float, run: RunView) -> None:
         """Whether it is too long ago that something happened."""
@@ -95,7 +99,7 @@ class LivenessCheck:
             if case.hurries and ("stood still for" in reason or "deadlines.step_s" in reason):
                 down |= COMPUTING
             most = self._failures + 1  # the last one may be a suspicion, behind which nobody is replaced
-            holds = any(ends_run(self._recovery, role, failures=most, others=0) for role in down)
+            holds = any(ends_run(self._recovery, role, failures=most, others=0, first=self._first) for role in down)
         elif "could not be scored" in reason:
             holds = self._broken >= case.failed_groups_limit * case.scoring_attempts
         elif "engines refused" in reason:
