@@ -37,7 +37,7 @@ READ_S = 30.0
 WRITE_S = 30.0
 """Deadline of sending an answer, seconds."""
 MOST_CONNECTIONS, MOST_UNKNOWN = 1024, 256
-"""Connections at once, and those of them that have shown no key yet: one more, and the oldest of these must go."""
+"""Most connections at once, and most that have shown no key yet. One more of these ends the oldest of them."""
 _SKIPPED_BYTES = 1 << 16  # of the body of a request that is refused: what closes with more unread may lose its answer
 _MODELS = {"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "tailrace"}]}
 
@@ -228,7 +228,7 @@ class _Server(ThreadingHTTPServer):
             self._room.release()
 
     def know(self, request: Any) -> None:
-        """Count a connection no longer among those that have shown no key."""
+        """Note that a connection has shown its key, or has ended."""
         with self._counting:
             self._unknown.pop(request, None)
 

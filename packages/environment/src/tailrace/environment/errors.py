@@ -42,7 +42,7 @@ class NonsenseError(SessionError, ValueError):
 
 
 class ActionTooLongError(SessionError, ValueError):
-    """A turn is longer than an environment is told. Its session stays as it was."""
+    """A turn is too long to be told to an environment. Its session stays as it was."""
 
 
 class SessionLostError(SessionError):

@@ -198,7 +198,7 @@ def server(app: str, folder: str, place: int, start_s: float) -> str:
 
 
 def _has_ended(app: str, url: str) -> bool:
-    """Whether the server of an app at a URL has. Its connections end a little before it does."""
+    """Whether the server of an app at a URL has ended. Its connections end a little before it does."""
     process = dict(_servers[app]).get(url)
     try:
         return process is None or process.wait(_END_S) is not None

@@ -337,7 +337,7 @@ def advice(
     in_words = 'trainer.options.activation_checkpointing = "on"'
 
     def enough(words: str, over: int = ranks, **changes: Any) -> str:
-        """What is enough of these changes, in words, and of recomputing activations too; empty if they are not."""
+        """Which of these changes are enough, in words, recomputing activations among them; empty if all are not."""
         if fits(replace(config, **changes), over):
             return words
         return f"{in_words}, {words}" if fits(replace(config, **{**changes, **recompute}), over) else ""

@@ -62,7 +62,7 @@ def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _effective(parts: Sequence[Mapping[str, float]], name: str, tokens: str, ratio: str) -> float:
-    """``(sum r)^2 / (n sum r^2)`` over all parts, of each of which that, its tokens and the mean of its ratios are known."""
+    """``(sum r)^2 / (n sum r^2)`` over all parts, from the value, the tokens and the mean ratio of each."""
     count = sum(part[tokens] for part in parts)
     total = sum(part[tokens] * part[ratio] for part in parts)
     squares = sum(part[tokens] * part[ratio] ** 2 / part[name] for part in parts if part[name])

@@ -116,7 +116,7 @@ def find_trained(path: Path, trajectory: str, *, growing: bool = False) -> dict[
 
 
 def _lines(file: BinaryIO, *, growing: bool) -> Iterator[tuple[int, bytes]]:
-    """Each line with its number; of a file that grows without a last one that does not end."""
+    """Each line with its number. Of a file that grows, a last line that has no end yet is left out."""
     return ((number, line) for number, line in enumerate(file, 1) if line.endswith(b"\n") or not growing)
 
 
@@ -191,7 +191,7 @@ def _of_record(
 
 
 def _covers(spans: Any, tokens: int) -> bool:
-    """Whether spans are of just so many tokens: a file of somebody else's may say any number, and each makes an entry."""
+    """Whether spans have exactly so many tokens. A hostile file may claim any number, and each token makes an entry."""
     try:
         counts = [count for _, count, _ in spans]
         return all(type(count) is int and count >= 0 for count in counts) and sum(counts) == tokens

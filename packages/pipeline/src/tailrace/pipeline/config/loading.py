@@ -94,9 +94,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
                 key == "task" and "name" not in value and not _TASKS.isdisjoint(value)
             ):  # it takes the place of that below
                 below = {name: each for name, each in below.items() if name not in _TASKS - value.keys()}
-            if (
-                key == "fleet" and "profile" in value and "model" not in value
-            ):  # a measured machine for a modelled fleet
+            # a measured machine takes the place of a modelled one
+            if key == "fleet" and "profile" in value and "model" not in value:
                 below = {name: each for name, each in below.items() if name != "model"}
             replaces = "name" in value and value.get("name") != below.get("name")
             if replaces and key == "executor":  # hosts have the other keys in common

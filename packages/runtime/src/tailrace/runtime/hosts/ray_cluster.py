@@ -193,7 +193,7 @@ def authentication(root: Path) -> dict[str, str]:
 
 
 def _directory(root: Path) -> tuple[str, int]:
-    """What a copy of a directory has neither of: its path, and its number in the file system."""
+    """A directory's path, and its number in the file system. A copy has other ones."""
     return os.path.realpath(root), root.stat().st_ino
 
 
