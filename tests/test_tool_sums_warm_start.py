@@ -1,12 +1,12 @@
 """The warm start of the tool task reads signs, on a seed whose embeddings once left a plus and a minus the same."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tokenizers import Tokenizer
 
 from tailrace.pipeline.config.target import configuration
+from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.prepare import prepare
 from tailrace.reward.tasks import get_task
 from tailrace.trainer.demonstrations import encode
@@ -20,9 +20,9 @@ SHORT = ("warm_start.steps=181", "warm_start.flawless_steps=180", "warm_start.op
 def test_a_plus_is_told_from_a_minus_within_180_steps(tmp_path, monkeypatch):
     monkeypatch.setenv("TAILRACE_CACHE", str(tmp_path / "cache"))
     config = configuration(str(CONFIG), settings=SHORT, seed=0)
-    (tmp_path / "task").mkdir()
-    places = SimpleNamespace(task=tmp_path / "task", model=tmp_path / "model", prepared=tmp_path / "prepared.json")
-    model = prepare(config, places, lambda row: None).model
+    directory = RunDirectory(tmp_path / "run")
+    directory.task.mkdir(parents=True)
+    model = prepare(config, directory, lambda row: None).model
     plus = probabilities_of_a_plus(model)
     assert plus["-"] < 0.3 < 0.7 < plus["+"], plus  # with embeddings that begin at 0.02 the two are the same
 

@@ -1,6 +1,7 @@
 """Verifiers that misbehave, for the scorer's tests. They run in worker processes."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,6 +35,12 @@ def raises_what_it_read(response, answer, metadata):
 
 def dies(response, answer, metadata):
     os._exit(7)
+
+
+def kills_its_process(response, answer, metadata):
+    with Path(metadata["seen"]).open("a") as seen:
+        seen.write("b")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def not_a_number(response, answer, metadata):

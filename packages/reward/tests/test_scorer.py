@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -23,6 +24,7 @@ BROKEN = (
     "raises",
     "raises_what_it_read",
     "dies",
+    "kills_its_process",
     "not_a_number",
     "chatters",
     "chatters_much",
@@ -143,6 +145,29 @@ def test_a_worker_that_died_while_it_waited_costs_no_score(make_scorer):
         os.kill(pid, signal.SIGKILL)
         while alive(pid):
             time.sleep(0.01)
+
+
+def test_a_worker_that_is_killed_before_it_reads_a_request_costs_no_score(make_scorer):
+    scorer = make_scorer()
+    assert scorer.score([item("a", "numeric")]) == [ScoringResult("a", 1.0)]
+    (pid,) = scorer.pids
+    os.kill(pid, signal.SIGSTOP)  # it is alive when it is asked, and reads nothing
+    killer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
+    killer.start()
+    assert scorer.score([item("b", "numeric")]) == [ScoringResult("b", 1.0)]
+    killer.join()
+
+
+@pytest.mark.parametrize(("before", "asked"), [([], 1), ([item("a", "numeric")], 2)])
+def test_a_verifier_that_kills_its_process_is_asked_once_more_if_the_process_had_waited(
+    make_scorer, tmp_path, before, asked
+):
+    scorer, seen = make_scorer(), tmp_path / "seen"
+    scorer.score(before)
+    (outcome,) = scorer.score([item("b", "kills_its_process", seen=str(seen))])
+    assert isinstance(outcome, ScoringFailure)
+    assert "ended with status -9" in outcome.reason
+    assert seen.read_text() == "b" * asked
 
 
 def test_what_a_verifier_prints_garbles_nothing(make_scorer):

@@ -92,7 +92,20 @@ class VerifierWorker:
         await self._process.stop()
 
     async def _ask(self, names: Sequence[str], request: dict[str, Any]) -> dict[str, Any]:
-        """The reply to a request that uses these verifiers, with the deadline of one verification."""
+        """The reply to a request that uses these verifiers, with the deadline of one verification.
+
+        A process that waited and then was killed from outside may never have read the request: the kernel needs a while to
+        take down who has much memory, and until then it looks alive. A fresh one is asked once.
+        """
+        waited = self._process.pid is not None
+        try:
+            return await self._asked(names, request)
+        except WorkerDiedError as error:
+            if not waited or error.status != -signal.SIGKILL:
+                raise
+        return await self._asked(names, request)
+
+    async def _asked(self, names: Sequence[str], request: dict[str, Any]) -> dict[str, Any]:
         settings = self._settings
         budgets = [await _finishing(self._load(name), settings.start_timeout_s) for name in names]
         timeout_s = settings.timeout_s + _WALL * max(budget or 0.0 for budget in budgets)
