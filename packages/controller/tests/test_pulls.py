@@ -175,3 +175,15 @@ def test_a_pull_interrupts_only_what_runs_under_older_versions_than_a_replica_ha
         assert run.view.published == version == published
         assert set(under.values()) <= {published - 1, published}
     assert stopped == [(2, {0}), (3, {1}), (4, {2})]
+
+
+def test_at_a_barrier_a_replica_that_comes_up_in_the_middle_of_a_batch_takes_what_waits():
+    barrier = {"sync": policy("sync", "barrier"), "admission": policy("admission", "on-policy"), "batch_groups": 8}
+    run = Scripted(spec(**barrier, buffer_groups=None, replica_batch=4))
+    run.go(c.Tick(), leave=(c.Route,))
+    run.down("replica", "r0", leave=(c.Route, "replica"))
+    run.forget(c.Route)
+    assert run.controller.fleet.replicas["r1"].assigned.states
+    given = run.catch_up("replica", leave=(c.Route,))
+    assert [(pull.replica, pull.reason.why) for pull in of(c.Pull, given)] == [("r0", c.Why.BEHIND)]
+    assert {route.replica for route in of(c.Route, given)} == {"r0"}

@@ -21,7 +21,16 @@ from tailrace.contracts import (
     Why,
 )
 from tailrace.contracts.plugins import load, names
-from tailrace.repack import BestFit, Interrupting, LeastLoaded, LoadError, NoRelocation, RoundRobin, WhenDrained
+from tailrace.repack import (
+    Barrier,
+    BestFit,
+    Interrupting,
+    LeastLoaded,
+    LoadError,
+    NoRelocation,
+    RoundRobin,
+    WhenDrained,
+)
 from tailrace.repack.testing import SlotAdmission, check_relocation_policy, check_routing_policy, check_sync_policy
 
 
@@ -244,6 +253,15 @@ def test_a_drained_replica_pulls_alone():
     busy = view("b", version=1)
     assert pulls([idle("a"), busy, idle("c", version=2), idle("d", version=None)]) == ["a", "d"]
     assert pulls([idle("a"), busy], published=1) == []
+
+
+def test_at_a_barrier_all_wait_but_one_that_came_up_beside_replicas_that_serve_the_newest():
+    busy, new = view("b", version=2), idle("n", version=None)
+    assert pulls([idle("a"), idle("b"), new], policy=Barrier()) == ["a", "b", "n"]
+    assert pulls([busy, new, idle("d", version=2)], policy=Barrier()) == ["n"]
+    assert pulls([busy, idle("n", version=None, pulling=True)], policy=Barrier()) == []
+    assert pulls([busy, new, idle("a")], policy=Barrier()) == []  # it would begin before the barrier
+    assert pulls([view("b", version=1), new], policy=Barrier()) == []
 
 
 def test_a_replica_is_not_drained_while_something_may_start_at_its_version():

@@ -1,6 +1,6 @@
 """Axis sync: when a replica pulls weights, and when it may be given work.
 
-    barrier       all replicas together, once all are idle
+    barrier       all replicas together, once all are idle; one that has just come up joins those that serve the newest
     on-idle       each one when its batch is done (Laminar)
     when-drained  each one when it runs nothing and may start nothing at its version (StreamRL)
     when-useful   each one when only newer weights let it be given work (StaleFlow)
@@ -64,8 +64,15 @@ class Barrier(SyncPolicy):
         return False
 
     def pulls(self, cycle: Cycle) -> Sequence[Sync]:
-        """All replicas that are behind, when none has work."""
-        return () if any(view.in_flight for view in cycle.replicas) else _pull(_may_pull(cycle), cycle, Why.ALL_IDLE)
+        """All replicas that are behind, when none has work; else one without weights, if all others serve the newest.
+
+        The latter came up in the middle of a batch. It mixes no versions, and need not stand idle until the batch is done.
+        """
+        if not any(view.in_flight for view in cycle.replicas):
+            return _pull(_may_pull(cycle), cycle, Why.ALL_IDLE)
+        if any(view.version is not None and _is_behind(view, cycle.progress.published) for view in cycle.replicas):
+            return ()
+        return _pull(_may_pull(cycle), cycle, Why.BEHIND)
 
     def accepts(self, replica: ReplicaView, progress: Progress) -> bool:
         """Whether it serves the newest version and has room; it may have work already."""
