@@ -87,7 +87,7 @@ def test_without_a_word_lengths_suit_the_limit() -> None:
 
 
 def test_a_preset_scales_with_its_cap() -> None:
-    """StreamRL, section 7.1: lengths of at most 20K scaled to 10K and 5K."""
+    """StreamRL, section 7: lengths of at most 20K scaled to 10K and 5K."""
     spread = config('response = { preset = "deepcoder-14b", scale = 0.25 }').build(1, 16_384).describe().response
     assert (spread.p50, spread.longest) == (pytest.approx(2475, rel=1e-3), 4000)
 

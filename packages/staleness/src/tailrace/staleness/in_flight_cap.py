@@ -22,7 +22,7 @@ class InFlightCap(AdmissionPolicy):
     * if the sampler prefers new groups to old ones;
     * if groups are dropped (filtering, redundancy): each drop lets another group start, which may overtake older ones;
     * if replicas serve several versions: a group may start at a version that is old already.
-    With `in_order` none of this happens and `bound` is guaranteed. StaleFlow (section 2.3) assumes this when it counts such
+    With `in_order` none of this happens and `bound` is guaranteed. StaleFlow (section 2.2) assumes this when it counts such
     systems among those with strict control. A batch then waits for its own longest group, whatever else is complete.
 
     Args:

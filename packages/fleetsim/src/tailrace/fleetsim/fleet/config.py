@@ -94,7 +94,7 @@ class SiteLink(_Strict):
     """The link from the trainer's site to another, ``[fleet.sites.NAME]``. Each version crosses it once.
 
     Args:
-        bandwidth: bytes per second; the default is StreamRL's dedicated line of 80 Gbps (section 7.1).
+        bandwidth: bytes per second; the default is StreamRL's dedicated line of 80 Gbps (section 7).
         latency_s: of a message of any size; that of some 500 km of fibre there and back is assumed.
         share: share of a version's bytes that cross: below 1 for deltas, or for weights that are sent with fewer bits.
     """

@@ -55,7 +55,7 @@ class Link:
 
 
 CROSS_DATACENTER = Link("cross-datacenter", 80e9 / 8, 5e-3)
-"""A dedicated 80 Gbps line (StreamRL, section 7.1). Its latency, a round trip of some 500 km of fibre, is assumed."""
+"""A dedicated 80 Gbps line (StreamRL, section 7). Its latency, a round trip of some 500 km of fibre, is assumed."""
 
 
 @dataclass(frozen=True, slots=True)

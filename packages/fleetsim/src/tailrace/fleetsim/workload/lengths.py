@@ -204,7 +204,7 @@ class LengthsConfig(Strict):
         preset: a preset's name.
         quantiles: [share, tokens] points, with shares increasing, above 0 and below 1.
         tokens: the same length for all.
-        scale: factor on lengths (StreamRL halves and quarters its lengths, section 7.1).
+        scale: factor on lengths (StreamRL halves and quarters its lengths, section 7).
         cap: most tokens, not scaled; longer responses are cut.
     """
 

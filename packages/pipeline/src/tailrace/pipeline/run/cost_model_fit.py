@@ -15,7 +15,7 @@ from tailrace.repack import FitError, StepTimes, ThroughputModel
 LEAST_SAMPLES = 20
 ENOUGH_SAMPLES = 60  # to judge the fit on parts of the run that were left out
 PARTS = 5
-MOST_ERROR = 0.15  # StaleFlow's own fit is off by 10.5 % on average (Appendix B.1)
+MOST_ERROR = 0.15  # StaleFlow's own fit is off by 10.5 % on average (Appendix B.2)
 NEGLIGIBLE = 0.01  # of a step's time: a coefficient that never makes more is at its bound of 0, or as good as there
 
 Sample = tuple[float, int, float]
