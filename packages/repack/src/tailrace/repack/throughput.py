@@ -3,7 +3,8 @@
     step_latency_s = k1 * kv_bytes + max(k2, k3 * running) + k4
 
 Attention reads the KV cache (k1). Matrix multiplication is bound by reading the weights (k2) or, above k2 / k3 trajectories,
-by computing (k3 for each trajectory). k4 is a fixed overhead. `best-fit` does not take the turning point k2 / k3 for Laminar's batch B: see `BestFit.batch`.
+by computing (k3 for each trajectory). k4 is a fixed overhead. The turning point is not Laminar's batch B in
+`best-fit`: see `BestFit.batch`.
 """
 
 from __future__ import annotations
