@@ -76,7 +76,7 @@ def check_standby(config: RunConfig) -> None:
     """Check that a trainer that loses its machine will find a standby, if recovery looks for one (RobustRL, section 5.1.3).
 
     Raises:
-        ConfigError: there is no machine, no replica of the trainer's kind, or not as many as its largest parallel group has.
+        ConfigError: there is no machine, no replica of the trainer's kind, or not one more than the trainer's processes take.
     """
     key = "key 'pipeline.recovery.standby'"
     if not build_policy("recovery", config.pipeline.recovery).takes_standbys():
