@@ -220,3 +220,30 @@ def test_an_update_does_not_put_off_the_next_periodic_relocation():
     run.later(0.25, leave=(c.Route, c.Step))
     assert relocation.told[-1] == (2.0, 1.0, False)
     assert run.controller.coordinator.last_plan_s == 2.0
+
+
+@dataclass(frozen=True)
+class ByTimeAlone(c.RelocationPolicy):
+    """Plans nothing, once a second, as StaleFlow's migration is planned, and counts how often it was asked."""
+
+    plans: list = field(default_factory=list, compare=False)
+
+    def due(self, now_s, last_s, updated):
+        return now_s - last_s >= 1.0
+
+    def plan(self, cycle):
+        self.plans.append(cycle.progress.published)
+        return []
+
+
+def test_a_period_that_ends_with_an_update_is_over():
+    relocation = ByTimeAlone()
+    run = _begins("on-idle", relocation)
+    run.now = 2.0
+    run.catch_up(c.Step, leave=(c.Route, c.Step, c.Publish))
+    relocation.plans.clear()
+    run.now = 3.0
+    run.catch_up(c.Publish, leave=(c.Route, c.Step))
+    run.later(0.25, leave=(c.Route, c.Step))
+    assert relocation.plans == [1]
+    assert run.controller.coordinator.last_plan_s == 3.0

@@ -395,7 +395,8 @@ class Coordinator:
         """Relocate if it is time, and right after an update: once the weights can be pulled that the released then get."""
         policy, published, now = self._state.spec.relocation, self._trainer.published, self._state.now
         updated, self._published = published > self._published, published
-        if not policy.due(now, self.last_plan_s, updated):
+        periodic = policy.due(now, self.last_plan_s, False)
+        if not (periodic or (updated and policy.due(now, self.last_plan_s, True))):
             return
         cycle = self._cycle()
         eligible = [view for view in cycle.replicas if view.version is not None and not view.pulling]
@@ -408,7 +409,7 @@ class Coordinator:
             names = self._ledger.relocated(decision.trajectories)
             if names:
                 self._state.interrupt(self._fleet.replicas[decision.replica], names, decision.reason, EVICTION)
-        if not updated:
+        if periodic:
             self.last_plan_s = now
             self._fleet.sampled()
 
