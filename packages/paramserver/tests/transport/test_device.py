@@ -1,3 +1,6 @@
+from contextlib import contextmanager
+from types import SimpleNamespace
+
 import pytest
 
 from tailrace.paramserver.errors import TransportUnavailable
@@ -37,6 +40,33 @@ def test_the_extent_of_a_capsule_is_that_of_its_array():
     for array in (whole[:, 1:], whole.t(), whole[::2]):
         with pytest.raises(TransportUnavailable, match="with gaps"):
             _extent(array.__dlpack__(), "x")
+
+
+def test_memory_of_torch_is_exported_from_its_own_device_once_its_stream_has_ended(monkeypatch):
+    torch = pytest.importorskip("torch")
+    begun = []
+
+    class OnThirdGPU(torch.Tensor):
+        def __dlpack_device__(self):
+            return 2, 3
+
+        def __dlpack__(self, **options):
+            begun.append("exported")
+            return torch.Tensor.__dlpack__(self.as_subclass(torch.Tensor), **options)
+
+    @contextmanager
+    def on(number):
+        begun.append(number)
+        yield
+        begun.append("left")
+
+    stream = SimpleNamespace(synchronize=lambda: begun.append("awaited"))
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    weights = torch.zeros(5).as_subclass(OnThirdGPU).requires_grad_()
+    found = device_memory(weights)
+    assert (found.address, found.nbytes, found.device) == (weights.data_ptr(), 20, 3)
+    assert begun == [3, "awaited", "exported", "left"]
 
 
 @pytest.mark.gpu

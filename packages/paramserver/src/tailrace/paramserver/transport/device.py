@@ -6,6 +6,7 @@ Any array with DLPack (`__dlpack__`: torch, CuPy, JAX, Numba) gives it. Only `uc
 from __future__ import annotations
 
 import ctypes
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,9 @@ class DeviceMemory:
 def device_memory(array: Any, name: str = "device memory") -> DeviceMemory:
     """The memory of an array on a CUDA device, through DLPack and without a copy.
 
+    Transports read and write it on no stream of the array's library. What torch has queued on its current stream for a tensor
+    is awaited here; synchronise another library before, and every library after a later change.
+
     Raises:
         TransportUnavailable: it has no DLPack, is on another device, or has gaps.
     """
@@ -69,7 +73,13 @@ def device_memory(array: Any, name: str = "device memory") -> DeviceMemory:
         raise TransportUnavailable(
             f"{name!r}: found an array on the DLPack device {int(kind)}, expected CUDA ({_CUDA})"
         )
-    capsule = array.__dlpack__()  # its stream argument left out: what was queued before is ordered before us
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        with torch.cuda.device(int(device)):  # torch exports from the current device only
+            torch.cuda.current_stream().synchronize()
+            capsule = array.detach().__dlpack__()
+    else:
+        capsule = array.__dlpack__()
     address, nbytes = _extent(capsule, name)
     return DeviceMemory(name, address, nbytes, int(device), (array, capsule))
 
