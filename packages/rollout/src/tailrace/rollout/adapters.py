@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from tailrace.contracts import AdapterWeights
 from tailrace.rollout.errors import EngineBusyError, EngineDiedError, OptionError, WeightsError
 from tailrace.rollout.own_directory import ADAPTER, scratch
+from tailrace.rollout.vllm_process import ask_workers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -204,7 +205,7 @@ class VLLMAdapters:
         try:
             with written(adapter) as folder:
                 request = LoRARequest(f"adapter-{self._serial}", self._serial, str(folder))
-                taken = llm.add_lora(request)
+                taken = all(ask_workers(llm, "add_lora", request))
         except Exception as error:
             raise WeightsError(f"the adapter does not load: {type(error).__name__}: {error}") from error
         if not taken:

@@ -60,6 +60,7 @@ from tailrace.rollout.resumption import check_request, finished_with, tokens_lef
 from tailrace.rollout.vllm_arguments import check_arguments, set_variables, without_variables
 from tailrace.rollout.vllm_process import (
     CORES,
+    ask_workers,
     bind_workers,
     correct_wheel_tag,
     kept_groups,
@@ -415,7 +416,7 @@ class VLLMEngine:
             config = self._llm.vllm_config
             return list(self._llm.apply_model(lambda model: read_back(model, config, boxes))[0])
         found: list[WeightDigest] = []
-        for worker, (answers, why) in enumerate(self._llm.collective_rpc("tailrace_digests", args=(boxes,))):
+        for worker, (answers, why) in enumerate(ask_workers(self._llm, "tailrace_digests", boxes)):
             if why:
                 raise UnreadableWeightsError(why)
             found += [WeightDigest(*answer)._replace(worker=worker) for answer in answers]

@@ -1,4 +1,7 @@
-"""Prepares processes and the installation for vLLM: variables, cores, linear layers that can be updated, a wheel's tag."""
+"""Prepares processes and the installation for vLLM: variables, cores, linear layers that can be updated, a wheel's tag.
+
+It asks vLLM's worker processes, too.
+"""
 
 from __future__ import annotations
 
@@ -116,6 +119,33 @@ def kept_groups() -> Iterator[None]:
             yield
         finally:
             core.cleanup_dist_env_and_memory = ending
+
+
+def ask_workers(llm: Any, method: str, *arguments: Any) -> list[Any]:
+    """What a method of every worker returns.
+
+    vLLM stops reading answers at the first worker that raises. Those of the workers behind it would be taken for their answers
+    to the next call. So here no worker raises: it answers why.
+
+    Args:
+        llm: vLLM's `LLMEngine`.
+        method: a name that the workers know.
+
+    Raises:
+        RuntimeError: a worker's method raised; says which worker and why.
+    """
+    answers = llm.collective_rpc(_answered, args=(method, arguments))
+    for worker, (_, why) in enumerate(answers):
+        if why:
+            raise RuntimeError(f"worker {worker}: {why}")
+    return [answer for answer, _ in answers]
+
+
+def _answered(worker: Any, method: str, arguments: tuple[Any, ...]) -> tuple[Any, str]:
+    try:
+        return getattr(worker, method)(*arguments), ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
 
 
 def planned_ahead(executor: type[Any]) -> type[Any]:

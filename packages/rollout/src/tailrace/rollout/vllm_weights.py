@@ -13,7 +13,7 @@ from tailrace.contracts import UnreadableWeightsError, WeightBox, WeightDigest
 from tailrace.rollout.adapters import matrix_of
 from tailrace.rollout.own_directory import WEIGHTS, scratch
 from tailrace.rollout.served_weights import common_box, digest_of, local_boxes
-from tailrace.rollout.vllm_process import updatable_linears
+from tailrace.rollout.vllm_process import ask_workers, updatable_linears
 
 if TYPE_CHECKING:
     from tailrace.paramserver import RelayReader
@@ -54,7 +54,7 @@ def read_in_workers(llm: Any, origin: object) -> list[str]:
     Returns:
         Parameters or layers that got no weights in some worker.
     """
-    return sorted(set().union(*llm.collective_rpc("tailrace_read", args=(origin,))))
+    return sorted(set().union(*ask_workers(llm, "tailrace_read", origin)))
 
 
 def load_in_workers(llm: Any, weights: Iterable[tuple[str, Any]]) -> list[str]:
@@ -68,7 +68,7 @@ def load_in_workers(llm: Any, weights: Iterable[tuple[str, Any]]) -> list[str]:
         for part in _parts(weights):
             path = folder / "part"
             _save(part, path)
-            lacks = [set(names) for names in llm.collective_rpc("tailrace_load", args=(str(path),))]
+            lacks = [set(names) for names in ask_workers(llm, "tailrace_load", str(path))]
             missing = [before & now for before, now in zip(missing or lacks, lacks, strict=True)]
     return sorted(set().union(*missing))
 
