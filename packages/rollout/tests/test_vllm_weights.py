@@ -2,8 +2,11 @@
 
 import os
 import sys
+from collections import deque
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from tailrace.contracts import Request, Sampling, WeightSlice
+from tailrace.contracts import AdapterWeights, Request, Sampling, UnreadableWeightsError, WeightSlice
 from tailrace.paramserver import Publisher, RelayProcess, new_token
 from tailrace.paramserver.bridges.torch_module import publish_module
 from tailrace.paramserver.clients.lease_view import LeasedWeights
@@ -21,6 +24,7 @@ from tailrace.rollout import WeightsDifferError, WeightsError, build_engine
 from tailrace.rollout.generation import generate
 from tailrace.rollout.served_weights import WeightSample
 from tailrace.rollout.testing.contract import log_probabilities, save_tiny_model
+from tailrace.rollout.vllm_weights import _plain_parameters, load_in_workers
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM")
 OPTIONS = {"dtype": "float32", "max_num_seqs": 8, "block_tokens": 32, "threads": 1, "kv_cache_bytes": 16 << 20}
@@ -98,8 +102,76 @@ def _check_experts(engine, new, old):
         engine.load_weights(
             {name: tensor for name, tensor in new.items() if name != "model.layers.2.mlp.experts.down_proj"}
         )
-    engine.load_weights(new)
+    from vllm.config import get_current_vllm_config_or_none
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod as Method
+
+    process, configurations = Method.process_weights_after_loading, []
+
+    def processed(*arguments):
+        configurations.append(get_current_vllm_config_or_none())
+        process(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Method, "process_weights_after_loading", processed)
+        engine.load_weights(new)
+    assert configurations
+    assert all(one is engine._llm.vllm_config for one in configurations)
     sample.check(engine.digests(sample.boxes()))
+
+
+def test_experts_in_the_order_of_a_kernel_on_cuda_are_not_compared_as_they_were_published():
+    class Experts(torch.nn.Module):
+        def __init__(self, kernel):
+            super().__init__()
+            self.w13_weight = torch.nn.Parameter(torch.zeros(2, 4, 3))
+            self.quant_method = SimpleNamespace(unquantized_backend=SimpleNamespace(name=kernel))
+
+    for kernel in ("TRITON", "FLASHINFER_CUTLASS", "FLASHINFER_TRTLLM"):
+        model = torch.nn.Module()
+        model.experts = Experts(kernel)
+        find = _plain_parameters(model)
+        if kernel == "TRITON":
+            assert find("experts.w13_weight") is model.experts.w13_weight
+        else:
+            with pytest.raises(UnreadableWeightsError, match=f"in the order of its kernel {kernel}"):
+                find("experts.w13_weight")
+
+
+class Workers:
+    """Two workers whose answers are read as vLLM's MultiprocExecutor reads them: up to the first that is an error."""
+
+    def __init__(self):
+        self.fails, self.answers = True, [deque(), deque()]
+
+    def tailrace_load(self, path):
+        if self.fails:
+            raise ValueError("wrong shape")
+        return [Path(path).name]
+
+    def collective_rpc(self, method, args=()):
+        for answers in self.answers:
+            try:
+                answers.append((method(self, *args) if callable(method) else getattr(self, method)(*args), None))
+            except ValueError as error:
+                answers.append((None, error))
+        found = []
+        for answers in self.answers:
+            answer, error = answers.popleft()
+            if error is not None:
+                raise RuntimeError("worker failed") from error
+            found.append(answer)
+        return found
+
+
+def test_a_load_that_fails_in_a_worker_leaves_no_answer_of_another_behind():
+    workers = Workers()
+    for workers.fails in (True, True, False, True, False):
+        if workers.fails:
+            with pytest.raises(RuntimeError, match="worker 0: ValueError: wrong shape"):
+                load_in_workers(workers, [("weight", torch.zeros(2))])
+        else:
+            assert load_in_workers(workers, [("weight", torch.zeros(2))]) == ["part"]
+        assert not any(workers.answers)
 
 
 def rolled(worker):
@@ -176,3 +248,31 @@ def test_two_workers_read_their_own_parts_from_the_relay(models, kind):
                     small.check(engine.digests(small.boxes()))
         finally:
             engine.close()
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+def test_a_load_that_fails_in_two_workers_leaves_no_answer_to_the_next_call(models, monkeypatch):
+    path, old, new = models("qwen3")
+    engine: Any = build_engine("vllm", str(path), {**OPTIONS, "tensor_parallel_size": 2, "adapter_rank": 8})
+    good = dict(new.named_parameters())
+    name = "model.layers.1.mlp.gate_proj.weight"
+    try:
+        for model, other in ((good, dict(old.named_parameters())), (dict(old.named_parameters()), good)):
+            with pytest.raises(WeightsError, match="worker 0"):
+                engine.load_weights({**model, name: model[name][:, :-3]})
+            engine.load_weights(model)
+            sample, wrong = sampled(model), sampled(other)
+            sample.check(engine.digests(sample.boxes()))
+            with pytest.raises(WeightsDifferError):
+                wrong.check(engine.digests(wrong.boxes()))
+        pair = torch.ones(4, good[name].shape[1]), torch.ones(good[name].shape[0], 4)
+        adapter = AdapterWeights({name: pair}, 4, 1.0, lambda: iter(good.items()))
+        with monkeypatch.context() as patch:
+            patch.setattr("tailrace.rollout.adapters.written", lambda _: nullcontext("/nowhere"))
+            with pytest.raises(WeightsError, match="worker 0"):
+                engine.load_adapter(adapter)
+        engine.load_adapter(adapter)
+        assert gap(engine, old) > 0.1
+    finally:
+        engine.close()

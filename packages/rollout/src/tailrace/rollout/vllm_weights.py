@@ -23,6 +23,7 @@ _HOLD_S = 300.0
 _PART_BYTES = 256 << 20
 _LAYER = re.compile(r".*?\.\d+\.")
 _COMPARABLE = ("float32", "float64", "bfloat16", "float16")
+_AS_LOADED = (None, "TRITON", "BATCHED_TRITON", "CPU")  # vLLM's kernels of experts
 
 
 def load(model: Any, config: Any, weights: Iterable[tuple[str, Any]]) -> list[str]:
@@ -41,7 +42,9 @@ def load(model: Any, config: Any, weights: Iterable[tuple[str, Any]]) -> list[st
     if keeps_what_it_loads(model):
         own = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}  # as files name them
         return sorted(own - set(model.load_weights(weights)))
-    with updatable_linears():
+    from vllm.config import set_current_vllm_config
+
+    with updatable_linears(), set_current_vllm_config(config):  # kernels that are set up anew look there
         return reload(model, config.model_config, weights)
 
 
@@ -248,6 +251,9 @@ def _plain_parameters(model: Any) -> Callable[[str], Any]:
 
     Args:
         model: the worker's part of the model.
+
+    Returns:
+        A function that raises UnreadableWeightsError for experts that a kernel on CUDA wants in another order.
     """
     parameters = {  # a layer that may get an adapter has its own weights one step deeper
         name.replace(".base_layer.", "."): parameter for name, parameter in model.named_parameters()
@@ -259,11 +265,31 @@ def _plain_parameters(model: Any) -> Callable[[str], Any]:
         for matrices in ("w13_weight", "w2_weight")
     }
 
+    reordered = {
+        f"{name}.{matrices}": kernel
+        for name, layer in model.named_modules()
+        if (kernel := _kernel_order(layer)) is not None
+        for matrices in ("w13_weight", "w2_weight")
+    }
+
     @lru_cache(maxsize=2)
     def unpacked(name: str) -> Any:
         return _unpacked(parameters[name], packed[name])
 
-    return lambda name: unpacked(name) if name in packed else parameters.get(name)
+    def found(name: str) -> Any:
+        if (kernel := reordered.get(name)) is not None:
+            raise UnreadableWeightsError(
+                f"vLLM keeps {name!r} in the order of its kernel {kernel}, not as it was published"
+            )
+        return unpacked(name) if name in packed else parameters.get(name)
+
+    return found
+
+
+def _kernel_order(layer: Any) -> str | None:
+    """The kernel that has a layer's experts in an order of its own, as FlashInfer's have; None where they are as loaded."""
+    kernel = getattr(getattr(getattr(layer, "quant_method", None), "unquantized_backend", None), "name", None)
+    return None if kernel in _AS_LOADED else kernel
 
 
 def _packed_for(layer: Any) -> str | None:
