@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tailrace.contracts import Request, Sampling
-from tailrace.rollout import build_engine, engine_abilities
+from tailrace.rollout import build_engine, engine_abilities, import_engine
 from tailrace.rollout.generation import generate
 from tailrace.rollout.testing import EngineAbilitiesContract, EngineContract
 from tailrace.rollout.testing.contract import greedy, save_tiny_model
@@ -115,3 +115,15 @@ def test_engines_of_one_process_step_in_their_own_threads(tmp_path):
     engines[0].close()  # the other goes on without it
     assert generate(engines[1], requests[:1], 120)["0"].tokens == greedy(models[1], prompts[0], 24)
     engines[1].close()
+
+
+@pytest.mark.parametrize(("on_cpu", "worker"), [(True, "cpu_worker"), (False, "gpu_worker")])
+def test_imports_ahead_are_of_the_devices_own_worker(monkeypatch, on_cpu, worker):
+    """That of a CPU takes torch's CUDA streams and events away."""
+    from vllm.platforms import current_platform
+
+    asked: list[str] = []
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: on_cpu)
+    monkeypatch.setattr("tailrace.rollout.vllm.import_module", asked.append)
+    import_engine("vllm")
+    assert asked == [f"vllm.v1.worker.{worker}"]

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from tailrace.contracts import (
@@ -512,8 +513,11 @@ class _Build(EnginePlugin):
         """Import most of vLLM."""
         with quiet_setup():
             import vllm.v1.engine.llm_engine
-            import vllm.v1.executor.uniproc_executor
-            import vllm.v1.worker.cpu_worker  # noqa: F401
+            import vllm.v1.executor.uniproc_executor  # noqa: F401
+            from vllm.platforms import current_platform
+
+            # that of a CPU puts empty functions in place of torch's CUDA streams and events as it is imported
+            import_module(f"vllm.v1.worker.{'cpu' if current_platform.is_cpu() else 'gpu'}_worker")
 
 
 build = _Build()
