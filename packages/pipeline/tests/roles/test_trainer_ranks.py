@@ -25,6 +25,8 @@ class Data:
     def __init__(self):
         self.made = PackedData(make_experiences(8, 4, vocab_size=64, seed=3))
     def call(self, method, *arguments, timeout_s=60.0):
+        if method == "trim":
+            return 0  # nothing is left to forget
         return getattr(self.made, method)(*arguments) if hasattr(self.made, method) else None
 
 class Second:  # what the first rank tells it goes through a file
