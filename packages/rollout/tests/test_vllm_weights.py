@@ -3,6 +3,7 @@
 import os
 import sys
 from collections import deque
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from tailrace.contracts import Request, Sampling, UnreadableWeightsError, WeightSlice
+from tailrace.contracts import AdapterWeights, Request, Sampling, UnreadableWeightsError, WeightSlice
 from tailrace.paramserver import Publisher, RelayProcess, new_token
 from tailrace.paramserver.bridges.torch_module import publish_module
 from tailrace.paramserver.clients.lease_view import LeasedWeights
@@ -247,3 +248,31 @@ def test_two_workers_read_their_own_parts_from_the_relay(models, kind):
                     small.check(engine.digests(small.boxes()))
         finally:
             engine.close()
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+def test_a_load_that_fails_in_two_workers_leaves_no_answer_to_the_next_call(models, monkeypatch):
+    path, old, new = models("qwen3")
+    engine: Any = build_engine("vllm", str(path), {**OPTIONS, "tensor_parallel_size": 2, "adapter_rank": 8})
+    good = dict(new.named_parameters())
+    name = "model.layers.1.mlp.gate_proj.weight"
+    try:
+        for model, other in ((good, dict(old.named_parameters())), (dict(old.named_parameters()), good)):
+            with pytest.raises(WeightsError, match="worker 0"):
+                engine.load_weights({**model, name: model[name][:, :-3]})
+            engine.load_weights(model)
+            sample, wrong = sampled(model), sampled(other)
+            sample.check(engine.digests(sample.boxes()))
+            with pytest.raises(WeightsDifferError):
+                wrong.check(engine.digests(wrong.boxes()))
+        pair = torch.ones(4, good[name].shape[1]), torch.ones(good[name].shape[0], 4)
+        adapter = AdapterWeights({name: pair}, 4, 1.0, lambda: iter(good.items()))
+        with monkeypatch.context() as patch:
+            patch.setattr("tailrace.rollout.adapters.written", lambda _: nullcontext("/nowhere"))
+            with pytest.raises(WeightsError, match="worker 0"):
+                engine.load_adapter(adapter)
+        engine.load_adapter(adapter)
+        assert gap(engine, old) > 0.1
+    finally:
+        engine.close()
