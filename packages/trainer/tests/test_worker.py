@@ -1,4 +1,5 @@
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -422,3 +423,32 @@ def test_a_sequence_that_cannot_be_learned_is_named(model_path, sequences, found
             worker.sft_step(sequences, lr=0.1)
         assert worker.steps == 0
         assert worker.sft_step([([1, 2], [3])], lr=0.1)["tokens"] == 1
+
+
+def test_a_rank_takes_its_device_on_each_thread_that_calls_it(model_path, monkeypatch, tmp_path):
+    """CUDA's current device is of a thread: streams of another one would order nothing on the rank's own."""
+    with TrainerWorker(model_path, CPU) as worker:
+        took: list[str] = []
+        device = worker.device
+        monkeypatch.setattr(torch.cuda, "set_device", lambda found: took.append(str(found)))
+        batch = make_experiences(2, 3, vocab_size=VOCAB, seed=1)
+        uses = {
+            "step": lambda: worker.step([batch]),
+            "accumulate": lambda: worker.accumulate(batch),
+            "apply": lambda: worker.apply(),
+            "sft_step": lambda: worker.sft_step([((1, 2), (3,))], lr=0.0),
+            "weights": lambda: list(worker.weights()),
+            "shards": lambda: list(worker.shards()),
+            "save": lambda: worker.save(tmp_path / "1", 1).result(60),
+            "load": lambda: worker.load(tmp_path / "1"),
+            "export": lambda: worker.export(tmp_path / "exported"),
+            "offload": lambda: worker.offload(["optimizer"]),
+            "onload": lambda: worker.onload(["optimizer"]),
+        }
+        for name, use in uses.items():
+            took.clear()
+            worker.device = torch.device("cuda", 3)
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(use).result(60)
+            worker.device = device
+            assert took == ["cuda:3"], name

@@ -321,6 +321,7 @@ class TrainerWorker:
             NonFiniteGradientError: a gradient is not finite. Mini-batches before it have been applied.
         """
         started = time.perf_counter()
+        self._on_device()
         self._require_no_part("a step")
         mini_batches = check_mini_batches(mini_batches)
         batches = grpo_samples(mini_batches, self.config, self._vocabulary)
@@ -356,6 +357,7 @@ class TrainerWorker:
             TrainerConfigError: advantages need the whole batch.
         """
         started, self._mini_batches = time.perf_counter(), 1
+        self._on_device()
         tally = self._parts.add(tuple(experiences) if isinstance(experiences, Iterator) else experiences)
         metrics = self._reported(means(tally.over(self._model.cell_group)))
         seconds = {"forward_s": tally.forward_s, "backward_s": tally.backward_s}
@@ -379,6 +381,7 @@ class TrainerWorker:
             With any of these the weights are unchanged, and what was accumulated is forgotten.
         """
         started, self._mini_batches = time.perf_counter(), 1
+        self._on_device()
         tally = self._parts.end(tuple(rest) if isinstance(rest, Iterator) else rest)
         total = tally.over(self._model.group)
         if not total["tokens"]:
@@ -404,6 +407,7 @@ class TrainerWorker:
             NonFiniteGradientError: the gradient is not finite. Nothing was changed.
         """
         started = time.perf_counter()
+        self._on_device()
         self._require_no_part("a supervised step")
         samples = supervised_samples(sequences, self._vocabulary)
         self._model.drop_gradients()
@@ -420,6 +424,7 @@ class TrainerWorker:
         Every rank must iterate over all of them. In a world of one they are the trainer's own memory; copy a tensor that must
         outlast the next step.
         """
+        self._on_device()
         for name, tensor in self._model.whole_parameters():
             yield name, tensor.to(self._model.dtype)
 
@@ -429,6 +434,7 @@ class TrainerWorker:
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         """This rank's part of every parameter, as `layout` describes it, in the dtype that is computed in. Collective."""
+        self._on_device()
         return self._model.shards()
 
     def save(self, directory: str | Path, version: int, *, full: bool = True) -> Future[Path]:
@@ -448,6 +454,7 @@ class TrainerWorker:
         Raises:
             CheckpointTimeoutError: it has to wait, and no byte of the ones before was written until the deadline.
         """
+        self._on_device()
         with onloaded(self._models, self.config.offload) if full else contextlib.nullcontext():
             return self._checkpoints.save(Path(directory), version, full=full)
 
@@ -471,12 +478,14 @@ class TrainerWorker:
                 critic; or `weights` are of another model: on every rank, what the first that found it says. Nothing was
                 changed, unless a checkpoint of another number of ranks is damaged.
         """
+        self._on_device()
         self._parts.forget()
         with onloaded(self._models, self.config.offload):
             return self._checkpoints.load(Path(directory), weights)
 
     def export(self, directory: str | Path) -> None:
         """Write the weights as a Hugging Face model directory, without the trainer's state. Collective; not atomic."""
+        self._on_device()
         export_model(Path(directory), self._model_path, self._model, self.rank)
 
     def reset_optimizer(self) -> None:
@@ -505,6 +514,7 @@ class TrainerWorker:
         Returns:
             Bytes that the cell's ranks moved.
         """
+        self._on_device()
         moved = sum(model.offload(what) for model in self._models)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -512,7 +522,13 @@ class TrainerWorker:
 
     def onload(self, what: Collection[str]) -> int:
         """Move parts back, bit for bit. Collective in the cell. Returns the bytes that its ranks moved."""
+        self._on_device()
         return self._over_cell(sum(model.onload(what) for model in self._models))
+
+    def _on_device(self) -> None:
+        """Make this rank's device the calling thread's: CUDA has one for each thread, on which streams are made and waited for."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
     def _over_cell(self, nbytes: int) -> int:
         total = torch.tensor(nbytes, dtype=torch.int64)
