@@ -42,6 +42,7 @@ def test_the_three_parts(model, moves, tmp_path):
         sizes = sum(tensor.nbytes for tensor in moments.values())
         assert moved == (sizes if moves else 0)
         assert worker.offload(everything) == 0  # there already
+        assert inside(worker)._host.nbytes == moved  # not each tensor's next power of two, as torch's pinned memory has it
         if moves:
             assert all(shard.untyped_storage().nbytes() == 0 for shard in inside(worker).local.values())
         for use in (lambda: weights(worker), lambda: dict(worker.shards()), lambda: worker.step([batch(2)]),
@@ -52,6 +53,9 @@ def test_the_three_parts(model, moves, tmp_path):
         with pytest.raises(OffloadedError, match="found the optimizer offloaded"):
             worker.step([batch(2)])
         worker.onload(everything)
+        worker.offload(everything)
+        worker.onload(everything)
+        assert inside(worker)._host.nbytes == moved  # the same again
         found = dict(worker._model.state())
         assert all(torch.equal(found[key], tensor) for key, tensor in moments.items())
         assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(worker).items())

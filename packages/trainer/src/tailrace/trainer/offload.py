@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from tailrace.trainer.errors import OffloadedError
+from tailrace.trainer.tensor_file import host_memory
 
 
 class HostParts:
     """What is in host memory. Whoever holds one of its tensors finds it without memory until it is back.
+
+    The host memory of a part stays, for the next time: pinning it takes longer than a copy.
 
     Args:
         device: where the tensors belong. On a CPU nothing is moved, and the same rules hold.
@@ -22,6 +25,12 @@ class HostParts:
         self._device = device
         self._moves = device.type != "cpu" if moves is None else moves
         self._away: dict[str, list[tuple[torch.UntypedStorage, Tensor]]] = {}
+        self._pages: dict[str, Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory that all parts take."""
+        return sum(pages.nbytes for pages in self._pages.values())
 
     def offload(self, part: str, tensors: Iterable[Tensor]) -> int:
         """Move a part that is not away. Returns how many bytes were moved."""
@@ -29,10 +38,11 @@ class HostParts:
             return 0
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
         moved: list[tuple[torch.UntypedStorage, Tensor]] = []
-        for storage in storages.values() if self._moves else ():
-            host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=self._device.type == "cuda")
-            host.copy_(_bytes(storage), non_blocking=True)
-            moved.append((storage, host))
+        if self._moves:
+            sizes = [storage.nbytes() for storage in storages.values()]
+            for storage, host in zip(storages.values(), self._room(part, sum(sizes)).split(sizes), strict=True):
+                host.copy_(_bytes(storage), non_blocking=True)
+                moved.append((storage, host))
         self._wait()
         for storage, _ in moved:
             storage.resize_(0)
@@ -61,6 +71,13 @@ class HostParts:
         for part in parts:
             if part in self._away:
                 raise OffloadedError(f"found the {part} offloaded, expected `onload([{part!r}])` before they are used")
+
+    def _room(self, part: str, nbytes: int) -> Tensor:
+        """The host memory of a part, grown to this size."""
+        if part not in self._pages or self._pages[part].nbytes < nbytes:
+            self._pages.pop(part, None)
+            self._pages[part] = host_memory(nbytes, pinned=self._device.type == "cuda")
+        return self._pages[part][:nbytes]
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

@@ -70,7 +70,7 @@ class HostCopy:
     def reserve(self, nbytes: int) -> Tensor:
         """Its memory, grown to at least this size. What it held stays."""
         if nbytes > self.nbytes:
-            held, self._memory = self._memory, _host_memory(nbytes, pinned=self._pinned)
+            held, self._memory = self._memory, host_memory(nbytes, pinned=self._pinned)
             self._memory[: held.numel()].copy_(held)
         return self._memory
 
@@ -107,10 +107,14 @@ class HostCopy:
         return found
 
 
-def _host_memory(nbytes: int, *, pinned: bool) -> Tensor:
-    """Host memory of exactly so many bytes: torch's own pinned memory is rounded up to a power of two."""
+def host_memory(nbytes: int, *, pinned: bool) -> Tensor:
+    """Host memory of exactly so many bytes: torch's own pinned memory is rounded up to a power of two.
+
+    Raises:
+        CheckpointError: so many cannot be pinned.
+    """
     memory = torch.empty(nbytes, dtype=torch.uint8)
-    if pinned:
+    if pinned and nbytes:
         runtime = torch.cuda.cudart()
         if int(runtime.cudaHostRegister(memory.data_ptr(), nbytes, 0)):
             raise CheckpointError(
