@@ -1,7 +1,9 @@
 """LoRA on FSDP2 against plain PEFT: the same losses and gradients, and checkpoints of kilobytes that PEFT loads."""
 
 import dataclasses
+import gc
 import sys
+import weakref
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -106,6 +108,26 @@ def test_the_same_seed_gives_the_same_adapter_however_the_base_is_loaded(model, 
     assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
     with TrainerWorker(model, dataclasses.replace(CONFIG, seed=4)) as worker:
         assert not any(torch.equal(tensor, found[0][name]) for name, tensor in worker.weights() if "lora_A" in name)
+
+
+def test_no_rows_in_float32_stay_beside_a_base_in_bfloat16(model, monkeypatch):
+    """They are twice the base's bytes, on the device; Python looks for such cycles as good as never."""
+    monkeypatch.setattr(fsdp2_module, "SMALL_MODEL_PARAMETERS", 0)
+    read, rows = fsdp2_module.Fsdp2Model._own_rows, []
+
+    def spied(*arguments):
+        found = read(*arguments)
+        rows.append(weakref.ref(found._local_tensor))
+        return found
+
+    monkeypatch.setattr(fsdp2_module.Fsdp2Model, "_own_rows", spied)
+    gc.disable()
+    try:
+        with TrainerWorker(model, dataclasses.replace(CONFIG, dtype="bfloat16")):
+            assert rows
+            assert not any(row() is not None for row in rows)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

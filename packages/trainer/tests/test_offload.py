@@ -42,7 +42,9 @@ def test_the_three_parts(model, moves, tmp_path):
         sizes = sum(tensor.nbytes for tensor in moments.values())
         assert moved == (sizes if moves else 0)
         assert worker.offload(everything) == 0  # there already
-        assert inside(worker)._host.nbytes == moved  # not each tensor's next power of two, as torch's pinned memory has it
+        assert (
+            inside(worker)._host.nbytes == moved
+        )  # not each tensor's next power of two, as torch's pinned memory has it
         if moves:
             assert all(shard.untyped_storage().nbytes() == 0 for shard in inside(worker).local.values())
         for use in (lambda: weights(worker), lambda: dict(worker.shards()), lambda: worker.step([batch(2)]),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -152,6 +153,8 @@ class Fsdp2Model(ShardedModel):
         policy.take(direct_head=found[0], shares_prompts=found[1], packs=found[2])
         module = self._shard(self._prepared(policy, frozen=frozen), frozen=frozen)
         assign(module, tensors)
+        del probed, tensors
+        gc.collect()  # FSDP2's hooks and modules refer to each other: a base's rows in float32 would stay beside its narrow ones
         return module
 
     def _own_rows(self, like: Tensor, fill: Callable[[slice, Tensor], object]) -> Tensor:
