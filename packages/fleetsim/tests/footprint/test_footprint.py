@@ -303,6 +303,22 @@ def test_weights_of_replicas_that_sleep_lie_in_host_memory():
     assert bytes_of(counted().place("host memory"), "replicas", "while their devices are lent") == 0
 
 
+def test_the_state_of_cells_that_have_left_their_devices_lies_in_host_memory():
+    lends = (
+        "pipeline.provisioning=scale-down", "trainer.cells=2", "trainer.colocated=true", "executor.trainer_gpus=0.6",
+        "executor.replica_gpus=0.4", "rollout.options.gpu_memory_utilization=0.35",
+    )  # fmt: skip
+    what = "its state, pinned, while replicas have its devices"
+
+    def pinned(*settings: str) -> float:
+        return bytes_of(counted("8xH100", *lends, *settings, target="rollpacker").place("host memory"), "trainer", what)
+
+    assert pinned() == 2 * 16 * SEVEN  # two cells have all of it each
+    assert pinned('trainer.options.offload=["optimizer"]') == 2 * 8 * SEVEN  # the moments are counted by themselves
+    assert pinned("trainer.offloads=false") == 0
+    assert bytes_of(counted().place("host memory"), "trainer", what) == 0
+
+
 def test_devices_that_change_hands_move_the_state_and_the_weights_there_and_back():
     lends = (
         "pipeline.provisioning=scale-down", "trainer.cells=2", "trainer.colocated=true", "executor.trainer_gpus=0.6",

@@ -12,6 +12,7 @@ from tailrace.fleetsim.footprint.memory import (
     longest_tokens,
     options_of,
     rank_parts,
+    state_bytes,
     weight_bytes,
 )
 from tailrace.fleetsim.footprint.model import RunModel
@@ -248,12 +249,13 @@ def _ranks(config: RunConfig, model: RunModel, ranks: list[StandingMember]) -> I
     yield OwnedBytes("trainer", "a copy of its state for checkpoints", count * copy)
     of_rank = published_bytes(config, model) / config.trainer.processes
     yield OwnedBytes("trainer", "weights that are staged", max(0, config.trainer.processes - 1) and count * of_rank)
-    if on_gpu and "optimizer" in trainer_config(config).offload:
-        yield OwnedBytes(
-            "trainer",
-            "moments, pinned",
-            count * 8 * trained_parameters(config, model) / (config.trainer.processes // config.trainer.cells),
-        )
+    table, offload = config.trainer, trainer_config(config).offload
+    moments = count * 8 * trained_parameters(config, model) / (table.processes // table.cells)
+    if on_gpu and "optimizer" in offload:
+        yield OwnedBytes("trainer", "moments, pinned", moments)
+    if on_gpu and table.colocated and table.offloads and table.backend == "fsdp2":
+        size = count * state_bytes(config, model) - (moments if "optimizer" in offload else 0)
+        yield OwnedBytes("trainer", "its state, pinned, while replicas have its devices", size)
     pipeline = config.pipeline
     batch = pipeline.prompts_per_step * pipeline.samples_per_prompt * config.rollout.max_tokens
     share = batch * TOKEN_BYTES["fetched"] / config.trainer.processes
