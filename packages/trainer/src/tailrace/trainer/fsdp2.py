@@ -154,7 +154,7 @@ class Fsdp2Model(ShardedModel):
         module = self._shard(self._prepared(policy, frozen=frozen), frozen=frozen)
         assign(module, tensors)
         del probed, tensors
-        gc.collect()  # FSDP2's hooks and modules refer to each other: a base's rows in float32 would stay beside its narrow ones
+        gc.collect()  # FSDP2's hooks and modules refer to each other: float32 rows of a base would stay beside its own
         return module
 
     def _own_rows(self, like: Tensor, fill: Callable[[slice, Tensor], object]) -> Tensor:

@@ -526,7 +526,7 @@ class TrainerWorker:
         return self._over_cell(sum(model.onload(what) for model in self._models))
 
     def _on_device(self) -> None:
-        """Make this rank's device the calling thread's: CUDA has one for each thread, on which streams are made and waited for."""
+        """Make this rank's device the calling thread's: each thread has its own, whose streams it makes and waits for."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
