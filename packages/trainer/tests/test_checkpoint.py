@@ -395,8 +395,8 @@ def test_weights_alone_are_a_model_but_nothing_to_go_on_from(model_path, tmp_pat
 
 
 def test_there_is_one_copy_of_the_state_whatever_is_saved_and_loaded(model_path, tmp_path, monkeypatch):
-    taken, take = [], tensor_file._host_memory
-    monkeypatch.setattr(tensor_file, "_host_memory", lambda size, **how: taken.append(size) or take(size, **how))
+    taken, take = [], tensor_file.host_memory
+    monkeypatch.setattr(tensor_file, "host_memory", lambda size, **how: taken.append(size) or take(size, **how))
     with TrainerWorker(model_path, CONFIG) as worker:
         sizes = set()
         for version, full in enumerate((False, True, False, True)):
