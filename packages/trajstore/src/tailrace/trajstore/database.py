@@ -232,6 +232,8 @@ def _identity(handle: int) -> tuple[int, int]:
 
 def _take(path: Path, timeout_s: float | None) -> int:
     """Lock the file beside the database. The kernel releases the lock when the process dies, however it dies."""
+    if path.is_dir():
+        raise StoreFormatError(f"{path}: found a folder, expected the path of a file")
     lock = path.with_name(path.name + ".lock")
     try:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

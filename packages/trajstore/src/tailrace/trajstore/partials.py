@@ -13,7 +13,6 @@ Ids, owners and lengths of partial trajectories are also kept in memory, so that
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from tailrace.contracts import FinishReason, PartialDelta, Resume, SpanKind, repeated_tokens
 from tailrace.trajstore.database import Database, select_ids
-from tailrace.trajstore.errors import TrajectoryDataError, TrajectoryStateError
+from tailrace.trajstore.errors import TrajectoryDataError, TrajectoryStateError, finite, text, whole
 from tailrace.trajstore.records import Assignment, PartialResponse, Status, Turn
 from tailrace.trajstore.token_bytes import (
     Precision,
@@ -112,6 +111,8 @@ class PartialResponsePool:
                 self._entries[name] = _Entry(num, group, owner, version, length, oldest, start, waits, observed, newest)
 
     def begin(self, owner: str, version: int, items: Sequence[Assignment]) -> list[Resume]:
+        version, _ = whole("version", version), text("owner", owner)
+        items = [_checked(item) for item in items]
         repeated = len(items) - len({item.trajectory for item in items})
         if repeated:
             raise TrajectoryDataError(f"found {repeated} trajectories twice in one call, expected each once")
@@ -218,7 +219,7 @@ class PartialResponsePool:
     ) -> list[str]:
         """Store deltas. Returns the trajectories with a refused one. Entries that change are noted in `before`."""
         owner = append.owner
-        now = trainer_version if append.trainer_version is None else append.trainer_version
+        now = trainer_version if append.trainer_version is None else whole("version", append.trainer_version)
         refused: dict[str, None] = {}
         rows: list[tuple[int, int, int, int, bytes, bytes]] = []
         finished: list[tuple[str, int, int, int, int, int]] = []
@@ -312,9 +313,8 @@ class PartialResponsePool:
         trainer_version: int,
     ) -> Turn | None:
         done = finish is not None
-        if not math.isfinite(reward):
-            raise TrajectoryDataError(f"trajectory {trajectory}: found reward {reward!r}, expected a finite number")
-        if not tokens and not done:
+        serial, reward = whole("turn", serial), finite(trajectory, reward)
+        if not len(tokens) and not done:
             raise TrajectoryDataError(
                 f"trajectory {trajectory}: found an observation without tokens, expected one at least, or the end: the model "
                 "would go on behind its own end of turn"
@@ -426,6 +426,26 @@ def _kept(connection: sqlite3.Connection, item: Assignment, num: int) -> Resume:
         logprobs += unpack_logprobs(values, count)
     repeated = repeated_tokens(item.prompt_tokens, parts) if context else 0
     return Resume(item.trajectory, item.prompt_tokens, tokens, logprobs, context=context, repeated=repeated)
+
+
+def plain(delta: PartialDelta) -> PartialDelta:
+    """The same delta with tuples of numbers, where it came with arrays of numpy or torch.
+
+    Raises:
+        TrajectoryDataError: its version is no whole number.
+    """
+    version = whole("version", delta.version)
+    if type(delta.tokens) is tuple and type(delta.logprobs) is tuple and type(delta.version) is int:
+        return delta
+    return replace(delta, version=version, tokens=tuple(delta.tokens), logprobs=tuple(delta.logprobs))
+
+
+def _checked(item: Assignment) -> Assignment:
+    text("trajectory", item.trajectory)
+    group = whole(f"group of trajectory {item.trajectory}", item.group)
+    if type(item.group) is int and type(item.prompt_tokens) is tuple:
+        return item
+    return replace(item, group=group, prompt_tokens=unpack_tokens(pack_tokens(item.prompt_tokens)))
 
 
 def _json(item: Assignment) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import sqlite3
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -22,9 +21,10 @@ from tailrace.trajstore.archive import answered, record
 from tailrace.trajstore.database import Database, chunks, select_ids
 from tailrace.trajstore.errors import (
     AlreadyConsumedError,
-    TrajectoryDataError,
     TrajectoryStateError,
     UnknownTrajectoryError,
+    finite,
+    whole,
 )
 from tailrace.trajstore.records import Assignment, ConsumedTrajectory, Conversation, Recovery, Status, Trainable
 from tailrace.trajstore.token_bytes import all_finite, highest_token, join_logprobs, unpack_logprobs, unpack_tokens
@@ -223,7 +223,7 @@ class Settlements:
         self._database = database
         with database.locked() as connection:
             stored = _setting(connection, _TRAINER_VERSION)
-        self.trainer_version = initial_version if stored is None else stored
+        self.trainer_version = whole("initial version", initial_version) if stored is None else stored
 
     def statuses(self, ids: Sequence[str]) -> dict[str, Status]:
         """The status of each trajectory that is known, in the order of `ids`."""
@@ -289,8 +289,7 @@ class Settlements:
             return _give_reward(connection, trajectory, reward)
 
     def set_rewards(self, rewards: Mapping[str, float]) -> None:
-        for trajectory, reward in rewards.items():
-            _require_number(trajectory, reward)
+        rewards = {trajectory: finite(trajectory, reward) for trajectory, reward in rewards.items()}
         with self._database.transaction() as connection:
             found = list(_select(connection, f"id, {_STANDING}", list(rewards)))
             complete = [
@@ -315,6 +314,7 @@ class Settlements:
 
     def consume(self, ids: Sequence[str], version: int) -> bool:
         """Returns False if the same batch was already consumed for the version."""
+        version = whole("version", version)
         repeated = [name for name, count in Counter(ids).items() if count > 1]
         if repeated:
             raise AlreadyConsumedError(f"trajectory {repeated[0]}: found twice in one batch, expected once")
@@ -336,6 +336,7 @@ class Settlements:
         return True
 
     def rollback(self, durable_version: int) -> list[str]:
+        durable_version = whole("durable version", durable_version)
         with self._database.transaction() as connection:
             trimmed = _setting(connection, _TRIMMED)
             if trimmed is not None and durable_version < trimmed:
@@ -512,7 +513,7 @@ _STANDING = f"status, num, outline IS NOT NULL OR purpose <> '{Purpose.TRAIN}'"
 
 def _give_reward(connection: sqlite3.Connection, trajectory: str, reward: float) -> bool:
     """Set the reward of a finished trajectory. Returns False if it was discarded."""
-    _require_number(trajectory, reward)
+    reward = finite(trajectory, reward)
     row = next(_select(connection, _STANDING, [trajectory]), None)
     if row is None:
         raise UnknownTrajectoryError(f"found no trajectory {trajectory} in the store; it was never begun")
@@ -523,11 +524,6 @@ def _give_reward(connection: sqlite3.Connection, trajectory: str, reward: float)
         raise TrajectoryStateError(f"trajectory {trajectory}: found {status}, expected complete, to set a reward")
     _put_rewards(connection, [(reward, num, joined)])
     return True
-
-
-def _require_number(trajectory: str, reward: float) -> None:
-    if not math.isfinite(reward):
-        raise TrajectoryDataError(f"trajectory {trajectory}: found reward {reward!r}, expected a finite number")
 
 
 def _put_rewards(connection: sqlite3.Connection, rewards: Sequence[tuple[float, int, int]]) -> None:

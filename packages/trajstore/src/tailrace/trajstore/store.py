@@ -31,7 +31,8 @@ from typing import Self
 from tailrace.contracts import Experience, ExperienceOutline, FinishReason, PackedTokens, PartialDelta, Resume
 from tailrace.trajstore.archive import MAGIC, is_lines
 from tailrace.trajstore.database import Database, Synchronous
-from tailrace.trajstore.partials import Append, PartialResponsePool
+from tailrace.trajstore.errors import StoreFormatError, whole
+from tailrace.trajstore.partials import Append, PartialResponsePool, plain
 from tailrace.trajstore.records import (
     Assignment,
     ConsumedTrajectory,
@@ -79,7 +80,7 @@ class TrajectoryStore:
 
     Raises:
         StoreBusyError: another process still has the file open, or this one has.
-        StoreFormatError: the file is something else.
+        StoreFormatError: the file is something else, or `logprobs` or `synchronous` is none of its words.
     """
 
     def __init__(
@@ -92,6 +93,8 @@ class TrajectoryStore:
         initial_version: int = 0,
         open_timeout_s: float | None = None,
     ) -> None:
+        if logprobs not in ("float32", "float64"):
+            raise StoreFormatError(f"found logprobs={logprobs!r}, expected 'float32' or 'float64'")
         self._database = Database(
             None if path is None else Path(path), synchronous=synchronous, open_timeout_s=open_timeout_s
         )
@@ -130,7 +133,7 @@ class TrajectoryStore:
 
         Raises:
             TrajectoryStateError: an id exists with another prompt or group.
-            TrajectoryDataError: an id occurs twice, or a prompt or metadata cannot be stored.
+            TrajectoryDataError: an id occurs twice, or an id, the owner, a number, a prompt or metadata cannot be stored.
         """
         with self._database.locked():
             return self._pool.begin(owner, version, items)
@@ -154,6 +157,7 @@ class TrajectoryStore:
         Raises:
             TrajectoryDataError: a token or log-probability cannot be stored. No delta of the call is then stored.
         """
+        deltas = [plain(delta) for delta in deltas]
         mine = Append(owner, deltas, self._pool.pack(deltas), trainer_version)
         self._waiting.append(mine)
         with self._database.locked():
@@ -369,6 +373,7 @@ class TrajectoryStore:
         """
         until = time.monotonic() + within_s
         with self._trimming:
+            durable_version = whole("durable version", durable_version)
             self._ledger.fence(durable_version)
             forgotten = 0
             for part in _slices(self._ledger.trimmable(durable_version)):
