@@ -1,5 +1,6 @@
 """Whatever a verifier does, every item gets its outcome in time, and no failure becomes a reward."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.reward import ScoreItem, Scorer, ScorerClosedError, ScoringFailure, ScoringResult
+from tailrace.reward import ScoreItem, Scorer, ScorerClosedError, ScoringError, ScoringFailure, ScoringResult
 from tailrace.reward.errors import ItemError, SettingsError
 from tailrace.reward.items import of_turns
 
@@ -351,3 +352,11 @@ def test_what_is_no_reward_is_a_failure_that_says_what_was_found(make_scorer, re
     (outcome,) = make_scorer().score([item("a", "returns", returned)])
     assert isinstance(outcome, ScoringFailure)
     assert says in outcome.reason
+
+
+def test_in_an_event_loop_it_names_what_scores_there():
+    async def within():
+        return scorer.score([])
+
+    with Scorer(workers=1, timeout_s=10) as scorer, pytest.raises(ScoringError, match="there, use RewardScheduler"):
+        asyncio.run(within())

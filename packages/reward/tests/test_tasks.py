@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.reward.errors import TooFewQuestionsError, UnknownTaskError
+from tailrace.reward.errors import SettingsError, TooFewQuestionsError, UnknownTaskError
 from tailrace.reward.tasks import get_task, split_of, write_jsonl
 
 SEEDS = st.integers(0, 2**31)
@@ -136,3 +136,11 @@ def test_rows_survive_a_file(tmp_path):
     assert write_jsonl(path, rows) == 20
     assert [json.loads(line) for line in path.read_text().splitlines()] == rows
     assert [file.name for file in path.parent.iterdir()] == ["heldout.jsonl"]
+
+
+@pytest.mark.parametrize(("split", "size"), [("test", 1), (None, 1), ("train", -1), ("heldout", 1.5)])
+@pytest.mark.parametrize("name", ["programs", "long-chain-sum", "tool-sums"])
+def test_a_split_that_is_not_there_ends_at_once(name, split, size):
+    """`generate("test", ...)` drew questions for ever, since none is of that split."""
+    with pytest.raises(SettingsError, match=r"found the split .* expected one of train, heldout|found a size of"):
+        get_task(name).generate(split, size=size, seed=1)

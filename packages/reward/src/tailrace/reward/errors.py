@@ -24,7 +24,7 @@ class ItemError(RewardError, TypeError):
 
 
 class SettingsError(RewardError, ValueError):
-    """A setting of the scheduler is out of its range, or contradicts another."""
+    """A setting of the scheduler or an argument of a task is out of its range, or contradicts another."""
 
 
 class CodeRowError(ScoringError):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from tailrace.reward.errors import ScorerClosedError
+from tailrace.reward.errors import ScorerClosedError, ScoringError
 from tailrace.reward.items import Outcome, ScoreItem
 from tailrace.reward.scheduler import RewardScheduler
 from tailrace.reward.settings import CodeSettings, VerifierSettings
@@ -50,11 +50,14 @@ class Scorer:
 
         Raises:
             ScorerClosedError: the scorer was closed.
-            NoSandboxError: there are programs among them and no sandbox works here.
+            ScoringError: an event loop runs in this thread.
+        NoSandboxError: there are programs among them and no sandbox works here.
         """
         with self._lock:
             if self._closed:
                 raise ScorerClosedError("the scorer is closed; make a new one")
+            if asyncio._get_running_loop() is not None:
+                raise ScoringError("found an event loop in this thread, expected none: there, use RewardScheduler")
             return self._runner.run(self._all(items))
 
     @property

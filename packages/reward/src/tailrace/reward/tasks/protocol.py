@@ -9,9 +9,10 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict, get_args
 
-from tailrace.reward.errors import TooFewQuestionsError
+from tailrace.contracts import expected_one_of
+from tailrace.reward.errors import SettingsError, TooFewQuestionsError
 
 Split = Literal["train", "heldout"]
 
@@ -159,7 +160,12 @@ def take_rows(task: str, split: Split, size: int, draws: Iterator[TaskRow]) -> l
 
     Raises:
         TooFewQuestionsError: `draws` gives fewer distinct held-out questions than `size`.
+        SettingsError: there is no such split, or the size is no whole number of at least 0.
     """
+    if split not in get_args(Split):
+        raise SettingsError(f"found the split {split!r} of {task!r}, {expected_one_of(split, get_args(Split))}")
+    if not isinstance(size, int) or size < 0:
+        raise SettingsError(f"found a size of {size!r} of {task!r}, expected a whole number of at least 0")
     rows = (row for row in draws if split_of(row["prompt"]) == split)
     if split == "train":
         return list(itertools.islice(rows, size))
