@@ -1,10 +1,12 @@
 """A driver that answers what was not asked is told so in one line; what comes late changes nothing."""
 
+import math
+
 import pytest
 from scripted import Scripted, of, spec
 
 from tailrace import contracts as c
-from tailrace.controller import ControllerError
+from tailrace.controller import ControllerError, PolicyError
 
 
 @pytest.fixture
@@ -54,3 +56,16 @@ def test_what_comes_late_or_twice_changes_nothing(run):
     run.controller.handle(finished, 52.0)
     run.controller.handle(c.Scored("0.0" if name != "0.0" else "0.1", 1.0), 53.0)
     assert run.controller.state()["ledger"]["counts"] == ledger["counts"]
+
+
+@pytest.mark.parametrize("now", [math.nan, math.inf])
+def test_a_time_that_is_no_number_is_refused(run, now):
+    with pytest.raises(ControllerError, match="expected seconds on the run's clock"):
+        run.controller.handle(c.Tick(), now)
+
+
+@pytest.mark.parametrize(("name", "value"), [("replica_batch", 0), ("batch_groups", "4"), ("steps", -1), ("tp", 1.5)])
+def test_numbers_that_leave_nothing_to_do_are_refused(name, value):
+    """With no room on a replica nothing was routed, and the run stood still."""
+    with pytest.raises(PolicyError, match=f"found {name}={value!r}, expected a whole number of at least"):
+        spec(**{name: value})

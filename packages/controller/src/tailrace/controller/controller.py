@@ -13,6 +13,7 @@ The same calls with the same events give the same commands, byte for byte. So re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -134,11 +135,13 @@ class Controller:
             now: seconds on the run's clock, never decreasing.
 
         Raises:
-            ControllerError: an event contradicts the state.
+            ControllerError: an event contradicts the state, or the time is no number.
         """
         self.owned.brought = Brought()
         if self.over and not any(self._goes_on(one) for one in events):
             return []
+        if not math.isfinite(now):
+            raise ControllerError(f"found now={now!r}, expected seconds on the run's clock")
         self.owned.now = now
         self.provisioning.iterations.passed()
         try:

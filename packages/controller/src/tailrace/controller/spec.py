@@ -58,6 +58,16 @@ _NOT_BOTH = {
     "fence": "behind a fence no published weights are newer than the newest checkpoint",
     "deterministic": "a trainer with newer weights than its optimizer's state does not end on the same bits",
 }
+_LEAST = {
+    "steps": 0,
+    "batch_groups": 1,
+    "replica_batch": 1,
+    "tp": 1,
+    "open_batches": 1,
+    "cells": 1,
+    "checkpoint_every": 1,
+    "full_checkpoint_every": 1,
+}
 AXES = ("admission", "batching", "routing", "sync", "relocation", "training", "provisioning", "recovery")
 
 
@@ -142,8 +152,9 @@ class PipelineSpec:
             or runs. What an engine computes in one batch does then not depend on which message came first.
 
     Raises:
-        PolicyError: a fence, but not a checkpoint at every step; newer weights with a fence, or where a run is to end on the
-            same bits whatever fails; or a policy that does not inherit the base class of its axis.
+        PolicyError: a number that leaves nothing to do; a fence, but not a checkpoint at every step; newer weights with a
+            fence, or where a run is to end on the same bits whatever fails; or a policy that does not inherit the base class of
+            its axis.
     """
 
     admission: AdmissionPolicy
@@ -199,6 +210,10 @@ class PipelineSpec:
                     check_policy(axis, policy)
             except PluginError as error:
                 raise PolicyError(f"axis {axis}: {error}") from error
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise PolicyError(f"found {name}={value!r}, expected a whole number of at least {least}")
         if self.fence and self.checkpoint_every * self.full_checkpoint_every != 1:
             raise PolicyError(
                 f"found a fence with full state every {self.checkpoint_every * self.full_checkpoint_every} steps, expected it "
