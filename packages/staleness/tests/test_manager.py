@@ -1,6 +1,7 @@
 """The paper's figures, and what the manager says to bad input."""
 
 import copy
+import math
 
 import pytest
 
@@ -268,3 +269,24 @@ def test_a_state_that_no_manager_wrote(spoil):
 def test_a_state_that_is_no_mapping():
     with pytest.raises(StateError):
         StalenessManager.from_state(None)
+
+
+class Indexed:
+    """A whole number that is no `int`, as those of numpy."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        return self.value
+
+
+def test_a_version_may_be_any_whole_number_and_nothing_else():
+    manager = StalenessManager(bound=1, batch_size=1)
+    assert manager.can_reserve(Indexed(0))
+    assert manager.reserve("a", Indexed(0)) == 1
+    assert manager.entries(1)[0].version == 0
+    for version in ("0", 0.0, math.nan, None):
+        for call in (manager.can_reserve, lambda given: manager.reserve("b", given)):
+            with pytest.raises(VersionError, match="expected a whole number"):
+                call(version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any, Generic
 
@@ -91,8 +92,13 @@ class StalenessManager(Generic[Key]):
         """Whether one more trajectory may start at a version: a simulated reserve (the discriminator of section 4.2).
 
         Changes nothing. False also for a version newer than the trainer's.
+
+        Raises:
+            VersionError: the version is no whole number.
         """
         slots = self._slots
+        if type(version) is not int:
+            version = _plain(version)
         if not 0 <= version <= slots.version:
             return False
         deadline = version + self._bound - slots.version
@@ -106,10 +112,12 @@ class StalenessManager(Generic[Key]):
 
         Raises:
             StalenessBoundExceeded: no such buffer has an empty entry.
-            VersionError: the version is negative or newer than the trainer's.
+            VersionError: the version is no whole number, negative or newer than the trainer's.
             DuplicateError: the key has an entry already.
         """
         slots = self._slots
+        if type(version) is not int:
+            version = _plain(version)
         if not 0 <= version <= slots.version:
             raise VersionError(
                 f"cannot reserve {key!r}: found version {version!r}, which is "
@@ -380,3 +388,11 @@ class StalenessManager(Generic[Key]):
                 f"found buffer {buffer_version}, which was consumed, expected {self.version} or later; {self.describe()}"
             )
         return slot
+
+
+def _plain(version: int) -> int:
+    """A version of numpy as an `int`, which has the bits that masks are made of."""
+    try:
+        return operator.index(version)
+    except TypeError:
+        raise VersionError(f"found version {version!r}, expected a whole number") from None
