@@ -298,3 +298,15 @@ def test_what_contexts_repeat_is_the_longest_beginning_of_one_before(prompt, par
     counted = sum(len(tokens) for tokens, _ in parts) - repeated
     assert max(map(len, contexts)) <= len(prompt) + counted
     assert c.repeated_tokens(prompt, [one for one in parts if one[1] is not c.SpanKind.FRESH]) == 0
+
+
+@pytest.mark.parametrize("line", ["null", "5", '"x"', "[[1, 2]]"])
+def test_a_line_that_is_no_object_is_no_message(line):
+    with pytest.raises(c.CodecError, match="expected an object with the message kind as 'is'"):
+        c.decode(json.loads(line))
+
+
+@pytest.mark.parametrize("name", [None, 5])
+def test_a_name_that_is_no_text_is_no_plugin(name):
+    with pytest.raises(c.PluginError, match=f"found {name} in group tailrace.admission, expected one of"):
+        plugins.load("tailrace.admission", name)

@@ -51,6 +51,8 @@ def decode(data: typing.Mapping[str, typing.Any]) -> typing.Any:
     Raises:
         CodecError: unknown kind, or a field that is missing, unknown or of the wrong type.
     """
+    if not isinstance(data, collections.abc.Mapping):
+        raise CodecError(f"found {data!r:.200}, expected an object with the message kind as 'is'")
     fields = dict(data)
     name = fields.pop("is", None)
     kind = _KINDS.get(name) if isinstance(name, str) else None

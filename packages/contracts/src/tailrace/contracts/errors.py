@@ -47,7 +47,7 @@ def shown(text: str, keep: str = "") -> str:
 
 def expected_one_of(name: str, known: Collection[str]) -> str:
     """What was expected instead of a name, with the nearest one: ``expected one of fifo, lifo; did you mean 'fifo'?``."""
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, known, n=1) if isinstance(name, str) else []
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"expected one of {', '.join(known) or 'nothing'}{hint}"
 
