@@ -196,3 +196,16 @@ def test_waiting_is_bounded(start):
     began = time.monotonic()
     assert child.wait(0.05) is None
     assert time.monotonic() - began < DEADLINE_S
+
+
+def test_after_a_kill_and_without_pipes_it_says_so():
+    child = Child(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.kill()
+    bare = Child(["sleep", "60"])
+    try:
+        for one, expected in ((child, "is closed"), (bare, "found no pipe")):
+            for call in (lambda one=one: one.send({}, timeout_s=1), lambda one=one: one.receive(timeout_s=1)):
+                with pytest.raises(ChildEndedError, match=expected):
+                    call()
+    finally:
+        bare.kill()

@@ -85,16 +85,16 @@ class Child:
 
         Raises:
             ChildTimeoutError: it did not take all of it in time.
-            ChildEndedError: it takes no more.
+            ChildEndedError: it takes no more, or has no pipe as `stdin`.
             LineError, TypeError: see `lines.encode`.
         """
-        assert self._process.stdin is not None
+        stdin = self._open(self._process.stdin, "input")
         sending = memoryview(message if isinstance(message, bytes) else encode(message))
         deadline = time.monotonic() + timeout_s
         try:
             while sending:
-                self._await(self._process.stdin, select.POLLOUT, deadline, timeout_s)
-                sending = sending[os.write(self._process.stdin.fileno(), sending) :]
+                self._await(stdin, select.POLLOUT, deadline, timeout_s)
+                sending = sending[os.write(stdin.fileno(), sending) :]
         except BrokenPipeError:
             raise ChildEndedError("the process takes no more input") from None
 
@@ -117,17 +117,17 @@ class Child:
 
         Raises:
             ChildTimeoutError: there is no whole line in time.
-            ChildEndedError: it closed its output.
+            ChildEndedError: it closed its output, was killed, or has no pipe as `stdout`.
             LineError: it is longer than `most_bytes`.
         """
-        assert self._process.stdout is not None
+        stdout = self._open(self._process.stdout, "output")
         deadline, searched = time.monotonic() + timeout_s, 0
         while not (end := self._pending.find(b"\n", searched) + 1):
             searched = len(self._pending)
             if searched >= most_bytes:
                 break
-            self._await(self._process.stdout, select.POLLIN, deadline, timeout_s)
-            part = os.read(self._process.stdout.fileno(), _READ_BYTES)
+            self._await(stdout, select.POLLIN, deadline, timeout_s)
+            part = os.read(stdout.fileno(), _READ_BYTES)
             if not part:
                 raise ChildEndedError("the process closed its output")
             self._pending += part
@@ -168,6 +168,16 @@ class Child:
             if stream is not None:
                 stream.close()
         return status
+
+    @staticmethod
+    def _open(stream: IO[bytes] | None, what: str) -> IO[bytes]:
+        if stream is None:
+            raise ChildEndedError(
+                f"found no pipe for the {what} of the process, expected subprocess.PIPE as it was started"
+            )
+        if stream.closed:
+            raise ChildEndedError(f"the {what} of the process is closed: it was killed, or hung up on")
+        return stream
 
     @staticmethod
     def _await(stream: IO[bytes], event: int, deadline: float, timeout_s: float) -> None:
