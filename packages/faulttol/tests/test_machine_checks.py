@@ -210,3 +210,15 @@ def test_every_public_name_is_documented():
     for name in machine_checks.__all__:
         assert name == "GROUP" or getattr(machine_checks, name).__doc__, name
     assert Path(machine_checks.__file__).is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [([], "found 0 arguments, expected a directory"), ([".", "nope"], "found 'nope' in group tailrace.machine_check")],
+)
+def test_a_wrong_command_line_is_one_line(arguments, expected):
+    command = [sys.executable, "-m", "tailrace.faulttol.machine_checks", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(expected)
+    assert ended.stderr.count("\n") == 1

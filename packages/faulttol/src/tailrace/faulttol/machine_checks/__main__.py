@@ -6,13 +6,15 @@ import json
 import sys
 from pathlib import Path
 
-from tailrace.contracts import plugins
-from tailrace.faulttol.errors import FaulttolError
+from tailrace.contracts import TailraceError, plugins
 from tailrace.faulttol.machine_checks.check import GROUP, MachineCheck, UnfitError
 
 if len(sys.argv) != 3:
-    raise FaulttolError(f"found {len(sys.argv) - 1} arguments, expected a directory and the name of a check")
-check: MachineCheck = plugins.load(GROUP, sys.argv[2])()
+    sys.exit(f"found {len(sys.argv) - 1} arguments, expected a directory and the name of a check")
+try:
+    check: MachineCheck = plugins.load(GROUP, sys.argv[2])()
+except TailraceError as error:
+    sys.exit(str(error))
 try:
     fit, found = True, check.run(Path(sys.argv[1]))
 except UnfitError as error:
