@@ -5,11 +5,12 @@ import math
 import random
 from fractions import Fraction
 
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.ranker import Example, MeasureError, recall, tau_b
+from tailrace.ranker import Example, LengthRanker, MeasureError, UnknownMethodError, recall, tau_b
 from tailrace.ranker.recall import compare_orders, tail_count
 
 SMALL = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), min_size=1, max_size=5)
@@ -145,3 +146,15 @@ def test_a_better_order_is_told_from_chance_by_enough_prompts_and_chance_is_not_
     assert sum(fewer >= 0.975 for _, fewer in told[7, (0.1, 1.2)]) < 8, "of seven prompts one or two are in the tail"
     for prompts in (7, 60):
         assert sum(max(shares) >= 0.975 for shares in told[prompts, (0.6, 0.6)]) <= 1, "equally good: one in twenty"
+
+
+def test_scores_may_be_arrays():
+    scores, lengths = numpy.array([1.0, 2.0, 3.0, 4.0]), numpy.array([4, 3, 1, 2])
+    assert tau_b(scores, lengths) == tau_b(list(scores), list(lengths))
+    assert recall(scores, lengths, share=0.5) == recall(list(scores), list(lengths), share=0.5)
+
+
+@pytest.mark.parametrize("method", [None, 5])
+def test_a_method_that_is_none_is_one_line(method):
+    with pytest.raises(UnknownMethodError, match=f"found {method} as method, expected a name or an object of a method"):
+        LengthRanker.train([Example("a", (1,)), Example("b", (2,))], method=method)

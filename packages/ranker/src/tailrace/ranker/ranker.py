@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.ranker.drift import Band, Correction, correction_of, has_enough, latest, recent
-from tailrace.ranker.errors import DamagedRankerError, ExampleError, RankerOptionError
+from tailrace.ranker.errors import DamagedRankerError, ExampleError, RankerOptionError, UnknownMethodError
 from tailrace.ranker.example import Example, check_examples
 from tailrace.ranker.learned.methods import Sft
 from tailrace.ranker.methods import Choosing, Deadline, Method, Predictor, Progress, Setting, load_method, silent
@@ -161,7 +161,7 @@ class LengthRanker:
 
         Raises:
             ExampleError: there are no examples, or for ``auto`` fewer than five different prompts.
-            UnknownMethodError: no method has this name.
+            UnknownMethodError: no method has this name, or the object is none.
             RankerOptionError: the budget is not above 0, or a model that the method needs is not given.
             RankerModelError: a directory is no model that can be used.
             MissingExtraError: the method needs a library that is not installed.
@@ -172,6 +172,8 @@ class LengthRanker:
             methods, unloaded = installed_methods(with_samples=False)
             return cls._chosen(methods, unloaded, known, setting, budget_s)
         name, chosen = (method, load_method(method)) if isinstance(method, str) else (registered_name(method), method)
+        if not isinstance(chosen, Method):
+            raise UnknownMethodError(f"found {method!r:.80} as method, expected a name or an object of a method")
         if isinstance(chosen, Choosing) and chosen.alternatives(setting):
             return cls._chosen({name: chosen}, {}, known, setting, budget_s)
         others, aside = _divided(known, seed)

@@ -92,7 +92,7 @@ def _tied(values: Sequence[float]) -> int:
 def _check(scores: Sequence[float], lengths: Sequence[float]) -> None:
     if len(scores) != len(lengths):
         raise MeasureError(f"found {len(scores)} scores and {len(lengths)} lengths, expected as many")
-    if not scores:
+    if not len(scores):
         raise MeasureError("found no scores, expected at least one")
     if any(math.isnan(value) for value in (*scores, *lengths)):
         raise MeasureError("found a score that is no number, expected numbers")
