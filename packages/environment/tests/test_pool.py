@@ -379,6 +379,27 @@ def test_an_environment_is_examined_before_long_work():
         examine_environment(f"{FILE}:Crashing")
 
 
+class Indexed:
+    """A token id that is no `int`, as those in arrays of numpy and torch."""
+
+    def __init__(self, token):
+        self.token = token
+
+    def __index__(self):
+        return self.token
+
+
+def test_what_is_no_row_takes_no_room():
+    async def test():
+        async with pool("Sum", sessions=1, room_s=5) as sums:
+            for _ in range(2):
+                with pytest.raises(TypeError):
+                    await sums.open(None)
+            await sums.open({"begin": 1})
+
+    run(test)
+
+
 def test_an_environment_that_speaks_in_tokens_is_given_tokens():
     async def test():
         async with pool("Tokens") as tokens:
@@ -386,10 +407,14 @@ def test_an_environment_that_speaks_in_tokens_is_given_tokens():
             session, first = await tokens.open({"begin": 5})
             assert first == [5, 1]
             assert (await tokens.step(session, (1, 2))).observation == [8]
+            for wrong in (None, 5, [1.5]):
+                with pytest.raises(TypeError):
+                    await tokens.step(session, wrong)
+            assert (await tokens.step(session, map(Indexed, (1, 2)))).observation == [11], "the session is as it was"
             with pytest.raises(ValueError, match="found an action of 1,048,577 tokens, expected at most 1,048,576"):
                 await tokens.step(session, [1] * (2**20 + 1))
             os.kill(tokens.pids[0], 9)
-            assert (await tokens.step(session, [1])).observation == [9]
+            assert (await tokens.step(session, [1])).observation == [12]
             assert tokens.counts.replayed == 1
 
     run(test)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, Self
@@ -280,8 +281,11 @@ class EnvironmentPool:
             UnknownSessionError: there is no such session.
             SessionError: the environment had said that it is done. It can still be closed.
             ActionTooLongError: the action is longer than 2**20 characters or tokens. The session stays as it was.
+            TypeError: the action is neither text nor token ids. The session stays as it was.
         """
         record = self._record(session)
+        if not isinstance(action, str):
+            action = list(map(operator.index, action))
         if len(action) > TEXT_CHARACTERS:
             unit = "characters" if isinstance(action, str) else "tokens"
             raise ActionTooLongError(f"found an action of {len(action):,} {unit}, expected at most {TEXT_CHARACTERS:,}")
@@ -354,9 +358,10 @@ class EnvironmentPool:
         return record
 
     async def _begin(self, row: Mapping[str, Any]) -> SessionRecord:
+        row = dict(row)  # before there is a session: what is no row takes no room
         record = await self._admit(row)
         async with record.busy:
-            reply = await self._call(record, {"op": "open", "row": dict(row)})
+            reply = await self._call(record, {"op": "open", "row": row})
             record.first, record.state, record.begun = reply["observation"], reply["state"], True
         return record
 
@@ -373,7 +378,7 @@ class EnvironmentPool:
         return self._records[session]
 
     async def _take(self, record: SessionRecord, action: Action) -> StepResult:
-        reply = await self._call(record, {"op": "step", "action": action if isinstance(action, str) else list(action)})
+        reply = await self._call(record, {"op": "step", "action": action})
         result = StepResult(*(reply[name] for name in _FIELDS))
         record.turns.append((action, result))
         record.state = reply["state"]
@@ -467,9 +472,7 @@ class EnvironmentPool:
                 record, f"played again, it began with {again['observation']!r:.80} instead of {record.first!r:.80}"
             )
         for number, (action, before) in enumerate(record.turns, 1):
-            reply = await self._ask(
-                record, {"op": "step", "action": action if isinstance(action, str) else list(action)}
-            )
+            reply = await self._ask(record, {"op": "step", "action": action})
             after = StepResult(*(reply[name] for name in _FIELDS))
             if _told(after) != _told(before):
                 self._lose(
