@@ -1,5 +1,6 @@
 """A component without an extra that it needs says so in one line, with the pip command."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -210,3 +211,16 @@ def test_every_extra_that_a_message_names_exists():
         named |= set(re.findall(r'extra\("(tailrace-[a-z]+)", "([a-z-]+)"\)', text))
     assert len(named) >= 10
     assert named <= declared
+
+
+def test_a_package_names_the_siblings_that_it_imports():
+    """One that comes with another package leaves with it: a release that goes without breaks whoever imports it."""
+    unnamed = set()
+    for file in [*ROOT.glob("packages/*/pyproject.toml"), *ROOT.glob("apps/*/pyproject.toml")]:
+        project = tomllib.loads(file.read_text())["project"]
+        asked = [*project["dependencies"], *itertools.chain(*project.get("optional-dependencies", {}).values())]
+        named = {re.split(r"[\[<>=~!; ]", one)[0] for one in asked} | {project["name"], f"tailrace-{file.parent.name}"}
+        text = "\n".join(source.read_text() for source in file.parent.glob("src/**/*.py"))
+        imported = set(re.findall(r"^\s*(?:from|import) tailrace\.(\w+)", text, re.MULTILINE))
+        unnamed |= {(file.parent.name, one) for one in imported if f"tailrace-{one}" not in named}
+    assert not unnamed
