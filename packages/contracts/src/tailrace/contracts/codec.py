@@ -45,11 +45,11 @@ def encode_level(value: typing.Any) -> dict[str, typing.Any]:
     return level
 
 
-def decode(data: typing.Mapping[str, typing.Any]) -> typing.Any:
+def decode(data: typing.Any) -> typing.Any:
     """The event or command that `encode` made.
 
     Raises:
-        CodecError: unknown kind, or a field that is missing, unknown or of the wrong type.
+        CodecError: no object, unknown kind, or a field that is missing, unknown or of the wrong type.
     """
     if not isinstance(data, collections.abc.Mapping):
         raise CodecError(f"found {data!r:.200}, expected an object with the message kind as 'is'")

@@ -171,6 +171,7 @@ class LengthRanker:
         if method == "auto":
             methods, unloaded = installed_methods(with_samples=False)
             return cls._chosen(methods, unloaded, known, setting, budget_s)
+        chosen: object  # until it is looked at
         name, chosen = (method, load_method(method)) if isinstance(method, str) else (registered_name(method), method)
         if not isinstance(chosen, Method):
             raise UnknownMethodError(f"found {method!r:.80} as method, expected a name or an object of a method")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 
@@ -61,10 +62,9 @@ def whole(name: str, value: int) -> int:
     Raises:
         TrajectoryDataError: it is no whole number, or has more than 64 bits.
     """
-    try:
+    number = None
+    with contextlib.suppress(TypeError):
         number = operator.index(value)
-    except TypeError:
-        number = None
     if number is None or not -(2**63) <= number < 2**63:
         raise TrajectoryDataError(f"found {name} {value!r}, expected a whole number of at most 64 bits")
     return number
