@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import Any
 
 import pytest
 
@@ -282,9 +283,10 @@ class Indexed:
 
 
 def test_a_version_may_be_any_whole_number_and_nothing_else():
-    manager = StalenessManager(bound=1, batch_size=1)
-    assert manager.can_reserve(Indexed(0))
-    assert manager.reserve("a", Indexed(0)) == 1
+    manager: Any = StalenessManager(bound=1, batch_size=1)
+    zero = Indexed(0)
+    assert manager.can_reserve(zero)
+    assert manager.reserve("a", zero) == 1
     assert manager.entries(1)[0].version == 0
     for version in ("0", 0.0, math.nan, None):
         for call in (manager.can_reserve, lambda given: manager.reserve("b", given)):

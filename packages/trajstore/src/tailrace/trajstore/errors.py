@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
+from typing import Any
 
 from tailrace.contracts import TailraceError
 
@@ -70,7 +71,7 @@ def whole(name: str, value: int) -> int:
     return number
 
 
-def finite(trajectory: str, reward: float) -> float:
+def finite(trajectory: str, reward: Any) -> float:
     """A reward as a plain `float`: SQLite would keep a `float32` of numpy as its bytes.
 
     Raises:
