@@ -18,6 +18,7 @@ from tailrace.paramserver import (
     ManifestInvalid,
     ProtocolError,
     Publisher,
+    RelayProcess,
     RelayReader,
     RelayTimeout,
     RelayUnreachable,
@@ -349,6 +350,18 @@ def test_addresses_survive_text(host, port):
 def test_other_text_is_no_address(text):
     with pytest.raises(ProtocolError, match="expected host:port"):
         parse_address(text)
+
+
+def test_what_is_no_text_is_no_address():
+    with pytest.raises(ProtocolError, match="found the address 4711, expected host:port"):
+        relay_status(4711, token="t")
+
+
+@pytest.mark.parametrize("port", [-5, 70000])
+def test_a_port_that_there_is_not_is_told_at_once(port):
+    """The relay's process raised OverflowError and stood still until `timeout_s`."""
+    with pytest.raises(RelayUnreachable, match=f"port {port}: expected a port from 0 to 65535"):
+        RelayProcess.start(f"port{port}", token="t", port=port)
 
 
 def test_nobody_there():

@@ -103,6 +103,8 @@ class SocketListener:
             if error.errno == errno.EADDRINUSE:
                 raise PortInUse(f"port {port} on {host} is in use; stop what listens there, or use port 0") from error
             raise RelayUnreachable(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+        except OverflowError as error:
+            raise RelayUnreachable(f"cannot listen on {host} port {port}: expected a port from 0 to 65535") from error
         self._closed = False
 
     @property

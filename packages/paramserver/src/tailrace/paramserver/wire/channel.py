@@ -330,7 +330,7 @@ def parse_address(address: str) -> tuple[str, int]:
     Raises:
         ProtocolError: it is not of the form ``host:port``.
     """
-    host, _, port = address.rpartition(":")
+    host, _, port = str(address).rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise ProtocolError(f"found the address {address!r}, expected host:port, for example 127.0.0.1:4711")
