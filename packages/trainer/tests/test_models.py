@@ -5,6 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig, Qwen3NextConfig
 
 from tailrace.trainer import TrainerConfig
+from tailrace.trainer.policy_model import Policy
 from tailrace.trainer.testing import inside, make_experiences, reference_loss
 from tailrace.trainer.worker import TrainerWorker
 
@@ -50,3 +51,26 @@ def test_gradient_equals_the_slow_reference(name, tmp_path, caplog):
         metrics = worker.step([batch])
     assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+class Noise:
+    """A forward hook that moves every logit a little, differently at each call, as kernels of other shapes do."""
+
+    def __init__(self, size):
+        self.size, self.draw = size, torch.Generator().manual_seed(0)
+
+    def __call__(self, module, given, hidden):
+        return hidden + self.size * torch.randn(hidden.shape, generator=self.draw)
+
+
+@pytest.mark.parametrize(("size", "scaled", "direct"), [(0.0, 1.0, True), (3e-4, 1.0, True), (3e-4, 0.5, False)])
+def test_rounding_of_a_deep_model_costs_no_shortcut_and_hides_no_other_logits(size, scaled, direct):
+    torch.manual_seed(0)
+    lm = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL, tie_word_embeddings=False))
+    with torch.no_grad():
+        lm.lm_head.weight.mul_(50.0)  # logits as large as those of a trained model
+    lm.model.norm.register_forward_hook(Noise(size))
+    lm.lm_head.register_forward_hook(lambda module, given, logits: scaled * logits)
+    policy = Policy(lm)
+    policy.probe()
+    assert (policy.direct_head, policy.shares_prompts, policy.packs) == (direct, True, True)
