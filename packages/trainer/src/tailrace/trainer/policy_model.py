@@ -278,7 +278,7 @@ class Policy(nn.Module):
             # A model that rejects the inputs of a shortcut goes without it, which is slower but as correct.
             logger.info("%s does not take a shortcut: %s", type(self.lm).__name__, error)
             return False
-        differs = (found - truth).abs().max().item()
+        differs = float((found - truth).abs().max())
         if not differs < tolerance:
             logger.info("%s: a shortcut differs by %.2g, more than %.2g", type(self.lm).__name__, differs, tolerance)
         return differs < tolerance
