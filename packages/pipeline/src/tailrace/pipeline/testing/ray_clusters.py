@@ -43,8 +43,10 @@ def joined_cluster(
         The machines, the head first, and the environment of a process that joins at its `PORT`.
     """
     folder = tempfile.mkdtemp(prefix="tr-", dir="/tmp")
+    # A trainer of an earlier test in this process has named loopback for its collectives; machines have another one each.
+    inherited = {name: value for name, value in os.environ.items() if not name.endswith("_SOCKET_IFNAME")}
     environment = {
-        **os.environ,
+        **inherited,
         "OMP_NUM_THREADS": "1",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
