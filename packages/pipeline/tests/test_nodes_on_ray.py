@@ -45,7 +45,7 @@ def network(pid):
 
 
 class LosesANode:
-    '''Once a step is done, the machine of a rank is lost, but not that of the driver: all processes in its network are killed.'''
+    '''Once a step is done, a machine of a rank is lost that is not the driver's: all processes in its network are killed.'''
 
     def observe(self, now, events, commands, run):
         if not self.lost and any(isinstance(event, c.Stepped) and event.version >= 2 for event in events):

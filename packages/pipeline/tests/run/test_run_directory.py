@@ -178,6 +178,36 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["status.json"]
 
 
+def test_a_process_that_was_stopped_while_it_wrote_does_not_fail_for_another_that_wrote_meanwhile(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "status.json"
+    wakes, waker = os.pipe()
+    wrote, writer = os.pipe()
+
+    def stopped(handle):
+        os.write(writer, b".")
+        os.read(wakes, 1)
+
+    child = os.fork()
+    if child == 0:  # it stops before the file is in its place
+        monkeypatch.setattr(os, "fsync", stopped)
+        monkeypatch.setattr("tailrace.pipeline.run.directory._sync_entries", lambda parent: None)
+        try:
+            write_json(path, {"step": 1}, sync=True)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    os.read(wrote, 1)
+    write_json(path, {"step": 2})
+    assert json.loads(path.read_text()) == {"step": 2}
+    os.write(waker, b".")
+    assert os.waitpid(child, 0)[1] == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["status.json"]
+    for handle in (wakes, waker, wrote, writer):
+        os.close(handle)
+
+
 @pytest.mark.parametrize("there", [False, True])
 @pytest.mark.parametrize(
     ("config", "umask", "mode"),

@@ -280,6 +280,8 @@ class RunDirectory:
 def write_json(path: Path, content: Mapping[str, Any], *, sync: bool = False) -> None:
     """Replace a file at once: a reader sees the old content or the new; if this raises, the old.
 
+    Two processes may do so at a time: a controller that was stopped in here, and the one that took its place meanwhile.
+
     Args:
         path: the file.
         content: the new content.
@@ -289,7 +291,7 @@ def write_json(path: Path, content: Mapping[str, Any], *, sync: bool = False) ->
         RunWriteError: the disk is full or broken.
     """
     text = json.dumps(content, indent=1, default=str) + "\n"
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("w") as file:
             file.write(text)
