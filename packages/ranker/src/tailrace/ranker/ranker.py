@@ -173,7 +173,7 @@ class LengthRanker:
             return cls._chosen(methods, unloaded, known, setting, budget_s)
         chosen: object  # until it is looked at
         name, chosen = (method, load_method(method)) if isinstance(method, str) else (registered_name(method), method)
-        if not isinstance(chosen, Method):
+        if isinstance(chosen, type) or not callable(getattr(chosen, "fit", None)):
             raise UnknownMethodError(f"found {method!r:.80} as method, expected a name or an object of a method")
         if isinstance(chosen, Choosing) and chosen.alternatives(setting):
             return cls._chosen({name: chosen}, {}, known, setting, budget_s)
