@@ -13,9 +13,10 @@ def started(recovery="role-based", options=None, **changes):
     batching = policy("batching", "plain", samples=2)
     run = Scripted(
         spec(
-            admission=policy("admission", "on-policy"), batching=batching, sync=policy("sync", "barrier"), steps=3,
+            batching=batching, sync=policy("sync", "barrier"), steps=3,
             batch_groups=2, replica_batch=8, buffer_groups=None, colocated=True,
-            recovery=policy("recovery", recovery, **(options or {})), **{"provisioning": HYBRID, **changes},
+            recovery=policy("recovery", recovery, **(options or {})),
+            **{"admission": policy("admission", "on-policy"), "provisioning": HYBRID, **changes},
         )
     )  # fmt: skip
     run.go(c.Tick(), leave=(c.Route, c.Score, c.Step))
@@ -146,6 +147,23 @@ def test_a_hybrid_yields_once_its_share_of_the_batch_is_complete_while_others_ge
     run.go(*(c.Finished(other, name, 10) for name in on(run, other)), leave=(c.Route, c.Step))
     (lend,) = of(c.Lend, run.given)
     assert (lend.replica, dict(lend.reason.numbers)) == (hybrid, {"done": 1.0, "groups": 2.0})
+
+
+def test_what_is_complete_of_the_batch_after_makes_no_hybrid_yield():
+    pools = (RolloutPool("with", 1, replica_batch=4, hybrid=True), RolloutPool("without", 1, replica_batch=4))
+    ahead = {"admission": policy("admission", "one-step"), "pools": pools}
+    run = started(provisioning=policy("provisioning", "hybrid", count=2, yields_at=0.5), **ahead)
+    where = {name: replica for replica in ("r0", "r1") for name in on(run, replica)}
+    assert {name.split(".")[0] for name in where} == {"0", "1", "2", "3"}  # two batches
+
+    def completes(*groups):
+        names = [f"{group}.{sample}" for group in groups for sample in (0, 1)]
+        run.go(*(c.Finished(where[name], name, 10) for name in names), leave=(c.Route, c.Step))
+
+    completes(2, 3)
+    assert not of(c.Lend, run.given)
+    completes(1)
+    assert [dict(lend.reason.numbers) for lend in of(c.Lend, run.given)] == [{"done": 1.0, "groups": 2.0}]
 
 
 @pytest.mark.parametrize("numbers", [{"still_s": 40.0, "limit_s": 30.0}, {"still_s": 40.0}])

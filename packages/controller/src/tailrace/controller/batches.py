@@ -84,10 +84,8 @@ class Batches:
         trainer = self._trainer
         if trainer.step >= trainer.steps:
             return None
-        size, done = (
-            self._rounds.due or self._state.spec.batch_groups,
-            len(self._ledger.buffered) + len(trainer.accumulated),
-        )
+        size = self._rounds.due or self._state.spec.batch_groups
+        done = len(self._gate.trainable())  # of what is complete, the rest is of later batches
         ready = self._gate.ready() and not self.holds
         return c.BatchView(size, min(size, done), ready, trainer.making is not None, not trainer.up)
 

@@ -53,5 +53,6 @@ def trainer_waits(state: State, batches: Batches) -> c.Reason:
         return c.Reason(c.Why.SCORING)
     if state.trainer.step == 0:
         return c.Reason(c.Why.FIRST_BATCH)
-    why = c.Why.HELD_FOR_LATER if batch.done >= batch.size else c.Why.NO_BATCH
-    return c.Reason(why, numbers={"buffered": float(batch.done), "needed": float(batch.size)})
+    buffered = min(batch.size, len(state.ledger.buffered) + len(state.trainer.accumulated))
+    why = c.Why.HELD_FOR_LATER if buffered == batch.size else c.Why.NO_BATCH
+    return c.Reason(why, numbers={"buffered": float(buffered), "needed": float(batch.size)})
