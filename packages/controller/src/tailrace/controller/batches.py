@@ -79,12 +79,18 @@ class Batches:
         free = trainer.idle or (self._at_once > 0 and trainer.up and trainer.stepping is None)
         return free and trainer.step < trainer.steps and trainer.staged
 
+    @property
+    def size(self) -> int | None:
+        """Groups of the batch that the trainer computes or gets next; None after the last one."""
+        if self._trainer.step >= self._trainer.steps:
+            return None
+        return self._rounds.due or self._state.spec.batch_groups
+
     def view(self) -> c.BatchView | None:
         """The batch that the trainer computes or gets next; None after the last one."""
-        trainer = self._trainer
-        if trainer.step >= trainer.steps:
+        trainer, size = self._trainer, self.size
+        if size is None:
             return None
-        size = self._rounds.due or self._state.spec.batch_groups
         done = len(self._gate.trainable())  # of what is complete, the rest is of later batches
         ready = self._gate.ready() and not self.holds
         return c.BatchView(size, min(size, done), ready, trainer.making is not None, not trainer.up)

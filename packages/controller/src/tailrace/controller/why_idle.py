@@ -44,8 +44,8 @@ def replica_waits(state: State, refill: Refill, replica: ReplicaState) -> c.Reas
 
 def trainer_waits(state: State, batches: Batches) -> c.Reason:
     """Why a trainer that is up has no batch."""
-    batch = batches.view()
-    if batch is None:
+    needed = batches.size
+    if needed is None:
         return c.Reason(c.Why.DONE)
     if batches.holds:
         return c.Reason(c.Why.NEXT_NOT_STARTED)
@@ -53,6 +53,6 @@ def trainer_waits(state: State, batches: Batches) -> c.Reason:
         return c.Reason(c.Why.SCORING)
     if state.trainer.step == 0:
         return c.Reason(c.Why.FIRST_BATCH)
-    buffered = min(batch.size, len(state.ledger.buffered) + len(state.trainer.accumulated))
-    why = c.Why.HELD_FOR_LATER if buffered == batch.size else c.Why.NO_BATCH
-    return c.Reason(why, numbers={"buffered": float(buffered), "needed": float(batch.size)})
+    buffered = min(needed, len(state.ledger.buffered) + len(state.trainer.accumulated))
+    why = c.Why.HELD_FOR_LATER if buffered == needed else c.Why.NO_BATCH
+    return c.Reason(why, numbers={"buffered": float(buffered), "needed": float(needed)})

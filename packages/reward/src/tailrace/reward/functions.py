@@ -94,8 +94,8 @@ class VerifierWorker:
     async def _ask(self, names: Sequence[str], request: dict[str, Any]) -> dict[str, Any]:
         """The reply to a request that uses these verifiers, with the deadline of one verification.
 
-        A process that waited and then was killed from outside may never have read the request: the kernel needs a while to
-        take down who has much memory, and until then it looks alive. A fresh one is asked once.
+        A process that waited and was then killed from outside may never have read the request: the kernel needs a while to end
+        a process with much memory, which looks alive until then. A fresh process is asked once more.
         """
         waited = self._process.pid is not None
         try:

@@ -51,12 +51,16 @@ class Scorer:
         Raises:
             ScorerClosedError: the scorer was closed.
             ScoringError: an event loop runs in this thread.
-        NoSandboxError: there are programs among them and no sandbox works here.
+            NoSandboxError: there are programs among them and no sandbox works here.
         """
         with self._lock:
             if self._closed:
                 raise ScorerClosedError("the scorer is closed; make a new one")
-            if asyncio._get_running_loop() is not None:
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:  # there is none
+                pass
+            else:
                 raise ScoringError("found an event loop in this thread, expected none: there, use RewardScheduler")
             return self._runner.run(self._all(items))
 

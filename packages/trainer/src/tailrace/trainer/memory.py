@@ -337,7 +337,7 @@ def advice(
     in_words = 'trainer.options.activation_checkpointing = "on"'
 
     def enough(words: str, over: int = ranks, **changes: Any) -> str:
-        """Which of these changes are enough, in words, recomputing activations among them; empty if all are not."""
+        """These changes in words if they are enough, alone or with activations computed again; else empty."""
         if fits(replace(config, **changes), over):
             return words
         return f"{in_words}, {words}" if fits(replace(config, **{**changes, **recompute}), over) else ""

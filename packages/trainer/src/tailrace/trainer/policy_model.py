@@ -158,7 +158,7 @@ logger = logging.getLogger(__name__)
 PREFIX = "lm."
 """The prefix that this module adds to Hugging Face's parameter names."""
 _LEAST_TOLERANCE, _MOST_TOLERANCE = 1e-4, 1e-2  # nats
-_NOISES = 8  # a shortcut may differ by so many times what the same rows differ by when each is computed alone
+_NOISES = 8  # a shortcut may differ by so many times the difference between rows computed together and one by one
 
 
 class Policy(nn.Module):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
+import operator
 import os
 import sqlite3
 import threading
@@ -17,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from tailrace.trajstore.errors import StoreBusyError, StoreClosedError, StoreFormatError
+from tailrace.trajstore.errors import StoreBusyError, StoreClosedError, StoreFormatError, TrajectoryDataError
 from tailrace.trajstore.turns import SCHEMA as TURNS_SCHEMA
 
 _Item = TypeVar("_Item")
@@ -28,6 +30,7 @@ _FORMAT = 5
 _WAIT_S = 10.0
 _HELD: set[tuple[int, int]] = set()  # the lock files that this process holds
 _READERS = 8  # connections that wait for the next to read
+_TOO_LARGE = 2**63  # for an integer of SQLite
 _CHUNK = 500  # ids in one query; SQLite's lowest limit on parameters is 999
 
 _SCHEMA = (
@@ -260,3 +263,54 @@ def _take(path: Path, timeout_s: float | None) -> int:
             os.pwrite(handle, str(os.getpid()).encode(), 0)
             _HELD.add(_identity(handle))
             return handle
+
+
+# What a file can hold.
+
+
+def whole(name: str, value: int) -> int:
+    """A whole number as a plain `int`: SQLite would keep one of numpy as its bytes.
+
+    Raises:
+        TrajectoryDataError: it is no whole number, or has more than 64 bits.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = _TOO_LARGE
+    if not -_TOO_LARGE <= number < _TOO_LARGE:
+        raise TrajectoryDataError(f"found {name} {value!r}, expected a whole number of at most 64 bits")
+    return number
+
+
+def finite(trajectory: str, reward: Any) -> float:
+    """A reward as a plain `float`: SQLite would keep a `float32` of numpy as its bytes.
+
+    Raises:
+        TrajectoryDataError: it is no finite number.
+    """
+    try:
+        number = math.nan if isinstance(reward, str) else float(reward)
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+        OverflowError,
+    ):  # numpy and torch say each in their way that it is none
+        number = math.nan
+    if not math.isfinite(number):
+        raise TrajectoryDataError(f"trajectory {trajectory}: found reward {reward!r}, expected a finite number")
+    return number
+
+
+def text(name: str, value: str) -> str:
+    """An id or a name that a file can hold.
+
+    Raises:
+        TrajectoryDataError: it is no text, or no UTF-8.
+    """
+    try:
+        value.encode()
+    except (AttributeError, UnicodeEncodeError):
+        raise TrajectoryDataError(f"found {name} {value!r}, expected text that UTF-8 can hold") from None
+    return value

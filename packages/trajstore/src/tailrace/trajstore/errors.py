@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
-import operator
-from typing import Any
-
 from tailrace.contracts import TailraceError
 
 
@@ -55,50 +50,3 @@ class AlreadyConsumedError(TrajectoryStateError):
 
 class TrajectoryDataError(TrajstoreError, ValueError):
     """Tokens, log-probabilities, rewards or metadata cannot be stored."""
-
-
-def whole(name: str, value: int) -> int:
-    """A whole number as a plain `int`: SQLite would keep one of numpy as its bytes.
-
-    Raises:
-        TrajectoryDataError: it is no whole number, or has more than 64 bits.
-    """
-    number = None
-    with contextlib.suppress(TypeError):
-        number = operator.index(value)
-    if number is None or not -(2**63) <= number < 2**63:
-        raise TrajectoryDataError(f"found {name} {value!r}, expected a whole number of at most 64 bits")
-    return number
-
-
-def finite(trajectory: str, reward: Any) -> float:
-    """A reward as a plain `float`: SQLite would keep a `float32` of numpy as its bytes.
-
-    Raises:
-        TrajectoryDataError: it is no finite number.
-    """
-    try:
-        number = math.nan if isinstance(reward, str) else float(reward)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-        OverflowError,
-    ):  # numpy and torch say each in their way that it is none
-        number = math.nan
-    if not math.isfinite(number):
-        raise TrajectoryDataError(f"trajectory {trajectory}: found reward {reward!r}, expected a finite number")
-    return number
-
-
-def text(name: str, value: str) -> str:
-    """An id or a name that a file can hold.
-
-    Raises:
-        TrajectoryDataError: it is no text, or no UTF-8.
-    """
-    try:
-        value.encode()
-    except (AttributeError, UnicodeEncodeError):
-        raise TrajectoryDataError(f"found {name} {value!r}, expected text that UTF-8 can hold") from None
-    return value

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tailrace.contracts import FinishReason, PartialDelta, Resume, SpanKind, repeated_tokens
-from tailrace.trajstore.database import Database, select_ids
-from tailrace.trajstore.errors import TrajectoryDataError, TrajectoryStateError, finite, text, whole
+from tailrace.trajstore.database import Database, finite, select_ids, text, whole
+from tailrace.trajstore.errors import TrajectoryDataError, TrajectoryStateError
 from tailrace.trajstore.records import Assignment, PartialResponse, Status, Turn
 from tailrace.trajstore.token_bytes import (
     Precision,

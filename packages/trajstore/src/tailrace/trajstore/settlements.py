@@ -18,13 +18,11 @@ from typing import Any
 
 from tailrace.contracts import Experience, ExperienceOutline, FinishReason, PackedTokens, Purpose, Segment, SpanKind
 from tailrace.trajstore.archive import answered, record
-from tailrace.trajstore.database import Database, chunks, select_ids
+from tailrace.trajstore.database import Database, chunks, finite, select_ids, whole
 from tailrace.trajstore.errors import (
     AlreadyConsumedError,
     TrajectoryStateError,
     UnknownTrajectoryError,
-    finite,
-    whole,
 )
 from tailrace.trajstore.records import Assignment, ConsumedTrajectory, Conversation, Recovery, Status, Trainable
 from tailrace.trajstore.token_bytes import all_finite, highest_token, join_logprobs, unpack_logprobs, unpack_tokens

@@ -30,8 +30,8 @@ from typing import Self
 
 from tailrace.contracts import Experience, ExperienceOutline, FinishReason, PackedTokens, PartialDelta, Resume
 from tailrace.trajstore.archive import MAGIC, is_lines
-from tailrace.trajstore.database import Database, Synchronous
-from tailrace.trajstore.errors import StoreFormatError, whole
+from tailrace.trajstore.database import Database, Synchronous, whole
+from tailrace.trajstore.errors import StoreFormatError
 from tailrace.trajstore.partials import Append, PartialResponsePool, plain
 from tailrace.trajstore.records import (
     Assignment,
