@@ -220,7 +220,7 @@ def test_paths_in_a_file_are_relative_to_the_file(tmp_path, monkeypatch):
         'app = "laminar"\nbase = "base.toml"\n[task]\ntrain = "train.jsonl"\nverifier = "mine.py:verify"\n'
         '[fleet]\nmodel = "Qwen2.5-7B"\n'
         'trainer.device = "H800"\nrollout.device = "own.toml"\nworkload.trace = "/data/trace.jsonl"\n'
-        '[ranker]\ninit = "models/q"\npath = "ranker"\n[reward]\njudge.model = "models/judge"\n'
+        '[ranker]\ninit = "models/q"\npath = "ranker"\n[reward]\njudge.model = "models/judge"\njudge.template = "judge.txt"\n'
         '[environment]\noptions.folder = "."\n'
     )
     (tmp_path / "mine" / "base.toml").write_text('app = "laminar"\n[model]\npath = "../models/small"\n')
@@ -233,6 +233,7 @@ def test_paths_in_a_file_are_relative_to_the_file(tmp_path, monkeypatch):
     assert config.ranker.init == tmp_path / "mine" / "models/q"
     assert config.ranker.path == tmp_path / "mine" / "ranker"
     assert config.reward.judge.model == tmp_path / "mine" / "models/judge"
+    assert config.reward.judge.template == str(tmp_path / "mine" / "judge.txt")
     assert config.environment.options["folder"] == str(tmp_path / "mine")
     assert config.fleet["model"] == "Qwen2.5-7B"
     assert config.fleet["trainer"]["device"] == "H800"

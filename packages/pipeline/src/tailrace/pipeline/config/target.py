@@ -17,6 +17,7 @@ from tailrace.pipeline.config.loading import kinds_of, parse_setting, read_toml,
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.facts import allocated
+from tailrace.reward.judge.config import names_a_file
 from tailrace.trajstore import DATASET
 
 APPS = "tailrace.app"
@@ -169,6 +170,7 @@ _TRAIN = "task.train"
 _PATHS = (*_paths_of(RunConfig), "fleet.workload.trace")  # a fleet's tables are not read here
 _VERIFIER, _ENVIRONMENT = "task.verifier", "environment.name"  # a name, module:function or file.py:function
 _FOLDER = "environment.options.folder"  # of an environment that starts something there
+_TEMPLATE = "reward.judge.template"  # a text, or a file with it
 _TABLES_OR_NAMES = ("fleet.profile", "fleet.model", "fleet.trainer.device", "fleet.rollout.device")
 """Keys whose value is the name of a built-in, or the user's own TOML file."""
 
@@ -181,7 +183,7 @@ def rooted(content: Mapping[str, Any], directory: Path | None) -> dict[str, Any]
         directory: the file's directory; None: relative paths stay so, and only ``~`` is told.
     """
     found = dict(content)
-    for key in (*_PATHS, *_TABLES_OR_NAMES, _VERIFIER, _ENVIRONMENT, _FOLDER):
+    for key in (*_PATHS, *_TABLES_OR_NAMES, _VERIFIER, _ENVIRONMENT, _FOLDER, _TEMPLATE):
         *tables, name = key.split(".")
         table: Any = found
         for part in tables:
@@ -211,6 +213,8 @@ def _root(table: dict[str, Any], name: str, key: str, directory: Path | None) ->
         file, colon, function = value.rpartition(":")
         if file.endswith(".py"):
             table[name] = f"{_below(directory, file)}{colon}{function}"
+    elif key == _TEMPLATE:
+        table[name] = _below(directory, value) if names_a_file(value) else value
     elif key in _PATHS or value.endswith(".toml") or (key == _FOLDER and value):
         table[name] = _absolute(value, directory)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tailrace.pipeline.config.models import RunConfig
@@ -13,6 +14,7 @@ from tailrace.pipeline.roles.scorer import ScorerSettings
 from tailrace.reward import AdaptiveTimeout, CodeSettings, JudgeSettings, SettingsError, VerifierSettings
 from tailrace.reward.errors import JudgeError, WorkerDiedError
 from tailrace.reward.judge import JudgeConfig, JudgeProcess
+from tailrace.reward.judge.config import names_a_file
 from tailrace.reward.sandbox import NoSandboxError, select_sandbox
 from tailrace.reward.verifiers import is_reference
 
@@ -79,7 +81,8 @@ def _judge(config: RunConfig) -> JudgeConfig | None:
     judge = config.reward.judge
     if judge.model is None:
         return None
-    own: dict[str, Any] = {"model": str(judge.model.absolute()), "template": judge.template}
+    template = str(Path(judge.template).absolute()) if names_a_file(judge.template) else judge.template
+    own: dict[str, Any] = {"model": str(judge.model.absolute()), "template": template}
     if judge.memory_mib is not None:
         own["memory_bytes"] = judge.memory_mib << 20
     try:

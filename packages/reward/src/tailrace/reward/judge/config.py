@@ -11,6 +11,11 @@ from tailrace.reward.errors import JudgeError
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
+def names_a_file(template: str) -> bool:
+    """Whether a template is the name of a file with it: one line that ends in ``.txt`` or ``.md``."""
+    return "\n" not in template and template.endswith((".txt", ".md"))
+
+
 @dataclass(frozen=True, slots=True)
 class JudgeConfig:
     """A judge: one forward pass of a causal language model, read at the last position.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tailrace.contracts import extra
 from tailrace.reward.errors import JudgeError
 from tailrace.reward.items import JudgeItem, Judgement, Unjudged
-from tailrace.reward.judge.config import JudgeConfig
+from tailrace.reward.judge.config import JudgeConfig, names_a_file
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ class JudgeTemplate:
 
     def __init__(self, source: str | Path) -> None:
         name = str(source)
-        if isinstance(source, Path) or ("\n" not in name and name.endswith((".txt", ".md"))):
+        if isinstance(source, Path) or names_a_file(name):
             try:
                 self.text = Path(source).read_text(encoding="utf-8").removesuffix("\n")
             except (OSError, UnicodeDecodeError) as error:
