@@ -31,7 +31,7 @@ def run_command(
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of everything that is random.")] = None,
     executor: Annotated[
         str | None,
-        typer.Option("--executor", metavar="ray|local", help="Processes on Ray, or threads of this process."),
+        typer.Option("--executor", metavar="ray|local", help="Processes on Ray, or threads of the controller."),
     ] = None,
     ray_address: Annotated[
         str | None, typer.Option("--ray-address", metavar="ADDR", help="Join a Ray cluster: auto, or HOST:PORT.")
