@@ -20,6 +20,9 @@ from tailrace import contracts
 from tailrace.cli.main import main
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.target import configuration
+from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.run import build
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.pools import check_pools
 from tailrace.pipeline.run.resume_changes import MAY_CHANGE
@@ -166,3 +169,26 @@ def test_the_page_on_weights_shows_pools_that_a_run_takes():
     config = validate([("weight-sync.md", tomllib.loads(shown))])
     check_pools(config)
     assert config.rollout.replicas == 3
+
+
+def test_a_run_takes_the_configurations_that_pages_show(tmp_path):
+    """Each lies over a quick start. An excerpt may leave out files, a model, a ranker and the number of replicas."""
+    left_out = re.compile(
+        r"found no (file|tokenizer.json)|expected an interpreter|a Hugging Face model|without a ranker|'rollout.replicas'"
+    )
+    refused, count = [], 0
+    for page in PAGES:
+        for _, text in re.findall(r"^( *)```toml\n(.*?)^\1```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            shown = tomllib.loads(dedent(text))
+            if "fleet" in shown or not shown.keys() <= RunConfig.model_fields.keys():
+                continue
+            count += 1
+            file = tmp_path / f"{count}.toml"
+            file.write_text(("" if "app" in shown else 'app = "laminar"\nbase = "quickstart"\n') + dedent(text))
+            try:
+                build.check(configuration(str(file)))
+            except ConfigError as error:
+                if not left_out.search(str(error)):
+                    refused.append(f"{page.relative_to(ROOT)}: {error}")
+    assert count > 10
+    assert refused == []
