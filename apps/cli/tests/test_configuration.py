@@ -1,15 +1,26 @@
 """A configuration file lies over what it is based on: the defaults, the quick start, another file."""
 
+from pathlib import Path
+
 import pytest
 
 from tailrace.pipeline.config.target import configuration
-from tailrace.pipeline.run.build import build_spec
+from tailrace.pipeline.run.build import build_spec, check
 from tailrace.pipeline.run.engine_abilities import lends_devices, sleep_level
 
 
 def write(path, **keys):
     path.write_text("".join(f"{key} = {value}\n" for key, value in keys.items()))
     return str(path)
+
+
+def test_a_run_takes_every_configuration_that_is_shipped():
+    """Those with a fleet are for the simulator."""
+    configs = [configuration(str(path)) for path in Path(__file__).parents[3].glob("configs/*/*.toml")]
+    runs = [config for config in configs if "model" not in config.fleet]
+    assert len(runs) > 30
+    for config in runs:
+        check(config)
 
 
 def test_a_file_lies_over_the_defaults_alone(tmp_path):
