@@ -1,6 +1,8 @@
 """What the page about sandboxes shows, runs, and its table is the table of hostile programs."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,20 @@ def test_the_table_lists_every_hostile_program():
     rows = [line.split("|")[2] for line in section.splitlines() if line.startswith("| ") and "`" in line]
     listed = [name for row in rows for name in re.findall(r"`([\w-]+)`", row)]
     assert sorted(listed) == sorted(HOSTILE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "found no sandbox, expected one of"),
+        (["bubblewarp"], "bubblewarp: found the sandbox 'bubblewarp', expected auto, "),
+        (["nowhere:make"], "nowhere:make: No module named 'nowhere'"),
+        (["sandlock", "fork-bombs"], "found the programs fork-bombs, expected some of fork-bomb, "),
+    ],
+)
+def test_a_wrong_command_line_of_the_suite_is_one_line(arguments, expected):
+    command = [sys.executable, "-m", "tailrace.reward.sandbox.testing", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(expected)
+    assert ended.stderr.count("\n") == 1

@@ -12,6 +12,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from tailrace.contracts import TailraceError
 from tailrace.reward.sandbox.protocol import Sandbox
 from tailrace.reward.sandbox.select import sandbox_names, select_sandbox
 from tailrace.reward.sandbox.testing.contract import check_sandbox
@@ -32,15 +33,27 @@ async def examine(sandbox: Sandbox, names: list[str]) -> dict[str, Any]:
         await sandbox.close()
 
 
+def made(reference: str) -> Sandbox:
+    """The sandbox that a command line names."""
+    module, colon, rest = reference.partition(":")
+    if module in sandbox_names() or not (module and colon):
+        return select_sandbox(reference)
+    factory, *argument = rest.split(":", 1)
+    found: Sandbox = getattr(importlib.import_module(module), factory)(*argument)
+    return found
+
+
 def main() -> None:
     """Examine the sandbox that the command line names; exit 1 if something broke out."""
+    if len(sys.argv) < 2:
+        sys.exit(f"found no sandbox, expected one of {', '.join(sandbox_names())}, or module:factory")
     reference, *names = sys.argv[1:]
-    module, _, rest = reference.partition(":")
-    if module in sandbox_names():
-        sandbox = select_sandbox(reference)
-    else:
-        factory, *argument = rest.split(":", 1)
-        sandbox = getattr(importlib.import_module(module), factory)(*argument)
+    if unknown := [name for name in names if name not in HOSTILE]:
+        sys.exit(f"found the programs {', '.join(unknown)}, expected some of {', '.join(HOSTILE)}")
+    try:
+        sandbox = made(reference)
+    except (TailraceError, ImportError, AttributeError) as error:
+        sys.exit(f"{reference}: {error}")
     found = asyncio.run(examine(sandbox, names))
     print(json.dumps(found))
     sys.exit(bool(found["contract"] or found["harms"] or any(outcome["faults"] for outcome in found["outcomes"])))
