@@ -3,9 +3,13 @@
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import replace
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
+from urllib.request import urlopen
 
 import pytest
 
@@ -19,6 +23,7 @@ from tailrace.report.watch import frame as frames_of_pages
 from tailrace.report.watch.following import FollowedRun
 from tailrace.report.watch.frame import _WHERE, OVER, Cursor, Frames
 from tailrace.report.watch.server import (
+    MOST_CONNECTIONS,
     Guard,
     WatchError,
     again_s,
@@ -474,6 +479,35 @@ def test_a_port_in_use_is_one_line():
         port = taken.getsockname()[1]
         with pytest.raises(WatchError, match=rf"cannot listen at 127\.0\.0\.1:{port}: .*; expected a free port"):
             listen("127.0.0.1", port)
+
+
+IMPATIENT = """
+import sys
+from pathlib import Path
+from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.report.watch import server
+from tailrace.report.watch.following import FollowedRun
+server.HEADERS_S = 1.0
+with server.listen("127.0.0.1", 0) as listener:
+    print(server.url_of("127.0.0.1", listener.getsockname()[1]), flush=True)
+    server.serve(FollowedRun(RunDirectory.open(Path(sys.argv[1]))), listener, host="127.0.0.1")
+"""
+
+
+def test_connections_that_ask_nothing_give_their_places_back(run):
+    with ExitStack() as held:
+        command = [sys.executable, "-c", IMPATIENT, str(run.root)]
+        process = held.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        held.callback(process.kill)
+        url = process.stdout.readline().strip()
+        urlopen(url, timeout=60).close()
+        at = urlsplit(url)
+        idle = [held.enter_context(socket.create_connection((at.hostname, at.port))) for _ in range(MOST_CONNECTIONS)]
+        idle[0].sendall(b"GET / HT")
+        for connection in idle:
+            connection.settimeout(60)
+            assert connection.recv(1) == b"", "it was not closed"
+        assert urlopen(url, timeout=60).status == 200
 
 
 def test_unknown_kinds_of_connections_are_closed(app):

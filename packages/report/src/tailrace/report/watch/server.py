@@ -28,6 +28,7 @@ from tailrace.report.explain import explain
 from tailrace.report.samples import text_of
 from tailrace.report.watch.following import FollowedRun
 from tailrace.report.watch.frame import Cursor, CursorError, Frames
+from tailrace.rollout.serving.connections import headers_within
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -41,6 +42,9 @@ EVERY_S, RARELY_S, SHARE = 2.0, 5.0, 0.01
 """Seconds after which a page asks again: while a run lives and afterwards. It waits longer where a frame would take more than
 this share of a core."""
 _EVERY_S = {"live": EVERY_S, "silent": EVERY_S, "replay": 1.0}
+HEADERS_S = 10.0
+"""Seconds for which a connection may ask nothing: each has one of `MOST_CONNECTIONS` places."""
+MOST_CONNECTIONS = 64
 END_S = 0.5
 """Seconds after which it is seen at the latest that the page is to end."""
 GARBAGE = 10_000
@@ -308,13 +312,14 @@ def serve(followed: FollowedRun, listener: socket.socket, *, host: str, token: s
     gc.set_threshold(GARBAGE)
     config = uvicorn.Config(
         guarded,
+        http=headers_within(HEADERS_S),
         log_level="warning",
         access_log=False,
         lifespan="off",
         server_header=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=1,
-        limit_concurrency=64,
+        limit_concurrency=MOST_CONNECTIONS,
     )
     Server(config).run(sockets=[listener])
 

@@ -16,6 +16,7 @@ from tailrace.contracts import extra, need_extra
 from tailrace.rollout.errors import ServeError
 from tailrace.rollout.service import StreamGenerationService
 from tailrace.rollout.serving.app import build_app
+from tailrace.rollout.serving.connections import headers_within
 from tailrace.rollout.serving.limits import RequestLimits
 
 HEADERS_S = 10.0
@@ -62,35 +63,6 @@ async def serve(
     """
     with extra("tailrace-rollout", "serve"):
         import uvicorn
-        from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
-    class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type] # one of two, by what is installed
-        """Closes a connection whose headers do not come: uvicorn would wait for them without end."""
-
-        late: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(transport)
-            self.late = self.loop.call_later(HEADERS_S, transport.close)
-
-        def data_received(self, data: bytes) -> None:
-            before = self.cycle
-            super().data_received(data)
-            if self.cycle is not before:
-                self.in_time()
-            elif self.late is None and self.cycle is not None and self.cycle.response_complete:
-                self.late = self.loop.call_later(
-                    HEADERS_S, self.transport.close
-                )  # those of the connection's next request
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self.in_time()
-            super().connection_lost(exc)
-
-        def in_time(self) -> None:
-            if self.late is not None:
-                self.late.cancel()
-                self.late = None
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -102,7 +74,7 @@ async def serve(
     server = Server(
         uvicorn.Config(
             app,
-            http=Protocol,
+            http=headers_within(HEADERS_S),
             ws="none",
             log_level="warning",
             access_log=False,
