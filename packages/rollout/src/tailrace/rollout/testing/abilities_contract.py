@@ -26,7 +26,7 @@ from tailrace.contracts import (
 from tailrace.rollout.errors import EngineAsleepError, EngineBusyError, OptionError, WeightsDifferError, WeightsError
 from tailrace.rollout.generation import Generation, generate
 from tailrace.rollout.served_weights import WeightSample
-from tailrace.rollout.testing.contract import OPTIONS, OnTinyModels, greedy, log_probabilities
+from tailrace.rollout.testing.contract import OPTIONS, OnTinyModels, emptied, greedy, log_probabilities
 
 _RANK, _ALPHA = 4, 8.0
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -102,12 +102,13 @@ class EngineAbilitiesContract(OnTinyModels):
         engine.close()
 
     @pytest.fixture
-    def engine(self, shared: _AbleEngine, models: tuple[Path, Any, Any]) -> _AbleEngine:
+    def engine(self, shared: _AbleEngine, models: tuple[Path, Any, Any]) -> Iterator[_AbleEngine]:
         """The engine, awake, with the weights of the first model."""
         if self.abilities.sleeps:
             shared.wake()
         shared.load_weights(models[1].named_parameters())
-        return shared
+        with emptied(shared):
+            yield shared
 
     @pytest.fixture
     def adapting(self, engine: _AbleEngine) -> _AbleEngine:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -122,6 +123,22 @@ OPTIONS: Mapping[str, Any] = {
 Prompts = list[tuple[int, ...]]
 
 
+@contextmanager
+def emptied(engine: Engine) -> Iterator[None]:
+    """Abort at the end what was submitted within: a test that fails leaves nothing to the next one on its engine."""
+    submit, ids = engine.submit, dict[str, None]()
+
+    def noted(requests: Sequence[Request]) -> None:
+        ids.update(dict.fromkeys(request.id for request in requests))
+        submit(requests)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "submit", noted)
+        yield
+    if ids:
+        engine.abort([*ids])
+
+
 class OnTinyModels:
     """What the suites of engines share: two tiny random Qwen3 with tied embeddings, and how the engine is built.
 
@@ -172,10 +189,11 @@ class EngineContract(OnTinyModels):
         engine.close()
 
     @pytest.fixture
-    def engine(self, shared: Engine, models: tuple[Path, Any, Any]) -> Engine:
+    def engine(self, shared: Engine, models: tuple[Path, Any, Any]) -> Iterator[Engine]:
         """The engine with the weights of the first model."""
         shared.load_weights(models[1].named_parameters())
-        return shared
+        with emptied(shared):
+            yield shared
 
     @pytest.fixture
     def reference(self, models: tuple[Path, Any, Any]) -> Any:
