@@ -63,6 +63,11 @@ def vars_of(process):
     return {"pid": process.pid, "started": process.started, "namespace": process.namespace}
 
 
+def test_members_on_a_joined_cluster_know_the_longest_that_anybody_waits(directory):
+    settings = {"executor": {"name": "ray", "ray_address": "10.0.0.1:6379"}, "deadlines": {"step_s": 7200}}
+    assert make_cluster(RunConfig.model_validate(settings), directory).patience_s == 7200.0
+
+
 def test_one_that_died_is_replaced(directory, keeper):
     cluster = left(directory, keeper)
     directory.unlock()

@@ -223,6 +223,20 @@ def test_it_is_not_quiet_while_it_loads(role, mailbox):
     assert mailbox.quiet_s() < 100.0
 
 
+@pytest.mark.parametrize("method", ["ready", "export"])
+def test_a_call_that_hangs_keeps_nobody_waiting_for_ever(role, mailbox, method):
+    seen = []
+
+    def hangs():
+        mailbox._called_s -= 100.0
+        seen.extend([mailbox.quiet_s(101.0), mailbox.quiet_s(60.0)])
+        return Ready()
+
+    setattr(role, method, hangs)
+    mailbox.call(method, (), 1 if method == "ready" else None)
+    assert seen == [0.0, pytest.approx(40.0, abs=30.0)]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whenever_controllers_die_the_log_has_every_event_once_and_in_order(role, mailbox, seed):
     drawn = random.Random(seed)

@@ -143,6 +143,9 @@ if sys.argv[1] == "fails":
 elif sys.argv[1] == "is built":
     actor.build(lambda: time.sleep(3), {})
     print("built", flush=True)
+elif sys.argv[1] == "hangs":
+    actor = RoleActor(0, 1.0, patience_s=1.0)
+    actor.build(lambda: time.sleep(600), {})
 else:
     for _ in range(6):
         time.sleep(0.5)
@@ -154,7 +157,8 @@ time.sleep(600)
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("it", "said"), [("fails", ["quiet"]), ("is built", ["built", "quiet"]), ("is claimed", ["quiet"])]
+    ("it", "said"),
+    [("fails", ["quiet"]), ("is built", ["built", "quiet"]), ("is claimed", ["quiet"]), ("hangs", [])],
 )
 def test_a_process_without_a_role_ends_once_nobody_claims_it(it: str, said: list[str]) -> None:
     """It was started ahead, and its controller died while it prepared the run."""

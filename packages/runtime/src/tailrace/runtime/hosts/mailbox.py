@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,13 +69,17 @@ class Mailbox:
         own = self._own.get(method)
         return getattr(self.role, method)(*arguments) if own is None else own(epoch, *arguments)
 
-    def quiet_s(self) -> float:
+    def quiet_s(self, patience_s: float = math.inf) -> float:
         """Seconds since anybody called last; 0 while another member, or who asks for results, waits for an answer.
 
         So it is while the role gets ready: it may load for longer than it would wait, and nobody calls it before it is up.
+
+        Args:
+            patience_s: seconds after which nobody waits any more for the answer to a call; then it hangs.
         """
         with self._changing:
-            return 0.0 if self._serving else time.monotonic() - self._called_s
+            quiet_s = time.monotonic() - self._called_s
+            return max(0.0, quiet_s - patience_s) if self._serving else quiet_s
 
     def _serve(self, method: str, arguments: Sequence[Any]) -> Any:
         with self._answering():
@@ -83,7 +88,7 @@ class Mailbox:
     @contextmanager
     def _answering(self) -> Iterator[None]:
         with self._changing:
-            self._serving += 1
+            self._serving, self._called_s = self._serving + 1, time.monotonic()
         try:
             yield
         finally:

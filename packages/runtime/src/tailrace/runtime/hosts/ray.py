@@ -380,7 +380,8 @@ class RayHost(OwnProcess):
 
     def _start(self, options: dict[str, Any], spec: RoleSpec) -> Any:
         actor = self._ray.remote(concurrency_groups={_CONTROL: _THREADS_OF_CONTROL})(RoleActor)
-        return self._actors.start(actor, options, spec.nice, self._unclaimed_s, spec.cores)
+        patience_s = math.inf if self._cluster is None else self._cluster.patience_s
+        return self._actors.start(actor, options, spec.nice, self._unclaimed_s, spec.cores, patience_s)
 
     def _anywhere(self, spec: RoleSpec, place: Place) -> dict[str, Any]:
         selector = labels_of(place.site, spec.device, self.sites())

@@ -34,21 +34,24 @@ class RoleActor:
         unclaimed_s: the role is closed and the process ends when nobody has called it for so many seconds, no controller and no
             other member; one without a role ends when nobody has said for so long that it is claimed. Infinite if it does not
             outlive its controller.
+        patience_s: seconds after which nobody waits any more for a call, or for the role to be built: what takes longer hangs.
     """
 
-    def __init__(self, nice: int, unclaimed_s: float = math.inf, cores: bool = False) -> None:
+    def __init__(
+        self, nice: int, unclaimed_s: float = math.inf, cores: bool = False, patience_s: float = math.inf
+    ) -> None:
         self._began_s: float | None = time.monotonic()
         os.nice(nice)
         if cores and (devices := given_devices()):
             pin(devices)
-        self._unclaimed_s = unclaimed_s
+        self._unclaimed_s, self._patience_s = unclaimed_s, patience_s
         self._role: Future[Mailbox] = Future()
         self._calls = InjectedCalls()
         # Libraries that replace their module while they are imported, as transformers does, break in a second thread that
         # imports them meanwhile: it gets the module that was replaced.
         self._importing = threading.Lock()
         self._told = self._building = False
-        self._claimed_s = time.monotonic()
+        self._claimed_s = time.monotonic()  # or built since
         if unclaimed_s < math.inf:
             threading.Thread(target=self._watch, name="unclaimed", daemon=True).start()
 
@@ -65,7 +68,8 @@ class RoleActor:
 
     def build(self, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         """Build the role, once. Ray has imported what its factory and arguments need before."""
-        self._building = True  # though what saves it time goes on for long
+        if not self._building:
+            self._building, self._claimed_s = True, time.monotonic()  # though what saves it time goes on for long
         try:
             began_s = time.monotonic()
             took = {} if self._began_s is None else {"import": began_s - self._began_s}
@@ -80,11 +84,11 @@ class RoleActor:
             self._role.set_exception(error)  # whoever calls the role hears of it
 
     def _quiet_s(self) -> float:
-        """Seconds since anybody called or claimed it last; 0 while the role is built."""
+        """Seconds since anybody called or claimed it last; 0 while the role is built, if that does not hang."""
+        quiet_s = time.monotonic() - self._claimed_s
         if not self._role.done():
-            return 0.0 if self._building else time.monotonic() - self._claimed_s
-        failed = self._role.exception() is not None
-        return time.monotonic() - self._claimed_s if failed else self._role.result().quiet_s()
+            return max(0.0, quiet_s - self._patience_s) if self._building else quiet_s
+        return quiet_s if self._role.exception() is not None else self._role.result().quiet_s(self._patience_s)
 
     def _watch(self) -> None:
         """Save and stop once nobody controls the run any more."""

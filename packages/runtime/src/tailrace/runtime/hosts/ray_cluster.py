@@ -57,6 +57,8 @@ class RayCluster:
         session: Ray's directory on this machine; empty if the cluster is not the run's own.
         keeper: the process that keeps it, as the fields of a `ProcessId`; empty likewise.
         machines: the fields of each `RayMachine`; empty if members stand wherever Ray says.
+        patience_s: the longest of the run's deadlines. A member of a cluster that the run joined whose start, or an answer to
+            another member, takes longer does not count as at work any more: it stops if there is no controller.
     """
 
     run: str
@@ -67,6 +69,7 @@ class RayCluster:
     session: str = ""
     keeper: Mapping[str, Any] | None = None
     machines: tuple[Mapping[str, Any], ...] = ()
+    patience_s: float = math.inf
 
     @classmethod
     def read(cls, root: Path) -> RayCluster | None:

@@ -89,7 +89,8 @@ def make_cluster(config: RunConfig, directory: RunDirectory) -> RayCluster:
         root, cores = directory.root.absolute(), cores_here(config)
         return start_cluster(root, cpus=_CPUS, unclaimed_s=unclaimed_s, machines=machines, cores=cores)
     run, token = name_run()
-    return RayCluster(run, config.executor.ray_address, token, time.time(), unclaimed_s)
+    patience_s = max(config.deadlines.model_dump().values())
+    return RayCluster(run, config.executor.ray_address, token, time.time(), unclaimed_s, patience_s=patience_s)
 
 
 def join(cluster: RayCluster, directory: RunDirectory, left: RayCluster | None = None) -> RayHost:
