@@ -170,6 +170,20 @@ def test_one_that_stands_still_is_killed_and_replaced(on_ray):
     assert "was silent for 0 s and was killed; another one attaches" in found.shown.lines[0]
 
 
+def test_one_that_takes_anothers_place_and_never_claims_the_run_is_killed(on_ray):
+    RayCluster("tailrace-1", "127.0.0.1:1", "secret", 0.0, 0.5).write(on_ray.root)
+    (on_ray.root / CLAIM).touch()
+
+    def hangs(process):
+        time.sleep(0.1)
+        process.acts.append(hangs)
+
+    stuck = Scripted(hangs)
+    found, status = watched(on_ray, Scripted(lambda _: None), stuck, Scripted(status=0))
+    assert (status, stuck.told) == (0, ["kill"])
+    assert "did not claim the run within 0.5 s (deadlines.unclaimed_s) and was killed; another" in found.shown.lines[1]
+
+
 def test_what_a_controller_prints_is_shown_and_its_last_words_come_last(directory):
     log = directory.root / LOG
     log.write_text("of an earlier driver\n")

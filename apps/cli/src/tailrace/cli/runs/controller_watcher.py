@@ -9,6 +9,7 @@ Whatever a controller ends with by itself is the exit status here.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shlex
 import shutil
@@ -82,6 +83,7 @@ class RunWatcher:
         self._in_a_row = 0
         self._claims_of = 0
         self._heard_s = 0.0
+        self._claims_by_s, self._waits_s = math.inf, 0.0
         self._why = ""
 
     def say(self, text: str) -> None:
@@ -140,7 +142,7 @@ class RunWatcher:
             self.say(f"{_OURS}{lost}; another one attaches, and nobody restarts")
             self._pause(self._pauses_s[self._in_a_row - 1], stopped)
             if not stopped():
-                self._attach()
+                self._attach(cluster.unclaimed_s)
                 return True
             found = go_on
         self.last_words.append(f"{_OURS}{lost}; {found}")
@@ -148,7 +150,9 @@ class RunWatcher:
             cluster.end()
         return False
 
-    def _attach(self) -> None:
+    def _attach(self, waits_s: float) -> None:
+        """Start a controller that attaches. It claims the run in the seconds that members wait for one, or never."""
+        self._claims_by_s, self._waits_s = time.monotonic() + waits_s, waits_s
         self.process = self._successor()
         self.process.order(ControllerOrder(ATTACH, str(self.directory.root), faults=self._faults))
 
@@ -191,7 +195,10 @@ class RunWatcher:
             yield from (shown(line, keep="\t") for line in whole.decode(errors="replace").splitlines())
 
     def _kill_if_silent(self) -> None:
-        """Kill a controller that claimed its run and does so no more. The time is this process's own, and stops with it."""
+        """Kill a controller that claims its run no more, or took another's place and never does.
+
+        The time is this process's own, and stops with it.
+        """
         try:
             at = (self.directory.root / CLAIM).stat().st_mtime_ns
         except OSError:  # it has none yet, or gave it back
@@ -204,6 +211,10 @@ class RunWatcher:
         elif at and self._claims_of == self.process.pid and now - self._heard_s > self._silent_s:
             self._why = f"was silent for {self._silent_s:.0f} s and was killed"
             self._claims_of = 0
+            self.process.kill()
+        elif now > self._claims_by_s and self._claims_of != self.process.pid:
+            self._why = f"did not claim the run within {self._waits_s:g} s (deadlines.unclaimed_s) and was killed"
+            self._claims_by_s = math.inf
             self.process.kill()
 
     def stop(self) -> None:
