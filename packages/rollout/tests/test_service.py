@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import aclosing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +32,8 @@ from tailrace.rollout import (
 )
 from tailrace.rollout.own_directory import left_directories
 from tailrace.rollout.service import ReplicaProcess
+from tailrace.rollout.service import handle as handles
+from tailrace.rollout.service.book import Book
 from tailrace.rollout.service.handle import in_thread
 from tailrace.rollout.service.prompts import PromptReader
 from tailrace.rollout.testing import TensorFakeEngine, build_fake_engine, fake_token, fake_weights, save_fake_model
@@ -365,6 +368,34 @@ def test_a_process_that_is_suspended_is_replaced(model, monkeypatch):
             assert not lives(pids[0])
 
     run(scenario)
+
+
+BROKEN_OFF = """
+import os, struct, sys, time
+from multiprocessing.connection import Connection
+
+pipe = Connection(int(sys.argv[1]))
+pipe.recv()
+pipe.send(("up", None))
+os.write(pipe.fileno(), struct.pack("!i", 1000) + b"the beginning of a message")
+time.sleep(600)
+"""
+
+
+def test_a_process_that_stands_still_in_the_middle_of_a_message_is_given_up(tmp_path, monkeypatch):
+    (tmp_path / "broken_off.py").write_text(BROKEN_OFF)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(handles, "_CHILD", "broken_off")
+    monkeypatch.setattr(handles, "_MESSAGE_S", 1)
+    weights = SimpleNamespace(directory=tmp_path)
+    setup = handles.ReplicaSetup("r0#1", tmp_path, "fake", {}, Book(), weights, 0.1, 60.0, DEADLINE_S)
+    process = ReplicaProcess(setup)
+    try:
+        with pytest.raises(ReplicaCrashedError, match="'r0#1' broke off in the middle of a message and said nothing"):
+            while True:
+                process.events(0.5)
+    finally:
+        process.close(0.0)
 
 
 def test_closing_ends_what_waits_for_a_version(model):

@@ -9,6 +9,7 @@ service ── setup, commands with prompts and kept tokens ──► child (`re
 from __future__ import annotations
 
 import socket
+import struct
 import sys
 import threading
 import time
@@ -80,6 +81,8 @@ _CHILD = "tailrace.rollout.service.replica_child"
 _LOOK_S = 0.1
 _STATUS_S = 0.5
 _CLOSE_S = 10.0
+_MESSAGE_S = 30
+"""Seconds for which a process may stand still in the middle of a message: who reads it has no other deadline there."""
 
 
 class ReplicaProcess:
@@ -97,6 +100,7 @@ class ReplicaProcess:
     def __init__(self, setup: ReplicaSetup, build: EngineFactory | None = None) -> None:
         self._name, self._book = setup.name, setup.book
         ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _MESSAGE_S, 0))
         with theirs:
             # Engines print; the service's own output is for its caller.
             command = [sys.executable, "-m", _CHILD, str(theirs.fileno())]
@@ -161,6 +165,9 @@ class ReplicaProcess:
                         self._reason = what
                 if time.monotonic() >= deadline:
                     break
+        except BlockingIOError as error:  # what else came is the service's to ask for again: its samples are in the book
+            stuck = f"replica {self._name!r} broke off in the middle of a message and said nothing for {_MESSAGE_S} s"
+            raise ReplicaCrashedError(stuck) from error
         except (EOFError, OSError) as error:
             if not events:
                 raise ReplicaCrashedError(f"replica {self._name!r} died{self._status()}") from error
