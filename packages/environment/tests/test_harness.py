@@ -423,6 +423,21 @@ def test_a_harness_that_runs_is_asked_for_each_episode(model):
         server.server_close()
 
 
+def test_a_harness_that_runs_is_told_that_its_episode_is_over(model):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        harness = Harness(
+            url=f"http://127.0.0.1:{listening.getsockname()[1]}/play", tokenizer=str(model[0]), think_s=0.5
+        )
+        with pytest.raises(RuntimeError, match="neither asked nor ended within 0.5 s"):
+            harness.reset(row())
+        connection, _ = listening.accept()
+        with connection:
+            connection.settimeout(CALL_S / 4)
+            harness.close()
+            while connection.recv(1 << 16):  # its request, and then the end of the connection
+                continue
+
+
 # ---- the endpoint alone ---------------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ import math
 import os
 import queue
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -252,8 +253,9 @@ class Harness:
 
     def _begin(self, row: Mapping[str, Any]) -> None:
         if self._url:
-            asking = threading.Thread(target=self._ask, args=(dict(row),), name="harness", daemon=True)
-            asking.start()
+            sockets: list[socket.socket] = []
+            self._held.callback(_hang_up, sockets)
+            threading.Thread(target=self._ask, args=(dict(row), sockets), name="harness", daemon=True).start()
             return
         folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="tailrace-harness-"))
         path = f"{folder}/row.json"
@@ -305,15 +307,20 @@ class Harness:
         if self._episode.reward is None:  # what is printed behind one that was told may be the model's words
             self._episode.reward = _reward_of(said)
 
-    def _ask(self, row: Mapping[str, Any]) -> None:
-        """Have a harness that runs play the episode, in a thread; its end, or its failure, is heard like that of a command."""
+    def _ask(self, row: Mapping[str, Any], sockets: list[socket.socket]) -> None:
+        """Have a harness that runs play the episode, in a thread; its end, or its failure, is heard like that of a command.
+
+        Args:
+            sockets: gets the connection's.
+        """
         parts = urlsplit(self._url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(parts.netloc, timeout=self._episode_s)
-        self._held.callback(connection.close)
         told = {"base_url": self._episode.base_url, "api_key": self._episode.key, "row": row}
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         try:
+            connection.connect()
+            sockets.append(connection.sock)
             connection.request("POST", path, json.dumps(told), {"Content-Type": "application/json"})
             response = connection.getresponse()
             body = response.read(SAID_BYTES)
@@ -322,11 +329,20 @@ class Harness:
                 HarnessGoneError(f"the harness at {self._url} went: {type(error).__name__}: {error}")
             )
             return
+        finally:
+            connection.close()
         if response.status != 200:
             words = " ".join(body.decode(errors="replace").split())[:_SHOWN]
             self._episode.heard.put(RuntimeError(f"the harness at {self._url} answered {response.status}: {words}"))
             return
         self._episode.heard.put((0, body, b""))
+
+
+def _hang_up(sockets: Sequence[socket.socket]) -> None:
+    """End connections whose answer a thread waits for: to close one would wait for the answer, too."""
+    for each in sockets:
+        with contextlib.suppress(OSError):  # it has ended
+            each.shutdown(socket.SHUT_RDWR)
 
 
 def _same(known: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]) -> bool:
