@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from tailrace.paramserver import Publisher, RelayReader, RelayUnreachable, relay_status, set_chain
+from tailrace.paramserver import Publisher, RelayReader, RelayUnreachable, fetch, relay_status, set_chain
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.manifest import Manifest, TensorSpec, checksum
 from tailrace.paramserver.wire.authentication import connect
@@ -148,6 +148,14 @@ def test_a_newcomer_gets_all_that_is_held(serve, token, weights, until):
             publisher.wait(version, 20)
     set_chain([first.address, second.address], token=token)
     until(lambda: relay_status(second.address, token=token).versions == (1, 2), "both versions")
+
+
+def test_one_address_is_no_list_of_them(serve, token):
+    relay = serve()
+    with pytest.raises(TypeError, match=rf"addresses: found the text '{relay.address}', expected a list of addresses"):
+        set_chain(relay.address, token=token)
+    with pytest.raises(TypeError, match=rf"sources: found the text '{relay.address}', expected a list of addresses"):
+        fetch(relay.address, 1, relay.address, token=token, timeout_s=1)
 
 
 def test_a_chain_that_is_no_chain(serve, token):

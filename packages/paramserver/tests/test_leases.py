@@ -174,6 +174,23 @@ def test_a_version_that_does_not_fit_the_reader_is_given_back_at_once(serve, tok
             assert relay_status(relay.address, token=token).leases == {}
 
 
+def test_numbers_of_numpy_are_numbers(serve, token, weights, check):
+    numpy = pytest.importorskip("numpy")
+    version, relay = numpy.int64(3), serve()
+    with (
+        Publisher(relay.address, token=token) as publisher,
+        RelayReader(relay.address, token=token) as near,
+        RelayReader(relay.address, token=token, same_host=False) as far,
+    ):
+        publisher.publish(version, weights(3), sealed=True)
+        publisher.reveal(version)
+        for reader in (near, far):
+            with reader.lease(version, timeout_s=20, hold_s=numpy.float32(9)) as leased:
+                check(leased, 3)
+        with pytest.raises(TypeError, match="expected a number"), near.lease(object()):
+            pass
+
+
 def test_what_is_not_there(serve, token, weights):
     relay = serve()
     with Publisher(relay.address, token=token) as publisher, RelayReader(relay.address, token=token) as reader:

@@ -1,5 +1,6 @@
 """Several pools as one stream: shares hold in every block, each pool comes in its own order, any index can be read first."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -56,11 +57,16 @@ def test_each_pool_is_read_in_its_own_order_and_any_index_first(shapes, seed):
 
 
 def test_what_is_no_mix():
-    for pools, shares in (([], []), ([pool("a", 1)], [1, 2]), ([pool("a", 1)], [0.0])):
+    for pools, shares in (([], []), ([pool("a", 1)], [1, 2])):
         with pytest.raises(ValueError, match="expected a share above 0 for each pool"):
             PromptMix(pools, shares)
-    for shares in ([], [1.0, 0.0]):
-        with pytest.raises(ValueError, match="expected at least one, and each above 0"):
+    for shares in ([], [1.0, 0.0], [math.inf, 1.0], [math.nan]):
+        with pytest.raises(ValueError, match="expected at least one, and each finite and above 0"):
             MixOrder(shares)
+    for shares in ([0.0], [math.inf]):
+        with pytest.raises(ValueError, match="expected at least one, and each finite and above 0"):
+            PromptMix([pool("a", 1)], shares)
+    with pytest.raises(TypeError, match="shuffle_seed: found 'x', expected a whole number or None"):
+        PromptMix([pool("a", 1)], [1.0], shuffle_seed="x")
     with pytest.raises(IndexError, match="-1"):
         PromptMix([pool("a", 1)], [1])[-1]

@@ -48,6 +48,17 @@ def test_the_shuffle_is_pinned():
     assert [pool[index].row for index in range(16)] == [3, 7, 2, 5, 1, 0, 4, 6, 4, 2, 7, 3, 5, 0, 1, 6]
 
 
+@pytest.mark.parametrize("seed", ["x", "7", 7.0, True])
+def test_what_is_no_seed_is_refused(tmp_path, seed):
+    row = {"prompt": "a", "answer": "b"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    refused = pytest.raises(TypeError, match=f"shuffle_seed: found {seed!r}, expected a whole number or None")
+    with refused:
+        PromptPool([row], shuffle_seed=seed)
+    with refused:
+        PromptPool.from_file(tmp_path / "rows.jsonl", shuffle_seed=seed)
+
+
 def test_without_a_seed_the_order_is_that_of_the_file():
     assert [prompt.row for prompt, _ in zip(PromptPool(rows(3)), range(7), strict=False)] == [0, 1, 2, 0, 1, 2, 0]
     assert len(PromptPool(rows(3))) == 3

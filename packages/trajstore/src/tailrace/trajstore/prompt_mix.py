@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import random
 from collections.abc import Sequence
 
-from tailrace.trajstore.prompt_pool import Prompt, PromptPool, PromptStream
+from tailrace.trajstore.prompt_pool import Prompt, PromptPool, PromptStream, check_seed
 
 MOST_SLOTS = 1_000
 _EXACT = 1e-6
@@ -25,12 +26,14 @@ class MixOrder:
         shuffle_seed: seed of the order within blocks; None spreads each pool evenly.
 
     Raises:
-        ValueError: there is no share, or one is not above 0.
+        ValueError: there is no share, or one is not above 0, or infinite.
+        TypeError: the seed is no whole number.
     """
 
     def __init__(self, shares: Sequence[float], *, shuffle_seed: int | None = None) -> None:
-        if not shares or not all(share > 0 for share in shares):
-            raise ValueError(f"found the shares {list(shares)}, expected at least one, and each above 0")
+        if not shares or not all(0 < share < math.inf for share in shares):
+            raise ValueError(f"found the shares {list(shares)}, expected at least one, and each finite and above 0")
+        check_seed(shuffle_seed)
         self._seed, self._counts = shuffle_seed, _counts(shares)
         slots = [((place + 0.5) / count, pool) for pool, count in enumerate(self._counts) for place in range(count)]
         self._slots = [pool for _, pool in sorted(slots)]
@@ -77,13 +80,14 @@ class PromptMix(PromptStream):
         shuffle_seed: seed of the order within blocks; None spreads each pool evenly.
 
     Raises:
-        ValueError: there are no pools, not as many shares, or a share is not above 0.
+        ValueError: there are no pools, not as many shares, or a share is not above 0, or infinite.
+        TypeError: the seed is no whole number.
     """
 
     def __init__(
         self, pools: Sequence[PromptPool], shares: Sequence[float], *, shuffle_seed: int | None = None
     ) -> None:
-        if not pools or len(pools) != len(shares) or not all(share > 0 for share in shares):
+        if not pools or len(pools) != len(shares):
             raise ValueError(
                 f"found {len(pools)} pools and the shares {list(shares)}, expected a share above 0 for each pool"
             )

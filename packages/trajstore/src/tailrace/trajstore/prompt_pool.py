@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, time
 from decimal import Decimal
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,16 @@ class PromptStream(ABC):
         """The prompt at a place that is not negative."""
 
 
+def check_seed(seed: object) -> None:
+    """Refuse a seed that is no whole number, which would shuffle, too, and not as the number does that it may look like.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if seed is not None and (not isinstance(seed, Integral) or isinstance(seed, bool)):
+        raise TypeError(f"shuffle_seed: found {seed!r:.80}, expected a whole number or None")
+
+
 @dataclass(frozen=True, slots=True)
 class _Row:
     prompt: str
@@ -189,6 +200,7 @@ class PromptPool(PromptStream):
 
     Raises:
         PromptFileError: there are no rows, or a row lacks a column or has a value of the wrong type in it.
+        TypeError: the seed is no whole number.
     """
 
     def __init__(
@@ -220,6 +232,7 @@ class PromptPool(PromptStream):
         Raises:
             PromptFileError: a file is missing, empty or malformed, or a row is.
             ParquetSupportError, DatasetsSupportError: the extra is not installed.
+            TypeError: the seed is no whole number.
         """
         paths = [path] if isinstance(path, Path | str) else list(path)
         pool = cls.__new__(cls)
@@ -228,6 +241,7 @@ class PromptPool(PromptStream):
         return pool
 
     def _fill(self, located: Iterable[Located], shuffle_seed: int | None, columns: tuple[str, str, str]) -> None:
+        check_seed(shuffle_seed)
         self._rows = [_row(where, row, columns) for where, row in located]
         if not self._rows:
             raise PromptFileError("found no rows, expected at least one prompt")

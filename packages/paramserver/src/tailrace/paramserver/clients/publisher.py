@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 from tailrace.contracts import Weights, named_tensors
@@ -168,6 +169,8 @@ class Publisher:
         if share is not None and stamp is None:
             raise ValueError("found a share without a stamp, expected one with the stamp of all its publishers")
         start = self._machine.now()
+        if type(version) is not int and isinstance(version, Integral) and not isinstance(version, bool):
+            version = int(version)  # numpy's, say
         weights = named_tensors(weights, ManifestInvalid)
         with self._filling:
             staged = self._buffers.claim(version, lambda: self._closed)

@@ -68,9 +68,11 @@ def set_chain(addresses: Sequence[str], *, token: str, timeout_s: float = 10.0) 
         timeout_s: deadline in seconds for each relay.
 
     Raises:
+        TypeError: found one address, not several.
         ValueError: an address is there twice.
         RelayUnreachable: a relay does not answer; those behind it are rewired already, those before it are not.
     """
+    _check_several("addresses", addresses)
     if len(set(addresses)) != len(addresses):
         raise ValueError(f"found a relay twice in the chain {list(addresses)}, expected each once")
     for index in reversed(range(len(addresses))):
@@ -104,7 +106,9 @@ def fetch(
         VersionNotYet: it was not complete in time.
         RelayUnreachable, RelayTimeout, ProtocolError, ChunkDamaged, VersionRetired: of the last source, if all failed for good.
         SlotBusy, NotEnoughSharedMemory: the relay has no room for it.
+        TypeError: found one address as `sources`, not several.
     """
+    _check_several("sources", sources)
     if version in relay_status(address, token=token, timeout_s=timeout_s).versions:
         return ""
     deadline = HOST.now() + timeout_s
@@ -130,6 +134,11 @@ def fetch(
                 )
         if not later:
             raise failure or RelayUnreachable(f"found no source of version {version}, expected a relay that has it")
+
+
+def _check_several(name: str, addresses: Sequence[str]) -> None:
+    if isinstance(addresses, str):  # which is a sequence of texts, too
+        raise TypeError(f"{name}: found the text {addresses!r:.80}, expected a list of addresses")
 
 
 def relay_status(address: str, *, token: str, timeout_s: float = 10.0) -> RelayStatus:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import numbers
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,6 +31,19 @@ import xxhash
 
 from tailrace.paramserver.errors import PeerClosed, ProtocolError, RelayTimeout, RelayUnreachable, from_wire
 from tailrace.paramserver.machine.protocol import ByteStream
+
+
+def plain_number(value: object) -> int | float:
+    """A number of another library, such as numpy's, as Python and JSON have it.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    raise TypeError(f"found {value!r:.80} of type {type(value).__name__}, expected a number")
 
 
 @dataclasses.dataclass
@@ -133,7 +147,7 @@ class Channel:
             RelayUnreachable: the connection broke.
             RelayTimeout: the peer took nothing for `stall_s`.
         """
-        body = json.dumps(message, separators=(",", ":")).encode()
+        body = json.dumps(message, separators=(",", ":"), default=plain_number).encode()
         if len(body) > MAX_MESSAGE:
             raise ProtocolError(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE}")
         self._send_all(_MESSAGE.pack(len(body), xxhash.xxh3_64_intdigest(body)) + body)
