@@ -428,7 +428,7 @@ def test_a_harness_that_runs_is_told_that_its_episode_is_over(model):
         harness = Harness(
             url=f"http://127.0.0.1:{listening.getsockname()[1]}/play", tokenizer=str(model[0]), think_s=0.5
         )
-        with pytest.raises(RuntimeError, match="neither asked nor ended within 0.5 s"):
+        with pytest.raises(RuntimeError, match=r"neither asked nor ended within 0\.5 s"):
             harness.reset(row())
         connection, _ = listening.accept()
         with connection:

@@ -392,8 +392,7 @@ def test_a_process_that_stands_still_in_the_middle_of_a_message_is_given_up(tmp_
     process = ReplicaProcess(setup)
     try:
         with pytest.raises(ReplicaCrashedError, match="'r0#1' broke off in the middle of a message and said nothing"):
-            while True:
-                process.events(0.5)
+            list(iter(lambda: process.events(0.5), None))
     finally:
         process.close(0.0)
 
