@@ -174,7 +174,7 @@ def check_seed(seed: object) -> None:
     Raises:
         TypeError: it is none.
     """
-    if seed is not None and (not isinstance(seed, Integral) or isinstance(seed, bool)):
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, Integral)):
         raise TypeError(f"shuffle_seed: found {seed!r:.80}, expected a whole number or None")
 
 

@@ -169,8 +169,9 @@ class Publisher:
         if share is not None and stamp is None:
             raise ValueError("found a share without a stamp, expected one with the stamp of all its publishers")
         start = self._machine.now()
-        if type(version) is not int and isinstance(version, Integral) and not isinstance(version, bool):
-            version = int(version)  # numpy's, say
+        number: object = version
+        if not isinstance(number, bool) and isinstance(number, Integral):
+            version = int(number)  # numpy's, say
         weights = named_tensors(weights, ManifestInvalid)
         with self._filling:
             staged = self._buffers.claim(version, lambda: self._closed)
