@@ -182,3 +182,36 @@ def test_weights_that_no_relay_can_take_break_it(run, spawn, token, monkeypatch)
     with pytest.raises(NotEnoughSharedMemory, match="small"):
         run.hear(lambda: False, "the end")
     assert issubclass(ManifestInvalid, ValueError)
+
+
+@pytest.mark.parametrize(("tp", "dtype"), [(2, "float32"), (1, "bfloat16")])
+def test_ranks_of_megatron_publish_a_control_whole(tmp_path, tp, dtype):
+    """Queries, keys and values are one buffer of a rank, gate and up another: a buffer is told once all of it was read."""
+    import json
+    from types import SimpleNamespace
+    from typing import Any
+
+    import torch
+
+    from tailrace.pipeline.roles.rank_publisher import Shards
+    from tailrace.pipeline.roles.transfer import WeightTransfer
+    from tailrace.trainer.megatron_weights import gpt_layout
+    from tailrace.trainer.small_model import build_model
+
+    model = build_model(tmp_path, vocab_size=31, hidden=16, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=24)
+    layout = gpt_layout(json.loads((model / "config.json").read_text()), tp, 2, "float32")
+    backend: Any = SimpleNamespace(layout=lambda: layout.in_dtypes(lambda _: dtype))
+    whole = {name: torch.full(tensor.shape, torch.nan) for name, tensor in load_weights_file(model)}
+    for rank in range(2):
+        told = list(Shards(backend, WeightTransfer(), rank, 1).weights(model))
+        assert len(told) == len(layout.shards[f"rank{rank}"].buffers)
+        for buffer in layout.shards[f"rank{rank}"].buffers:
+            found = dict(told)[buffer.name]
+            assert (found.shape, found.dtype) == (buffer.shape, getattr(torch, dtype))
+            for piece in buffer.pieces:
+                at = [
+                    slice(first, first + end - begin) for first, (begin, end) in zip(piece.at, piece.box, strict=True)
+                ]
+                whole[piece.tensor][tuple(slice(*each) for each in piece.box)] = found[tuple(at)].float()
+    for name, tensor in load_weights_file(model):
+        assert torch.equal(whole[name], tensor.to(getattr(torch, dtype)).float()), name

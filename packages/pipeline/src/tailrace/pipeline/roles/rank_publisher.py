@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -166,18 +167,26 @@ class Shards:
         return "bfloat16" if self._bf16 and matrices(name, dtype, shape) else dtype
 
     def _of(self, directory: Path) -> Iterator[tuple[str, Any]]:
+        """This rank's buffers of a model directory, each once all tensors that it has a part of were read."""
+        import torch
+
         from tailrace.trainer import load_weights_file
 
         pieces = self.layout.shards[self._rank].pieces
+        begun: dict[str, Any] = {}
+        left = Counter(buffer.name for held in pieces.values() for buffer, _ in held)
         for name, tensor in load_weights_file(directory):
             if name not in (known := self.layout.tensor) or tuple(tensor.shape) != known[name].shape:
                 raise RoleError(
                     f"{directory}: found the tensor {name!r} of shape {list(tensor.shape)}, expected one of the run's"
                 )
             for buffer, piece in pieces.get(name, ()):
-                local = tensor.new_empty(buffer.shape)
+                if buffer.name not in begun:
+                    begun[buffer.name] = torch.empty(buffer.shape, dtype=getattr(torch, buffer.dtype))
                 at = zip(piece.at, piece.box, strict=True)
-                local[tuple(slice(first, first + end - begin) for first, (begin, end) in at)] = tensor[
+                begun[buffer.name][tuple(slice(first, first + end - begin) for first, (begin, end) in at)] = tensor[
                     tuple(slice(begin, end) for begin, end in piece.box)
                 ]
-                yield buffer.name, local
+                left[buffer.name] -= 1
+                if not left[buffer.name]:
+                    yield buffer.name, begun.pop(buffer.name)
