@@ -1,4 +1,5 @@
 import dataclasses
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +17,7 @@ from tailrace.trainer import (
     TrainerConfigError,
 )
 from tailrace.trainer.backend import BackendPlugin, build_backend, check_backend
+from tailrace.trainer.forward_backward import reference_kl
 from tailrace.trainer.small_model import build_model
 from tailrace.trainer.testing import BackendContract, inside, make_experiences, reference_loss
 from tailrace.trainer.worker import TrainerWorker
@@ -101,16 +103,21 @@ def test_order_of_the_batch_does_not_matter(model_path):
         torch.testing.assert_close(one[name], other[name], atol=2e-6, rtol=1e-4, msg=name)
 
 
-def test_metrics_by_hand(model_path):
-    # Two responses of 2 and 4 tokens with behaviour log-probabilities that are the model's own: ratio 1 everywhere, nothing
-    # clipped, advantages +1 and -1, so the loss is -(2 - 4) / 6 = 1/3.
+def on_policy(model_path, apart=0.0):
+    """Two responses of 2 and 4 tokens with rewards 1 and 0, whose log-probabilities are the model's own, less `apart`."""
     lm = AutoModelForCausalLM.from_pretrained(model_path)
     batch = []
     for tokens, reward in (((5, 6), 1.0), ((7, 8, 9, 10), 0.0)):
         with torch.no_grad():
             table = lm(input_ids=torch.tensor([[1, 2, 3, *tokens]])).logits[0].log_softmax(-1)
-        logprobs = tuple(table[2 + i, token].item() for i, token in enumerate(tokens))
+        logprobs = tuple(table[2 + i, token].item() - apart for i, token in enumerate(tokens))
         batch.append(Experience(str(reward), 0, (1, 2, 3), (Segment(0, tokens, logprobs),), reward=reward))
+    return batch
+
+
+def test_metrics_by_hand(model_path):
+    # Ratio 1 everywhere, nothing clipped, advantages +1 and -1, so the loss is -(2 - 4) / 6 = 1/3.
+    batch = on_policy(model_path)
     with TrainerWorker(model_path, dataclasses.replace(CPU, entropy=True, lr=0.5, warmup_steps=5)) as worker:
         metrics = worker.step([batch])
     assert metrics["loss"] == pytest.approx(1 / 3, abs=1e-5)
@@ -122,6 +129,19 @@ def test_metrics_by_hand(model_path):
     assert (metrics["response_tokens_mean"], metrics["response_tokens_max"]) == (3, 4)
     assert metrics["lr"] == pytest.approx(0.1)
     assert metrics["forward_s"] + metrics["backward_s"] + metrics["optimizer_s"] <= metrics["step_s"]
+
+
+def test_the_kl_of_policies_that_hardly_differ_has_its_digits(model_path):
+    # r - 1 - log r of log r = 1e-4 is 5e-9, less than what single precision leaves of r - 1.
+    with TrainerWorker(model_path, CPU) as worker:
+        worker.weights_version = 0
+        metrics = worker.step([on_policy(model_path, 1e-4)])
+    exact = math.expm1(1e-4) - 1e-4
+    assert metrics["approx_kl"] == pytest.approx(exact, rel=0.1)
+    assert metrics["mismatch_kl"] == metrics["approx_kl"]
+    one, other = torch.tensor([-1.0]), torch.tensor([-1.0 + 1e-4])
+    apart = other.item() - one.item()
+    assert reference_kl(one, other).item() == pytest.approx(math.expm1(apart) - apart, rel=0.01)
 
 
 def test_steps_raise_the_probability_of_what_is_rewarded(model_path):
@@ -198,6 +218,38 @@ def test_a_gradient_that_is_not_finite_changes_nothing(model_path):
         for name, tensor in worker.weights():
             torch.testing.assert_close(tensor, before[name], atol=0, rtol=0)
         assert worker.step([good])["grad_norm"] < float("inf")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("small", [True, False])
+def test_a_layer_that_raises_in_a_backward_pass_leaves_nothing_for_the_next_step(model_path, monkeypatch, small, dtype):
+    """As one does for which a GPU has no memory: FSDP2 has noted that the pass goes on, and has whole gradients of others."""
+    if not small:
+        monkeypatch.setattr("tailrace.trainer.fsdp2.SMALL_MODEL_PARAMETERS", 0)
+    config = dataclasses.replace(CPU, dtype=dtype, micro_batch_tokens=40, activation_checkpointing="off")
+    batches = [make_experiences(2, 4, vocab_size=VOCAB, seed=seed) for seed in (31, 32)]
+    left = [-1]
+
+    def full(*_):
+        left[0] -= 1
+        if left[0] == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    found = []
+    for fails in (False, True):
+        with TrainerWorker(model_path, config) as worker:
+            if fails:
+                layer = inside(worker).module.lm.model.layers[0].mlp
+                hook = layer.register_full_backward_hook(full)
+                for number in (1, 2):  # of the micro-batches
+                    left[0] = number
+                    with pytest.raises(torch.OutOfMemoryError):
+                        worker.step(batches[:1])
+                hook.remove()
+            worker.step(batches[1:])
+            found.append({name: tensor.clone() for name, tensor in worker.weights()})
+    for name, tensor in found[0].items():
+        assert torch.equal(found[1][name], tensor), name
 
 
 def test_bad_batches_are_refused(model_path):

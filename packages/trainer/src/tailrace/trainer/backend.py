@@ -29,7 +29,8 @@ class TrainingBackend(Protocol):
     """One rank of a backend, group ``tailrace.backend``. The entry point names what builds it (`BuildsBackend`).
 
     Methods marked *collective* are called on every rank, in the same order; `accumulate` on every rank of a cell. Losses,
-    advantages and metrics are those of `TrainerWorker`, whose docstrings give metrics and errors.
+    advantages and metrics are those of `TrainerWorker`, whose docstrings give metrics and errors. An exception that ends a pass
+    changes no weights, and no later step has gradients of it.
     `tailrace.trainer.testing.BackendContract` tries all of it.
     """
 

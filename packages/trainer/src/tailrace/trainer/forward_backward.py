@@ -29,7 +29,7 @@ def reference_kl(logprobs: Tensor, reference: Tensor) -> Tensor:
         reference: under the reference model, ``[tokens]``.
     """
     log_ratio = reference - logprobs
-    return log_ratio.exp() - log_ratio - 1.0
+    return log_ratio.expm1() - log_ratio
 
 
 class Gradients:
@@ -162,7 +162,7 @@ class Gradients:
         with torch.no_grad():
             log_ratio = logprobs - batch.behaviour
             ratio = log_ratio.exp()
-            kl = ratio - 1.0 - log_ratio
+            kl = log_ratio.expm1() - log_ratio  # of a small one `ratio` has too few digits
             low, high = self._loss.clipped(tokens)
             sums = [value.double().sum() for value in (low, high, kl, ratio, ratio.double().square(), entropy)]
             sums.append(torch.zeros_like(sums[0]) if penalty is None else penalty.double().sum())

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tailrace.paramserver.layout import Layout, from_fsdp2
@@ -204,7 +204,13 @@ class Fsdp2Model(ShardedModel):
         if self._whole:
             self.module.set_requires_gradient_sync(last)
             self.module.set_reshard_after_backward(last)
-        yield self.module
+        try:
+            yield self.module
+        except BaseException:  # FSDP2 would take the next pass for the rest of this one
+            if self.module._get_fsdp_state()._is_root and hasattr(self.module, "reset_iter_state"):  # torch 2.13
+                self.module.reset_iter_state()
+            self.drop_gradients()
+            raise
         if (
             not torch.is_grad_enabled()
         ):  # no backward pass gives the outermost part back; weights may change before it is used
@@ -243,6 +249,12 @@ class Fsdp2Model(ShardedModel):
 
     def drop_gradients(self) -> None:
         """See `ShardedModel`."""
+        for module in self.module.modules():
+            if isinstance(module, FSDPModule) and (unit := module._get_fsdp_state()._fsdp_param_group) is not None:
+                for held in unit.fsdp_params:  # whole gradients, which wait for their micro-batches' last one
+                    held.unsharded_accumulated_grad = None
+                    if hasattr(held, "_unsharded_param"):
+                        held._unsharded_param.grad = None
         for parameter in self.parameters.values():
             parameter.grad = None
         self.optimizer.zero_grad()

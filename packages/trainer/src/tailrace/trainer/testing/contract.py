@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,26 @@ class BackendContract:
                 backend.step([[*batch[:-1], replace(batch[-1], reward=math.nan)]])
             assert _differ(_weights(backend), before) == 0
 
+    def test_a_pass_that_an_exception_ends_leaves_nothing_for_the_next_step(self, tmp_path: Path) -> None:
+        config, model = replace(self.config, micro_batch_tokens=64), _model(tmp_path)
+        with closing(self.build(model, config)) as backend:
+            before = _weights(backend)
+            backend.step([_batch(5)])
+            expected = _weights(backend)
+        for place in ("forward", "backward", "ended"):
+            with closing(self.build(model, config)) as backend:
+                count = _Count(place, 2)
+                backend.on_phase = count
+                if place == "ended" and not backend.watch_micro_batches(partial(count, "ended")):
+                    continue
+                for fails in (lambda: backend.step([_batch(6)]), lambda: backend.accumulate(_batch(6))):
+                    count.left = 2
+                    with _raises(_PassError, place):
+                        fails()
+                assert _differ(_weights(backend), before) == 0
+                backend.step([_batch(5)])
+                assert _differ(_weights(backend), expected) == 0, place
+
     def test_the_layout_is_that_of_weights_and_shards(self, tmp_path: Path) -> None:
         with closing(self.build(_model(tmp_path), self.config)) as backend:
             layout, weights = backend.layout(), _weights(backend)
@@ -301,6 +322,23 @@ class BackendContract:
         assert phases[-1] == "optimizer"
         assert set(phases) == {"forward", "backward", "optimizer"}
         assert bool(expected) == watched
+
+
+class _PassError(Exception):
+    """Ends a pass."""
+
+
+class _Count:
+    """Raises when it is told of a place for the so-manieth time."""
+
+    def __init__(self, place: str, left: int) -> None:
+        self.place, self.left = place, left
+
+    def __call__(self, place: str) -> None:
+        if place == self.place:
+            self.left -= 1
+            if self.left == 0:
+                raise _PassError(place)
 
 
 def _model(directory: Path) -> Path:
