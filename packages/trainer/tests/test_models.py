@@ -53,6 +53,21 @@ def test_gradient_equals_the_slow_reference(name, tmp_path, caplog):
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
+def test_a_model_with_dropout_in_its_attention_is_trained_in_packed_rows_and_goes_on_bit_for_bit(tmp_path):
+    lm = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL, attention_dropout=0.2, tie_word_embeddings=False))
+    lm.save_pretrained(tmp_path / "model")
+    batch = make_experiences(2, 3, vocab_size=31, seed=3)
+    with TrainerWorker(tmp_path / "model", TrainerConfig(lr=0.01, device="cpu")) as worker:
+        assert inside(worker).packs
+        norms = [worker.step([batch])["grad_norm"]]
+        worker.save(tmp_path / "1", 1).result(60)
+        norms += [worker.step([batch])["grad_norm"] for _ in range(2)]
+        worker.load(tmp_path / "1")
+        again = [worker.step([batch])["grad_norm"] for _ in range(2)]
+    assert len(set(norms)) == 3
+    assert again == norms[1:]
+
+
 class Noise:
     """A forward hook that moves every logit a little, differently at each call, as kernels of other shapes do."""
 

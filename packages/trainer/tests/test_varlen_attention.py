@@ -101,12 +101,25 @@ def test_without_sequences_it_is_transformers_own():
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [({"softcap": 30.0}, "softcap"), ({"sliding_window": 8}, "sliding_window"), ({"dropout": 0.1}, "dropout"),
-     ({"s_aux": torch.zeros(1)}, "s_aux")],
-)  # fmt: skip
+    [({"softcap": 30.0}, "softcap"), ({"sliding_window": 8}, "sliding_window"), ({"s_aux": torch.zeros(1)}, "s_aux")],
+)
 def test_what_a_models_attention_does_besides_is_refused_by_name(options, named):
     q = torch.zeros(1, 1, 3, 8)
     sequences = Sequences.of([1, 2], [None, None], torch.device("cpu"))
     with pytest.raises(TypeError, match=named):
         attention_forward(None, q, q, q, None, varlen=sequences, **options)
     assert math.isfinite(float(attention_forward(None, q, q, q, None, varlen=sequences, use_cache=False)[0].sum()))
+
+
+def test_dropout_drops_weights_of_a_packed_row_and_scales_the_others():
+    length, share = 6, 0.25
+    q = k = torch.zeros(1, 1, 2 * length, length)
+    v = torch.eye(length).repeat(2, 1)[None, None]  # what attention gives is its weights
+    sequences = Sequences.of([length, length], [None, None], torch.device("cpu"))
+    torch.manual_seed(0)
+    found, _ = attention_forward(None, q, k, v, None, varlen=sequences, dropout=share)
+    even = (torch.ones(length, length).tril() / torch.arange(1, length + 1)[:, None]).repeat(2, 1)
+    kept = found[0, :, 0] / even.where(even > 0, 1.0)
+    torch.testing.assert_close(kept, (kept > 0).float() / (1 - share))
+    inside = kept[even > 0]
+    assert 0 < int((inside > 0).sum()) < len(inside)

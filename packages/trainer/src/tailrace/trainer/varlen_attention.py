@@ -50,7 +50,12 @@ class Sequences:
 
 
 def varlen_attention(
-    query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, scale: float | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sequences: Sequences,
+    scale: float | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """Attention of each token to its own sequence.
 
@@ -59,13 +64,14 @@ def varlen_attention(
         key, value: ``[1, key-value heads, tokens, dim]``.
         sequences: where the row's sequences are.
         scale: of the scores; None: ``1 / sqrt(dim)``.
+        dropout: the probability with which a weight is dropped; the varlen kernel drops none.
 
     Returns:
         ``[1, tokens, heads, dim]``.
     """
     lengths, masks = list(sequences.lengths), list(sequences.masks)
     plain = len(sequences.starts) - 1
-    fused = plain > 1 and _has_kernel(query, value)
+    fused = plain > 1 and not dropout and _has_kernel(query, value)
     if fused:
         longest, masked = max(lengths[-plain:]), len(lengths) - plain
         lengths, masks = [*lengths[:masked], sum(lengths[masked:])], [*masks[:masked], None]
@@ -80,7 +86,9 @@ def varlen_attention(
             found.append(out[None])
         else:
             gqa = q.shape[1] != k.shape[1]
-            out = scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=gqa)
+            out = scaled_dot_product_attention(
+                q, k, v, mask, dropout_p=dropout, is_causal=mask is None, scale=scale, enable_gqa=gqa
+            )
             found.append(out.transpose(1, 2))
     return torch.cat(found, 1) if len(found) > 1 else found[0]
 
@@ -115,7 +123,7 @@ def attention_forward(
     """What a transformers model calls: `varlen_attention` of a packed row, else transformers' own function.
 
     Raises:
-        TypeError: the model's attention has something (dropout, capped scores, a window, sinks) that this one has not.
+        TypeError: the model's attention has something (capped scores, a window, sinks) that this one has not.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -128,9 +136,9 @@ def attention_forward(
     asked = [
         name for name, value in others.items() if name not in _IGNORED and value is not None and value is not False
     ]
-    if dropout or asked or attention_mask is not None:
-        raise TypeError(f"its attention takes {', '.join(asked) or ('dropout' if dropout else 'a mask')}")
-    return varlen_attention(query, key, value, sequences, scaling), None
+    if asked or attention_mask is not None:
+        raise TypeError(f"its attention takes {', '.join(asked) or 'a mask'}")
+    return varlen_attention(query, key, value, sequences, scaling, dropout), None
 
 
 def use_in(lm: Any) -> bool:
