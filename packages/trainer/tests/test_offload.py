@@ -124,3 +124,24 @@ def test_other_parts_are_refused(model):
         TrainerConfig(offload=wrong)
     with TrainerWorker(model, CONFIG) as worker, pytest.raises(TrainerConfigError, match="found the part 'moments'"):
         worker.offload(["moments"])
+
+
+def test_a_part_for_which_the_device_has_no_room_is_still_away(monkeypatch):
+    host = HostParts(torch.device("cpu"), True)
+    tensors = [torch.arange(5.0), torch.arange(7.0)]
+    assert host.offload("parameters", tensors) == 48
+    resize, calls = torch.UntypedStorage.resize_, []
+
+    def full(storage, size):
+        calls.append(size)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return resize(storage, size)
+
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        host.onload("parameters")
+    with pytest.raises(OffloadedError, match="found the parameters offloaded"):
+        host.require("parameters")
+    assert host.onload("parameters") == 48
+    assert [tensor.tolist() for tensor in tensors] == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6]]

@@ -51,11 +51,12 @@ class HostParts:
 
     def onload(self, part: str) -> int:
         """Move a part back, if it is away. Returns how many bytes were moved."""
-        moved = self._away.pop(part, [])
+        moved = self._away.get(part, [])
         for storage, host in moved:
             storage.resize_(host.nbytes)
             _bytes(storage).copy_(host, non_blocking=True)
         self._wait()
+        self._away.pop(part, None)  # only now: if the device had no room for all of it, it is away
         return sum(host.nbytes for _, host in moved)
 
     def forget(self, part: str) -> None:
