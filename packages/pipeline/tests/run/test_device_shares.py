@@ -42,6 +42,9 @@ def config(
         {"trainer": 0.5, "replica": 0.5, "processes": 4, "replicas": 4, "colocated": True},
         {"replica": 0.25, "replicas": 6},
         {"trainer": 1.0, "replica": 1.0, "processes": 8},
+        {"trainer": 1.0, "processes": 8, "device": "cuda"},
+        {"processes": 2},
+        {"device": "cuda"},
         {"trainer": 0.5, "replica": 1.0, "processes": 2, "device": "cpu"},  # no NCCL minds
         {"trainer": 1.0, "replica": 1.0, "pipeline": {"provisioning": {"name": "adaptive-tp"}}},
         {"trainer": 0.6, "replica": 0.4, "pipeline": {"provisioning": {"name": "scale-down"}}},
@@ -75,6 +78,15 @@ def test_what_can_be_given_is_taken(fits):
                 "executor.replica_gpus",
                 "found 0.4 of a GPU and 'adaptive-tp', whose replicas span up to 2",
                 "expected whole",
+            ],
+        ),
+        (
+            {"processes": 2, "device": "cuda"},
+            [
+                "executor.trainer_gpus",
+                "trainer.processes",
+                "found 0 and 2 on CUDA",
+                "expected executor.trainer_gpus = 1",
             ],
         ),
         (

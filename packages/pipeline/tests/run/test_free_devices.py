@@ -130,8 +130,15 @@ def test_members_that_no_machine_of_a_cluster_can_hold_are_refused():
     check_devices_there(members(), 0.0, 0.0)
     check_devices_there(members(trainer_gpus=1.0, replica_gpus=2.0), 8.0, 4.0)
     check_devices_there(members(trainer_gpus=1.0, placement="strict-pack"), 4.0, 4.0)
+    check_devices_there(members(device="cpu"), 8.0, 4.0)
     for found, gpus, most, told in (
-        (members(replica_gpus=4.0), 8.0, 2.0, "'executor.replica_gpus': found 4 GPUs for one member .* 2 at most"),
+        (members(), 8.0, 4.0, "found 0 and 4 on CUDA \\(device = 'auto'\\), expected executor.trainer_gpus = 1"),
+        (
+            members(device="cpu", replica_gpus=4.0),
+            8.0,
+            2.0,
+            "'executor.replica_gpus': found 4 GPUs for one member .* 2 at most",
+        ),
         (members(trainer_gpus=1.0, replica_gpus=2.0), 7.0, 4.0, "found 8 GPUs for all members on a cluster with 7"),
         (members(trainer_gpus=1.0, placement="strict-pack"), 4.0, 2.0, "'executor.placement': found 'strict-pack'"),
     ):

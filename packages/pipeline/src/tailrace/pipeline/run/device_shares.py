@@ -73,6 +73,7 @@ def check_shares(config: RunConfig) -> None:
             f"keys 'executor.trainer_gpus' and 'trainer.processes': found {executor.trainer_gpus:g} and {ranks}, expected more "
             "than 0.5: two ranks would share a GPU, which NCCL refuses"
         )
+    gathered.add(*ranks_without_gpus(config, cuda=False))
     own_tp = tensor_parallel(config.rollout.options)
     if config.executor.name == "local" and takes_cores(config):
         gathered.add(
@@ -94,6 +95,26 @@ def check_shares(config: RunConfig) -> None:
                 f"expected {tp}: an engine has each of its GPUs for itself"
             )
     gathered.done()
+
+
+def ranks_without_gpus(config: RunConfig, *, cuda: bool) -> list[str]:
+    """What is wrong with ranks that would compute on GPUs of which none was asked for: a line; nothing if they would not.
+
+    Args:
+        config: the configuration.
+        cuda: whether there is CUDA where they run, so that ``device = "auto"`` takes it.
+    """
+    device = str(config.trainer.options.get("device", config.executor.device))
+    takes_cuda = device.startswith("cuda") or (device == "auto" and cuda)
+    if config.trainer.processes == 1 or config.executor.trainer_gpus or not takes_cuda:
+        return []
+    return [
+        (
+            f"keys 'executor.trainer_gpus' and 'trainer.processes': found 0 and {config.trainer.processes} on CUDA "
+            f"(device = {device!r}), expected executor.trainer_gpus = 1, or device = 'cpu': ranks for which no GPU is kept "
+            "take those of replicas, or two take the same one, which NCCL refuses"
+        )
+    ]
 
 
 def trainer_group(config: RunConfig) -> dict[tuple[str, str], Bundle]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError, Gathered
 from tailrace.pipeline.run.build import build_spec
+from tailrace.pipeline.run.device_shares import ranks_without_gpus
 from tailrace.pipeline.run.pools import ranker_gpus, replica_gpus, replica_pools, tensor_parallel
 
 
@@ -44,6 +45,7 @@ def check_devices_there(config: RunConfig, gpus: float, most: float) -> None:
             "keys 'executor.trainer_gpus', 'executor.replica_gpus', 'executor.scorer_gpus' and 'executor.ranker_gpus': found "
             f"{total:g} GPUs for all members on a cluster with {gpus:g}, expected no more than there are"
         )
+    gathered.add(*ranks_without_gpus(config, cuda=gpus > 0))
     gathered.done()
 
 
