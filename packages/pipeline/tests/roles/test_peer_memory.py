@@ -88,8 +88,10 @@ def test_a_durable_checkpoint_is_on_disk_and_on_one_other_machine(machines, save
 @pytest.mark.parametrize(
     "loss", ["gone", *(pytest.param(each, marks=pytest.mark.deep) for each in ("damaged", "cut short"))]
 )
-def test_what_the_disk_lost_comes_back_from_the_other_machine(machines, saved, make_trainer, tmp_path, loss):
-    role = saved(machines, count=2)
+def test_what_the_disk_lost_comes_back_from_the_other_machine(machines, saved, make_trainer, model, tmp_path, loss):
+    model = shutil.copytree(model, tmp_path / "model")
+    (model / "merges.txt").touch()  # an empty file, as some tokenizers have
+    role = saved(machines, count=2, model=model)
     expected, directory = weights(role), tmp_path / "checkpoints" / "2"
     victim = directory / "model.safetensors"
     if loss == "gone":
@@ -99,7 +101,7 @@ def test_what_the_disk_lost_comes_back_from_the_other_machine(machines, saved, m
         victim.write_bytes(victim.read_bytes()[:-1] + b"?")
     else:
         victim.write_bytes(victim.read_bytes()[:-1])
-    role = make_trainer(holders=machines)
+    role = make_trainer(holders=machines, model=model)
     assert role.ready(2) == Ready(2)
     assert same(weights(role), expected)
     verify(directory)

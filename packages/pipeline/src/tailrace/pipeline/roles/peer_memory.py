@@ -22,7 +22,7 @@ from tailrace.paramserver import ParamServerError, Publisher, RelayReader
 from tailrace.pipeline.roles.calls import RELAY_DOOR
 from tailrace.runtime.errors import DeadlineError, RoleError
 from tailrace.runtime.executor.seam import Caller, MemberDeadError
-from tailrace.trainer.checkpoint_files import partial_directory, put_in_place, sync, verify
+from tailrace.trainer.checkpoint_files import partial_directory, put_in_place, read_manifest, sync, verify
 
 _log = logging.getLogger(__name__)
 _ASK_S = 20.0
@@ -131,5 +131,8 @@ class PeerMemory:
                 path = partial / Path(name).name
                 path.write_bytes(tensor.data)
                 sync(path)
+        for name, about in read_manifest(partial)["files"].items():
+            if not about["bytes"]:
+                (partial / name).touch()  # there was nothing of it to send
         verify(partial)
         put_in_place(partial, directory)
