@@ -143,37 +143,48 @@ def test_two_ranks_go_on_bit_for_bit(runs, stage, tmp_path):
         assert torch.equal(tensor, expected[name]), name
 
 
-def train_by_rows(rank, world_size, model, rendezvous, out: Path, config):
-    """`trainer_processes.train` of a model that counts as large: no rank may load it whole, from files or otherwise."""
+def stream_by_rows(rank, world_size, model, rendezvous, out: Path, config):
+    """`trainer_processes.stream` of a model that counts as large: no rank may load it whole, nor the reference model."""
     trainer_processes.never_whole()
-    trainer_processes.train(rank, world_size, model, rendezvous, out, config)
+    trainer_processes.stream(rank, world_size, 1, (2,), model, rendezvous, out, config)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "changes"),
+    ("stage", "ranks", "changes"),
     [
-        (2, {}),
-        (2, {"adapter": AdapterConfig(rank=3)}),
-        (1, {"dtype": "bfloat16"}),
+        (2, 1, {"dtype": "bfloat16"}),
         *(
             pytest.param(*case, marks=pytest.mark.deep)
-            for case in ((1, {}), (1, {"adapter": AdapterConfig(rank=3)}), (2, {"dtype": "bfloat16"}))
+            for case in (
+                (3, 2, {}),
+                (3, 2, {"adapter": AdapterConfig(rank=3)}),
+                (3, 1, {"dtype": "bfloat16"}),
+                (3, 1, {}),
+                (3, 1, {"adapter": AdapterConfig(rank=3)}),
+                (3, 2, {"dtype": "bfloat16"}),
+                (1, 2, {}),
+                (2, 2, {"dtype": "bfloat16"}),
+                (2, 2, {"dtype": "bfloat16", "adapter": AdapterConfig(rank=3)}),
+                (
+                    2,
+                    2,
+                    {"dtype": "bfloat16", "loss": "ppo", "advantages_options": {"whiten": False}, "advantages": "gae"},
+                ),
+            )
         ),
     ],
 )
-@pytest.mark.deep
-def test_each_rank_of_zero_3_reads_its_part_alone(ranks, changes, tmp_path):
+def test_no_rank_loads_a_large_model_whole(stage, ranks, changes, tmp_path):
     if "adapter" in changes:
         pytest.importorskip("peft", reason="the extra tailrace-trainer[adapters] is not installed")
     model = build_model(tmp_path / "model", vocab_size=31, hidden=15, layers=2, heads=2, head_dim=6, mlp=17)
     config = dataclasses.replace(trainer_processes.CONFIG, activation_checkpointing="off", **changes)
     for out in ("whole", "rows"):
         (tmp_path / out).mkdir()
-    trainer_processes.run_all(
-        trainer_processes.train, ranks, model, f"file://{tmp_path}/one", tmp_path / "whole", zero(3, config)
-    )
-    arguments = (model, f"file://{tmp_path}/other", tmp_path / "rows", zero(3, config))
-    trainer_processes.run_all(train_by_rows, ranks, *arguments)
+    arguments = (1, (2,), model, f"file://{tmp_path}/one", tmp_path / "whole", zero(stage, config))
+    trainer_processes.run_all(trainer_processes.stream, ranks, *arguments)
+    arguments = (model, f"file://{tmp_path}/other", tmp_path / "rows", zero(stage, config))
+    trainer_processes.run_all(stream_by_rows, ranks, *arguments)
     found, expected = (load_file(tmp_path / out / "result.safetensors") for out in ("rows", "whole"))
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():

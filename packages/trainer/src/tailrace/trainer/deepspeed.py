@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import math
 import os
 import sys
 import warnings
@@ -32,7 +33,7 @@ from tailrace.trainer.memory import ZERO_BUCKET, ZERO_LIVE
 from tailrace.trainer.microbatch import MicroBatch
 from tailrace.trainer.optimizer import adamw, clip_gradients
 from tailrace.trainer.policy_model import PREFIX, Policy
-from tailrace.trainer.sharded_load import Experts, ModelFiles, sources
+from tailrace.trainer.sharded_load import Experts, ModelFiles, assign, sources
 from tailrace.trainer.sharded_model import MOMENTS, Rows, SavedState, ShardedModel, parameter_dtype
 from tailrace.trainer.value_model import fresh_head
 from tailrace.trainer.weights_file import has_weights_file
@@ -77,8 +78,11 @@ class DeepSpeedModel(ShardedModel):
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
         narrow = self.dtype is not parameter_dtype(config)
         masters = {name: p.detach().clone() for name, p in self.parameters.items() if not p.is_meta} if narrow else {}
-        if by_rows:
-            _partition(policy, self.dtype, device)
+        if files is not None:
+            if self.stage == 3:
+                _partition(policy, self.dtype, device)
+            else:
+                self._read_whole(policy, files, of)
             self.parameters = self._trained(policy)
         optimizer = adamw(self.parameters.values(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
         self._engine: Any = _initialized(policy, optimizer, self.stage, self.dtype, device)
@@ -94,8 +98,8 @@ class DeepSpeedModel(ShardedModel):
         self.reset_optimizer()
 
     def _rows_of(self, path: Path) -> tuple[ModelFiles | None, Mapping[str, str | Experts]]:
-        """The files of a large model of which each rank holds a part, and where they have each tensor; nothing of others."""
-        files = ModelFiles(path) if self.stage == 3 and has_weights_file(path) else None
+        """The files of a large model and where they have each tensor, so that no rank loads it whole; nothing of others."""
+        files = ModelFiles(path) if has_weights_file(path) else None
         if files is None or files.elements <= SMALL_MODEL_PARAMETERS:
             return None, {}
         of = sources(self._empty(path).lm, files, self.fresh)
@@ -115,19 +119,36 @@ class DeepSpeedModel(ShardedModel):
         gc.collect()  # hooks and modules of FSDP2 refer to each other: this rank's rows would stay beside DeepSpeed's
         return policy
 
+    def _read_whole(self, policy: Policy, files: ModelFiles, of: Mapping[str, str | Experts]) -> None:
+        """Give a model without memory all of its parameters, in the dtype of the passes, one after the other on the device."""
+        shapes = {name.replace(".base_layer.", "."): parameter.shape for name, parameter in policy.named_parameters()}
+        buffers, tensors = dict(policy.named_buffers()), dict[str, Tensor]()
+        for parameter in policy.parameters():
+            if parameter.is_meta:  # others are an adapter's
+                parameter.data = parameter.data.to(self.dtype)
+        for name, source in of.items():
+            if (buffer := buffers.get(PREFIX + name)) is not None:
+                files.read(source, slice(None), buffer)
+                continue
+            whole = torch.empty(shapes[PREFIX + name], dtype=self.dtype, device=self.device)
+            files.read(source, slice(None), whole)
+            tensors[PREFIX + name] = torch.nn.Parameter(whole, requires_grad=False)
+        for name in self.fresh:
+            head = fresh_head(torch.empty(shapes[PREFIX + name], dtype=self.dtype), self.config.seed)
+            tensors[PREFIX + name] = torch.nn.Parameter(head.to(self.device), requires_grad=False)
+        assign(policy, tensors)
+
     def _read_parts(self, files: ModelFiles, of: Mapping[str, str | Experts]) -> None:
         """Read this rank's part of each parameter, and the persistent buffers."""
         for name, parameter in self._engine.module.named_parameters():
             source = of.get(plain := name.removeprefix(PREFIX).replace(".base_layer.", "."))
             if source is None and plain not in self.fresh:
                 continue  # an adapter's
-            # of what is trained the float32 part, of an adapter's base what is computed with
-            part = self._zero.get_local_fp32_param(parameter) if parameter.requires_grad else parameter.ds_tensor
-            shape = tuple(parameter.ds_shape)
-            first, last = (min(len(part) * place, parameter.ds_numel) for place in (self._rank, self._rank + 1))
+            part, first, last = self._held(parameter)
             if first == last:
                 continue
-            row = parameter.ds_numel // shape[0]
+            shape = tuple(parameter.ds_shape if self.stage == 3 else parameter.shape)
+            row = math.prod(shape[1:])
             rows = slice(first // row, -(-last // row))
             held = torch.empty((rows.stop - rows.start, *shape[1:]), dtype=part.dtype, device=part.device)
             if source is None:
@@ -138,6 +159,21 @@ class DeepSpeedModel(ShardedModel):
         for name, buffer in self._engine.module.named_buffers():
             if (source := of.get(name.removeprefix(PREFIX))) is not None:
                 files.read(source, slice(None), buffer)
+
+    def _held(self, parameter: Any) -> tuple[Tensor, int, int]:
+        """What this rank has of a parameter alone, and where that begins and ends in the whole, flat.
+
+        Of what is trained it is the float32 part, of an adapter's base what is computed with.
+        """
+        if self.stage == 3:
+            part = self._zero.get_local_fp32_param(parameter) if parameter.requires_grad else parameter.ds_tensor
+            first, last = (min(len(part) * place, parameter.ds_numel) for place in (self._rank, self._rank + 1))
+            return part, first, last
+        held = getattr(parameter, "_hp_mapping", None)
+        if held is None:
+            return parameter, 0, 0
+        at = held.lp_fragment_address
+        return held.get_hp_fragment(), at.start, at.start + at.numel
 
     def _trained(self, policy: Any) -> dict[str, Any]:
         """The parameters that are trained, by their names outside: Hugging Face's, of an adapter PEFT's."""
@@ -203,7 +239,14 @@ class DeepSpeedModel(ShardedModel):
         """See `ShardedModel`. Every rank keeps a whole copy; with an adapter it is the base, which is there already."""
         if self.config.adapter.rank:
             return base_logprobs(self._engine.module)
-        model = self._load_whole(model_path, self.dtype).to(self.device)
+        files, of = self._rows_of(model_path)
+        if files is None:
+            model = self._load_whole(model_path, self.dtype).to(self.device)
+        else:
+            model, policy = self._empty(model_path), self._engine.module
+            model.take(direct_head=policy.direct_head, shares_prompts=policy.shares_prompts, packs=policy.packs)
+            self._read_whole(model, files, of)
+            model = model.to(self.device)  # its buffers
         model.logits_budget = self.config.logits_budget
         model.requires_grad_(False).eval()
 
