@@ -223,7 +223,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(model_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("small", [True, False])
 def test_a_layer_that_raises_in_a_backward_pass_leaves_nothing_for_the_next_step(model_path, monkeypatch, small, dtype):
-    """As one does for which a GPU has no memory: FSDP2 has noted that the pass goes on, and has whole gradients of others."""
+    """So does one for which a GPU has no memory. FSDP2 has noted that the pass goes on, and has whole gradients of others."""
     if not small:
         monkeypatch.setattr("tailrace.trainer.fsdp2.SMALL_MODEL_PARAMETERS", 0)
     config = dataclasses.replace(CPU, dtype=dtype, micro_batch_tokens=40, activation_checkpointing="off")
