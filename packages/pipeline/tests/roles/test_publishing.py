@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tailrace.contracts import Publish, Published, Step, Stepped
+from tailrace.contracts import Publish, Published, Reveal, Step, Stepped
 from tailrace.paramserver import RelayReader
 from tailrace.trainer import load_weights_file
 
@@ -215,3 +215,13 @@ def test_ranks_of_megatron_publish_a_control_whole(tmp_path, tp, dtype):
                 whole[piece.tensor][tuple(slice(*each) for each in piece.box)] = found[tuple(at)].float()
     for name, tensor in load_weights_file(model):
         assert torch.equal(whole[name], tensor.to(getattr(torch, dtype)).float()), name
+
+
+def test_a_reveal_that_breaks_is_no_silence(run, monkeypatch):
+    def breaks(version):
+        raise ValueError(f"no such state of version {version}")
+
+    monkeypatch.setattr(run.role._publishing._rank, "reveal", breaks)
+    run.tell(Reveal(1, 7))
+    with pytest.raises(ValueError, match="no such state of version 7"):
+        run.hear(lambda: False, "the error")

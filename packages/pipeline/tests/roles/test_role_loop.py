@@ -107,6 +107,22 @@ def test_what_breaks_beside_it_ends_it_and_is_raised_by_events(served, break_it)
     assert ended.wait(30)
 
 
+def test_a_command_that_comes_after_it_broke_does_not_hide_why(make):
+    loop, go = make(), asyncio.Event()
+
+    async def serve(up):
+        up()
+        await go.wait()
+        raise ZeroDivisionError("the cause")
+
+    loop.start(serve)
+    loop.post(go.set)
+    loop._thread.join(30)
+    loop.post(print)  # it was "Event loop is closed", which the executor took for the cause
+    with pytest.raises(ZeroDivisionError, match="the cause"):
+        loop.events(0.0)
+
+
 def test_a_task_that_is_cancelled_breaks_nothing(served):
     loop, ended = served
     over = threading.Event()

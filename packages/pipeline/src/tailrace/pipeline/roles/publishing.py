@@ -138,6 +138,8 @@ class Publishing:
         ) as error:  # the publisher tells the next master, or this one when it is told of it again
             _log.info("version %d is not revealed yet: %s", version, error)
             self._group.published(version, error)
+        except Exception as error:  # nobody asks for what comes of this call
+            self._broke(error)
 
     def _on_published(self, version: int, error: ParamServerError | None) -> None:
         self._group.published(version, error)  # which tries again if that can help

@@ -55,8 +55,9 @@ class RoleLoop:
         self.queue.put(*self.queue.events(0.0))  # raises what broke it, and keeps what there is to tell
 
     def post(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function in the loop's thread, soon. What it raises breaks the role."""
-        self._loop.call_soon_threadsafe(self._call, function, arguments)
+        """Call a function in the loop's thread, soon. What it raises breaks the role; nothing if that is broken already."""
+        with suppress(RuntimeError):  # the loop has ended; `events` raises why
+            self._loop.call_soon_threadsafe(self._call, function, arguments)
 
     def task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Begin something beside `serve`. What it raises breaks the role. Only the loop's thread calls it."""
