@@ -325,17 +325,20 @@ from tailrace.runtime.hosts import ray_keeper
 
 def init(**_):
     print("begins", flush=True)
+    if sys.argv[2] == "end":
+        raise OSError("it has had its time")
     time.sleep(600)
 
-sys.modules["ray"] = types.SimpleNamespace(init=init, shutdown=lambda: None)
-ray_keeper.START_S = 1.0
+sys.modules["ray"] = types.SimpleNamespace(init=init, shutdown=lambda: time.sleep(600))
+ray_keeper.START_S, ray_keeper.END_S = (1.0, 600) if sys.argv[2] == "start" else (600.0, 1)
 ray_keeper.keep(Path(sys.argv[1]), 1, 120.0, 0, 0)
 """
 
 
-def test_a_start_of_ray_that_hangs_ends_with_its_deadline(tmp_path):
+@pytest.mark.parametrize("what", ["start", "end"])
+def test_a_start_and_an_end_of_ray_that_hang_end_with_their_deadlines(tmp_path, what):
     (tmp_path / "cluster.token").write_text("0" * 64)
-    keeper = subprocess.Popen([sys.executable, "-c", HANGS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    keeper = subprocess.Popen([sys.executable, "-c", HANGS, str(tmp_path), what], stdout=subprocess.PIPE, text=True)
     with keeper:
         assert keeper.stdout.readline() == "begins\n"
         assert keeper.wait(60) == -signal.SIGALRM

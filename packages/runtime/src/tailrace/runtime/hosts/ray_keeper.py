@@ -1,8 +1,8 @@
 """Keeps a Ray cluster for a run whose controllers come and go: ``python -m ...ray_keeper ROOT CPUS SECONDS MACHINES CORES``.
 
 It ends the cluster when it is told to (SIGTERM), and when no controller has claimed the run for so many seconds and the members
-have had time to stop by themselves. If it is killed, Ray's processes die with it. A start that hangs ends with its deadline,
-also where whoever waits for it is gone.
+have had time to stop by themselves. If it is killed, Ray's processes die with it. A start or an end that hangs ends with its
+deadline, also where whoever waits for it is gone.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from tailrace.runtime.hosts.ray_machines import StartedMachines
 from tailrace.runtime.hosts.ray_options import check_own, environment, options, own_cluster
 
 _LOOK_S = 0.5
+END_S = 60
+"""Seconds for Ray to end; then this process does, and Ray's with it."""
 
 
 def keep(root: Path, cpus: int, unclaimed_s: float, machines: int, cores: int) -> None:
@@ -52,6 +54,7 @@ def keep(root: Path, cpus: int, unclaimed_s: float, machines: int, cores: int) -
         while not over.wait(_LOOK_S) and unclaimed.seconds() < unclaimed_s + CLOSE_S:
             ray_session.seal(session)
     finally:
+        signal.alarm(END_S)
         if started is not None:
             started.end()
         ray.shutdown()
