@@ -112,6 +112,19 @@ def test_one_that_stands_still_is_a_hang_and_one_that_fails_again_and_again_has_
     assert supervise(tmp_path / "b", [], (), still_s=9.0, tell=lambda line: None).ended == "failed"
 
 
+def test_one_whose_driver_is_killed_again_and_again_and_gets_no_further_has_failed(tmp_path, monkeypatch):
+    """As by the system, for its memory: it was resumed without end."""
+
+    def again(root):
+        with EventLog(RunDirectory(root).events) as log:
+            log.append(2.0, [c.Resumed()], [])
+
+    killed = 128 + signal.SIGKILL
+    drivers = Drivers(monkeypatch, (begun, killed), *[(again, killed)] * chaos_run.MOST_FAILURES, (finish, 0))
+    watched = supervise(tmp_path / "run-000", [], (), still_s=9.0, tell=lambda line: None)
+    assert (watched.ended, watched.drivers, len(drivers.ends)) == ("failed", 1 + chaos_run.MOST_FAILURES, 1)
+
+
 def test_one_that_cannot_begin_ends_the_campaign_with_its_line(tmp_path, monkeypatch):
     def refused(root):
         root.with_suffix(".txt").write_text("tailrace: key 'task': found nothing\n")

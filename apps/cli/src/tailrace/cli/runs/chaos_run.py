@@ -36,7 +36,7 @@ _STRUCK = re.compile(rb'"is":"Struck"')
 CONTROLLER_KILLED = KILLED + signal.SIGKILL
 """The exit status of ``tailrace run`` where nobody could take the place of a controller that was killed: not on Ray."""
 MOST_FAILURES = 5
-"""Failed drivers of one run, after which it is given up."""
+"""Failed drivers of one run, after which it is given up; one that was killed and got no further than those before it failed."""
 
 
 @dataclass(slots=True)
@@ -68,6 +68,11 @@ class RunProgress:
     def __init__(self, directory: RunDirectory) -> None:
         self._directory, self._read, self._moved = directory, 0, 0
         self._struck, self._at = 0, "starting"
+
+    @property
+    def reached(self) -> int:
+        """How much had moved or been struck at the last `mark`."""
+        return self._moved + self._struck
 
     @property
     def words(self) -> str:
@@ -110,7 +115,7 @@ def supervise(
     Raises:
         CommandError: the run cannot begin, or is under way.
     """
-    directory, began, drivers, failures = RunDirectory(root), time.monotonic(), 0, 0
+    directory, began, drivers, failures, reached = RunDirectory(root), time.monotonic(), 0, 0, 0
     if directory.running():
         raise CommandError(
             f"{root}: found this run under way, as a campaign that was killed leaves it, expected it to have ended; "
@@ -130,10 +135,12 @@ def supervise(
         if status is None:
             tell(f"{root.name} stood still for {still_s:.0f} s and was ended")
             return WatchedRun("hung", drivers, time.monotonic() - began, struck(directory, faults))
-        last = _last_line(root)
+        last, progress = _last_line(root), RunProgress(directory)
+        progress.mark()
         if not directory.events.exists():
             raise CommandError(last.removeprefix("tailrace: ") or f"{root}: the run ended with status {status}")
-        if status == CONTROLLER_KILLED:
+        if status == CONTROLLER_KILLED and progress.reached > reached:
+            reached = progress.reached
             tell(f"{root.name}: its driver was killed; it is resumed")
             continue
         failures += 1
