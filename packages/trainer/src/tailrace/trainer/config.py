@@ -211,7 +211,7 @@ class TrainerConfig:
         for name in ("temperature", "micro_batch_tokens", "timeout_s"):
             if not getattr(self, name) > 0:
                 raise TrainerConfigError(f"found {name} = {getattr(self, name)!r}, expected more than 0")
-        if not all(0 <= beta < 1 for beta in self.betas):
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise TrainerConfigError(f"found betas = {self.betas!r}, expected two numbers in [0, 1)")
         for name, known in (
             ("lr_schedule", ("constant", "linear", "cosine", "warmup-stable-decay")),
