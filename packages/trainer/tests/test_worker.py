@@ -290,7 +290,7 @@ def test_bad_settings_are_refused(model_path, tmp_path):
     with pytest.raises(TrainerConfigError, match="overlong_buffer = 9 with max_response_tokens = 8"):
         TrainerConfig(overlong_buffer=9, max_response_tokens=8)
     for betas in ((0.9,), (0.9, 0.95, 0.99), (0.9, 1.0)):
-        with pytest.raises(TrainerConfigError, match="found betas = .* expected two numbers"):
+        with pytest.raises(TrainerConfigError, match=r"found betas = .* expected two numbers"):
             TrainerConfig(betas=betas)  # type: ignore[arg-type]
     assert TrainerConfig(threads=None).threads is None
     with pytest.raises(TrainerConfigError, match="threads"):
