@@ -302,6 +302,22 @@ def test_the_best_weights_are_those_of_the_lowest_held_back_loss():
     assert float(network.weight.detach()) == seen[1] < seen[-1]
 
 
+@pytest.mark.parametrize(("rows", "batch", "steps"), [(1300, 8, 30), (1300, 8, 60), (1300, 64, 400), (100, 10, 20)])
+def test_looks_at_the_held_back_loss_take_no_longer_than_what_is_learned_between_them(rows, batch, steps):
+    """By passes: of a row that is learned there are three, of one that is looked at one."""
+    passes = [0, 0]
+
+    def loss_of(chosen, learning):
+        passes[learning] += len(chosen) * (3 if learning else 1)
+        return (network.weight - 1.0).abs().sum()
+
+    network = Line()
+    plan = Plan("line", steps, batch, 0.1, 0.0, steps=steps)
+    fit_network(network, [1] * rows, loss_of, plan, Setting(0, Deadline(600.0)))
+    last = rows // 10  # the look behind the last step comes always
+    assert 0 < passes[False] <= passes[True] + last
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
