@@ -20,10 +20,12 @@ from tailrace.paramserver import Publisher, RelayProcess, new_token
 from tailrace.paramserver.bridges.torch_module import publish_module
 from tailrace.paramserver.clients.lease_view import LeasedWeights
 from tailrace.paramserver.clients.origin import RelayOrigin
-from tailrace.rollout import WeightsDifferError, WeightsError, build_engine
+from tailrace.rollout import EngineDiedError, WeightsDifferError, WeightsError, build_engine
 from tailrace.rollout.generation import generate
+from tailrace.rollout.memory import fill_worker
 from tailrace.rollout.served_weights import WeightSample
 from tailrace.rollout.testing.contract import log_probabilities, save_tiny_model
+from tailrace.rollout.vllm_process import ask_workers, limit_calls
 from tailrace.rollout.vllm_weights import _plain_parameters, load_in_workers
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM")
@@ -172,6 +174,34 @@ def test_a_load_that_fails_in_a_worker_leaves_no_answer_of_another_behind():
         else:
             assert load_in_workers(workers, [("weight", torch.zeros(2))]) == ["part"]
         assert not any(workers.answers)
+
+
+@pytest.mark.parametrize("error", [TimeoutError("RPC call timed out"), RuntimeError("Executor failed.")])
+def test_workers_that_do_not_answer_are_a_dead_engine_and_no_failed_load(error):
+    class Silent:
+        def collective_rpc(self, method, args=()):
+            raise error
+
+    with pytest.raises(EngineDiedError, match=f"did not answer tailrace_load: {type(error).__name__}: {error}"):
+        load_in_workers(Silent(), [("weight", torch.zeros(2))])
+    with pytest.raises(EngineDiedError, match="did not answer fill_worker"):
+        ask_workers(Silent(), fill_worker)
+
+
+def test_calls_without_a_deadline_get_that_of_a_step(monkeypatch):
+    asked = []
+    envs = pytest.importorskip("vllm").envs
+    monkeypatch.setattr(envs, "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", 17, raising=False)
+    executor = SimpleNamespace(collective_rpc=lambda *given, **named: asked.append((given, named)))
+    limit_calls(executor)
+    executor.collective_rpc("list_loras")
+    executor.collective_rpc(fill_worker, None, (1,), {})
+    executor.collective_rpc("execute_model", args=(2,), timeout=3, non_block=True)
+    assert asked == [
+        (("list_loras", 17), {}),
+        ((fill_worker, 17, (1,), {}), {}),
+        (("execute_model", 3), {"args": (2,), "non_block": True}),
+    ]
 
 
 def rolled(worker):

@@ -187,7 +187,7 @@ class VLLMAdapters:
         Raises:
             EngineBusyError: requests in flight use as many adapters as are served at once. Nothing was changed.
             WeightsError: vLLM refuses it. The one before it is served on.
-            EngineDiedError: vLLM holds other adapters than these.
+            EngineDiedError: vLLM holds other adapters than these, or a worker does not answer.
         """
         from vllm.lora.request import LoRARequest
 
@@ -206,6 +206,8 @@ class VLLMAdapters:
             with written(adapter) as folder:
                 request = LoRARequest(f"adapter-{self._serial}", self._serial, str(folder))
                 taken = all(ask_workers(llm, "add_lora", request))
+        except EngineDiedError:
+            raise
         except Exception as error:
             raise WeightsError(f"the adapter does not load: {type(error).__name__}: {error}") from error
         if not taken:
@@ -213,8 +215,9 @@ class VLLMAdapters:
         self._held.add(self._serial)
         self.request = request
         self._forget(llm, {*used, self._serial})
-        if set(llm.list_loras()) != self._held:
-            raise EngineDiedError(f"vLLM holds the adapters {sorted(llm.list_loras())}, expected {sorted(self._held)}")
+        for held in ask_workers(llm, "list_loras"):
+            if set(held) != self._held:
+                raise EngineDiedError(f"vLLM holds the adapters {sorted(held)}, expected {sorted(self._held)}")
 
     def drop(self, llm: Any) -> None:
         """Serve the model's own weights, and forget all adapters."""
@@ -223,7 +226,7 @@ class VLLMAdapters:
 
     def _forget(self, llm: Any, used: Collection[int]) -> None:
         for serial in self._held - set(used):
-            llm.remove_lora(serial)
+            ask_workers(llm, "remove_lora", serial)
             self._held.remove(serial)
 
 

@@ -65,6 +65,7 @@ from tailrace.rollout.vllm_process import (
     bind_workers,
     correct_wheel_tag,
     kept_groups,
+    limit_calls,
     own_inspection,
     planned_ahead,
     quiet_setup,
@@ -184,6 +185,8 @@ class VLLMEngine:
         self._thread: int | None = None
         self._client = self._llm.engine_core
         self._core = self._client.engine_core
+        if not self._here:
+            limit_calls(self._core.model_executor)
         self._scheduler = self._core.scheduler
         self._max_model_len = int(config.model_config.max_model_len)
         self._vocabulary = int(config.model_config.get_vocab_size())
@@ -307,6 +310,7 @@ class VLLMEngine:
             EngineBusyError: a request is in flight.
             EngineAsleepError: the engine sleeps.
             WeightsError: a parameter is missing, unknown or of another shape.
+            EngineDiedError: a worker process is gone, or does not answer.
         """
         self._make_idle("the weights change")
         self._adapters.drop(self._llm)
@@ -327,6 +331,8 @@ class VLLMEngine:
                 missing = read_in_workers(self._llm, origin)
             else:
                 missing = load_in_workers(self._llm, arriving())
+        except EngineDiedError:
+            raise
         except Exception as error:
             raise WeightsError(f"the weights do not load: {type(error).__name__}: {error}") from error
         # vLLM fuses q, k, v and gate, up, and reports a fused weight as loaded after one of its parts. So compare the names
@@ -376,7 +382,7 @@ class VLLMEngine:
             self._wakefulness.empty = True
         self._reset_prefix_cache()
         if self._on_cpu:
-            self._llm.collective_rpc(free_worker, args=(level,))
+            ask_workers(self._llm, free_worker, level)
         else:
             self._llm.sleep(level)
         self._wakefulness.level = level
@@ -386,7 +392,7 @@ class VLLMEngine:
         if not self._wakefulness.level:
             return
         if self._on_cpu:
-            self._llm.collective_rpc(fill_worker)
+            ask_workers(self._llm, fill_worker)
         else:
             self._llm.wake_up()
         self._wakefulness.level = 0
@@ -395,13 +401,13 @@ class VLLMEngine:
         """Memory in use: of the devices that hold the model, by whomever; on CPU, resident, of the engine's processes."""
         if self._here or self._on_cpu:
             return memory_bytes()
-        return sum(self._llm.collective_rpc(worker_memory_bytes))
+        return sum(ask_workers(self._llm, worker_memory_bytes))
 
     def _make_idle(self, before: str) -> None:
         self._wakefulness.check_idle(len(self._requests), before)
         self._drain()
         if self._scheduler.has_requests():
-            self._client.get_output()  # makes the worker free the blocks of aborted requests
+            self._outputs()  # makes the worker free the blocks of aborted requests
 
     def _reset_prefix_cache(self) -> None:
         if not self._llm.reset_prefix_cache():

@@ -10,14 +10,14 @@ import os
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
-from tailrace.rollout.errors import DeviceMissingError
+from tailrace.rollout.errors import DeviceMissingError, EngineDiedError
 
 CORES = "VLLM_CPU_OMP_THREADS_BIND"
 _ENVIRONMENT = {
@@ -121,7 +121,26 @@ def kept_groups() -> Iterator[None]:
             core.cleanup_dist_env_and_memory = ending
 
 
-def ask_workers(llm: Any, method: str, *arguments: Any) -> list[Any]:
+def limit_calls(executor: Any) -> None:
+    """Give each call of an engine's worker processes from now on the deadline that vLLM gives to a step.
+
+    vLLM gives none to any other, so a worker that stands still would be waited for without end. A start has no such limit: it
+    may compile for longer.
+
+    Args:
+        executor: vLLM's `Executor`.
+    """
+    from vllm import envs
+
+    call, limit_s = executor.collective_rpc, envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
+
+    def limited(method: Any, timeout: float | None = None, *arguments: Any, **named: Any) -> Any:
+        return call(method, limit_s if timeout is None else timeout, *arguments, **named)
+
+    executor.collective_rpc = limited
+
+
+def ask_workers(llm: Any, method: str | Callable[..., Any], *arguments: Any) -> list[Any]:
     """What a method of every worker returns.
 
     vLLM stops reading answers at the first worker that raises. Those of the workers behind it would be taken for their answers
@@ -129,21 +148,27 @@ def ask_workers(llm: Any, method: str, *arguments: Any) -> list[Any]:
 
     Args:
         llm: vLLM's `LLMEngine`.
-        method: a name that the workers know.
+        method: a name that the workers know, or a function that is given the worker first.
 
     Raises:
         RuntimeError: a worker's method raised; says which worker and why.
+        EngineDiedError: a worker is gone, or did not answer in time. What it may answer yet would be taken for its answer to
+            another call.
     """
-    answers = llm.collective_rpc(_answered, args=(method, arguments))
+    try:
+        answers = llm.collective_rpc(_answered, args=(method, arguments))
+    except Exception as error:
+        what = method if isinstance(method, str) else method.__name__
+        raise EngineDiedError(f"vLLM's workers did not answer {what}: {type(error).__name__}: {error}") from error
     for worker, (_, why) in enumerate(answers):
         if why:
             raise RuntimeError(f"worker {worker}: {why}")
     return [answer for answer, _ in answers]
 
 
-def _answered(worker: Any, method: str, arguments: tuple[Any, ...]) -> tuple[Any, str]:
+def _answered(worker: Any, method: str | Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, str]:
     try:
-        return getattr(worker, method)(*arguments), ""
+        return (getattr(worker, method)(*arguments) if isinstance(method, str) else method(worker, *arguments)), ""
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"
 
