@@ -113,7 +113,7 @@ def test_one_that_stands_still_is_a_hang_and_one_that_fails_again_and_again_has_
 
 
 def test_one_whose_driver_is_killed_again_and_again_and_gets_no_further_has_failed(tmp_path, monkeypatch):
-    """As by the system, for its memory: it was resumed without end."""
+    """The system may do so, for its memory. It was resumed without end."""
 
     def again(root):
         with EventLog(RunDirectory(root).events) as log:

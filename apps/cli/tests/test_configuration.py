@@ -15,7 +15,7 @@ def write(path, **keys):
 
 
 def test_a_run_takes_every_configuration_that_is_shipped():
-    """Those with a fleet are for the simulator."""
+    """One with a fleet is for the simulator."""
     configs = [configuration(str(path)) for path in Path(__file__).parents[3].glob("configs/*/*.toml")]
     runs = [config for config in configs if "model" not in config.fleet]
     assert len(runs) > 30
