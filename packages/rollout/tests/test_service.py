@@ -13,6 +13,7 @@ import time
 from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -387,7 +388,7 @@ def test_a_process_that_stands_still_in_the_middle_of_a_message_is_given_up(tmp_
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(handles, "_CHILD", "broken_off")
     monkeypatch.setattr(handles, "_MESSAGE_S", 1)
-    weights = SimpleNamespace(directory=tmp_path)
+    weights: Any = SimpleNamespace(directory=tmp_path)
     setup = handles.ReplicaSetup("r0#1", tmp_path, "fake", {}, Book(), weights, 0.1, 60.0, DEADLINE_S)
     process = ReplicaProcess(setup)
     try:

@@ -67,6 +67,6 @@ def test_what_is_no_mix():
         with pytest.raises(ValueError, match="expected at least one, and each finite and above 0"):
             PromptMix([pool("a", 1)], shares)
     with pytest.raises(TypeError, match="shuffle_seed: found 'x', expected a whole number or None"):
-        PromptMix([pool("a", 1)], [1.0], shuffle_seed="x")
+        PromptMix([pool("a", 1)], [1.0], shuffle_seed="x")  # type: ignore[arg-type]
     with pytest.raises(IndexError, match="-1"):
         PromptMix([pool("a", 1)], [1])[-1]
