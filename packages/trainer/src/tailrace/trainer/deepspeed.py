@@ -98,7 +98,7 @@ class DeepSpeedModel(ShardedModel):
         self.reset_optimizer()
 
     def _rows_of(self, path: Path) -> tuple[ModelFiles | None, Mapping[str, str | Experts]]:
-        """The files of a large model and where they have each tensor, so that no rank loads it whole; nothing of others."""
+        """The files of a large model, and where each tensor is in them: no rank loads it whole. Nothing of a small one."""
         files = ModelFiles(path) if has_weights_file(path) else None
         if files is None or files.elements <= SMALL_MODEL_PARAMETERS:
             return None, {}
@@ -161,7 +161,7 @@ class DeepSpeedModel(ShardedModel):
                 files.read(source, slice(None), buffer)
 
     def _held(self, parameter: Any) -> tuple[Tensor, int, int]:
-        """What this rank has of a parameter alone, and where that begins and ends in the whole, flat.
+        """The part of a parameter that this rank alone holds, and where it begins and ends in the flattened parameter.
 
         Of what is trained it is the float32 part, of an adapter's base what is computed with.
         """

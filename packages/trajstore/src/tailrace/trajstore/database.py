@@ -291,13 +291,8 @@ def finite(trajectory: str, reward: Any) -> float:
     """
     try:
         number = math.nan if isinstance(reward, str) else float(reward)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-        OverflowError,
-    ):  # numpy and torch say each in their way that it is none
-        number = math.nan
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        number = math.nan  # numpy and torch say each in its way that it is none
     if not math.isfinite(number):
         raise TrajectoryDataError(f"trajectory {trajectory}: found reward {reward!r}, expected a finite number")
     return number

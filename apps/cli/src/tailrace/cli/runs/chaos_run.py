@@ -36,7 +36,7 @@ _STRUCK = re.compile(rb'"is":"Struck"')
 CONTROLLER_KILLED = KILLED + signal.SIGKILL
 """The exit status of ``tailrace run`` where nobody could take the place of a controller that was killed: not on Ray."""
 MOST_FAILURES = 5
-"""Failed drivers of one run, after which it is given up; one that was killed and got no further than those before it failed."""
+"""A run is given up after so many failed drivers. One that was killed failed if it got no further than those before it."""
 
 
 @dataclass(slots=True)

@@ -13,8 +13,9 @@ another master if the first one is lost (`retarget`). With one buffer a version 
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
-from numbers import Integral
+from contextlib import suppress
 from typing import Any
 
 from tailrace.contracts import Weights, named_tensors
@@ -169,9 +170,8 @@ class Publisher:
         if share is not None and stamp is None:
             raise ValueError("found a share without a stamp, expected one with the stamp of all its publishers")
         start = self._machine.now()
-        number: object = version
-        if not isinstance(number, bool) and isinstance(number, Integral):
-            version = int(number)  # numpy's, say
+        with suppress(TypeError):  # the manifest refuses what is no whole number
+            version = operator.index(version)  # numpy's are not JSON
         weights = named_tensors(weights, ManifestInvalid)
         with self._filling:
             staged = self._buffers.claim(version, lambda: self._closed)

@@ -167,7 +167,7 @@ class Shards:
         return "bfloat16" if self._bf16 and matrices(name, dtype, shape) else dtype
 
     def _of(self, directory: Path) -> Iterator[tuple[str, Any]]:
-        """This rank's buffers of a model directory, each once all tensors that it has a part of were read."""
+        """This rank's buffers of a model directory. A buffer comes when all the tensors that lie in it were read."""
         import torch
 
         from tailrace.trainer import load_weights_file

@@ -98,7 +98,7 @@ def check_shares(config: RunConfig) -> None:
 
 
 def ranks_without_gpus(config: RunConfig, *, cuda: bool) -> list[str]:
-    """What is wrong with ranks that would compute on GPUs of which none was asked for: a line; nothing if they would not.
+    """Look for ranks that would compute on GPUs although none is kept for them. Returns a line that says so, or nothing.
 
     Args:
         config: the configuration.

@@ -22,7 +22,7 @@ UPDATE_EPOCHS, UPDATE_RATE = 0.25, 0.3
 """Parts of a training's epochs and rate that an update has."""
 _TIMED_STEPS = 3
 _LOOKS = 20  # at the held-back loss, at most
-_PASSES = 3  # that a row which is learned takes for one that is looked at: a backward pass takes two forward ones
+_PASSES = 3  # of a row that is learned, beside one of a row that is looked at: a backward pass takes two forward ones
 _MARGIN = 0.85  # of the time that is left: looks and the restoring take some
 _LEAST_HELD = 8
 _HELD = 0.1
@@ -116,9 +116,7 @@ def fit_network(network: nn.Module, sizes: Sequence[int], loss_of: LossOf, plan:
     held = order[: int(_HELD * count)] if int(_HELD * count) >= _LEAST_HELD else order[:0]
     learn = order[len(held) :]
     batches = math.ceil(len(learn) / plan.batch)
-    rest = math.ceil(
-        len(held) / (_PASSES * plan.batch)
-    )  # steps between two looks, which then take half of the time at most
+    apart = math.ceil(len(held) / (_PASSES * plan.batch))  # so many steps take as long as a look
     steps = min(plan.epochs * batches, plan.steps) if plan.steps else plan.epochs * batches
     optimizer = _optimizer(network, plan)
     best: tuple[float, dict[str, Tensor] | None] = math.inf, None
@@ -137,7 +135,7 @@ def fit_network(network: nn.Module, sizes: Sequence[int], loss_of: LossOf, plan:
             slowest = max(slowest, took)
             if step == _TIMED_STEPS:  # the first ones load libraries
                 steps = min(steps, step + int(_MARGIN * setting.deadline.left_s / max(took, 1e-9)))
-            if step >= steps or step % max(rest, steps // _LOOKS, 1) == 0:
+            if step >= steps or step % max(apart, steps // _LOOKS, 1) == 0:
                 best = _looked(network, loss_of, parts(held, sizes, plan.batch_tokens), best)
                 setting.progress({"method": plan.name, "phase": "step", "step": step, "steps": steps, "loss": loss})
                 began = setting.deadline.now()

@@ -165,9 +165,8 @@ class ReplicaProcess:
                         self._reason = what
                 if time.monotonic() >= deadline:
                     break
-        except (
-            BlockingIOError
-        ) as error:  # what else came is the service's to ask for again: its samples are in the book
+        except BlockingIOError as error:
+            # What else came is the service's to ask for again: its samples are in the book.
             stuck = f"replica {self._name!r} broke off in the middle of a message and said nothing for {_MESSAGE_S} s"
             raise ReplicaCrashedError(stuck) from error
         except (EOFError, OSError) as error:

@@ -57,8 +57,8 @@ class RayCluster:
         session: Ray's directory on this machine; empty if the cluster is not the run's own.
         keeper: the process that keeps it, as the fields of a `ProcessId`; empty likewise.
         machines: the fields of each `RayMachine`; empty if members stand wherever Ray says.
-        patience_s: the longest of the run's deadlines. A member of a cluster that the run joined whose start, or an answer to
-            another member, takes longer does not count as at work any more: it stops if there is no controller.
+        patience_s: the longest of the run's deadlines. On a cluster that the run joined, a member hangs if its start, or its
+            answer to another member, takes longer: it stops if there is no controller.
     """
 
     run: str

@@ -330,7 +330,7 @@ class _PassError(Exception):
 
 
 class _Count:
-    """Raises when it is told of a place for the so-manieth time."""
+    """Counts down each time that it is told of its place, and raises at the last."""
 
     def __init__(self, place: str, left: int) -> None:
         self.place, self.left = place, left
