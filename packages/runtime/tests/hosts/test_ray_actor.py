@@ -79,6 +79,29 @@ def test_a_member_comes_up_though_more_call_it_before_than_it_has_threads() -> N
     assert done.stdout.splitlines()[-1] == str([2 * number for number in range(40)])
 
 
+HANGS = """
+import sys, time
+import ray._private.worker
+from tailrace.runtime.hosts import ray as hosts
+
+hosts.LEAVE_S = 1.0
+host = hosts.RayHost(cpus=1)
+ray._private.worker.disconnect = lambda *_, **__: time.sleep(3600)
+host.close()
+print("summary", flush=True)
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(300)
+def test_a_ray_that_does_not_let_go_holds_up_neither_a_run_nor_its_process() -> None:
+    pytest.importorskip("ray")
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "summary"
+    assert "did not let go" in done.stderr
+
+
 def test_it_is_built_once_though_two_controllers_say_so() -> None:
     built = []
     actor = RoleActor(0)

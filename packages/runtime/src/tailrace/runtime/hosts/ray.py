@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
@@ -36,10 +37,14 @@ from tailrace.runtime.hosts.ray_placement import (
 from tailrace.runtime.hosts.ray_session import own_signals
 from tailrace.runtime.hosts.real_time import OwnProcess, RealTime
 
+_log = logging.getLogger(__name__)
+
 _THREADS_PER_MEMBER = 8
 _CONTROL, _THREADS_OF_CONTROL = "control", 4  # heartbeats and commands do not wait for a thread behind what members ask
 _FIRST = 1  # incarnation
 _CLAIM_S = 10.0
+LEAVE_S = 60.0
+"""Seconds for Ray to let go of a controller's process."""
 
 
 class RayAddressError(PipelineError, ConnectionError):
@@ -470,7 +475,7 @@ class RayHost(OwnProcess):
         if self._cluster is not None and self._cluster.keeper is None:
             self._actors.end_all()
         self._groups.end_all()
-        self._ray.shutdown()
+        self._let_go()
         if self._cluster is not None:
             self._cluster.end()
         elif self._folder is not None and not os.environ.get("TAILRACE_DEBUG"):
@@ -487,7 +492,26 @@ class RayHost(OwnProcess):
     def leave(self) -> None:
         """Leave the cluster to another controller."""
         self._stop_claiming()
-        self._ray.shutdown()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Disconnect from Ray. If that hangs, the run writes its summary all the same, and Ray ends with this process."""
+        over: Future[None] = Future()
+
+        def disconnect() -> None:
+            try:
+                over.set_result(self._ray.shutdown())
+            except BaseException as error:
+                over.set_exception(error)
+
+        threading.Thread(target=disconnect, name="disconnect from Ray", daemon=True).start()
+        try:
+            over.result(LEAVE_S)
+        except TimeoutError:
+            if over.done():
+                raise
+            _log.warning("Ray did not let go of this process within %.0f s, and is left alone", LEAVE_S)
+            atexit.unregister(self._ray.shutdown)  # it would hang once more
 
     def _stop_claiming(self) -> None:
         self._over.set()
