@@ -50,7 +50,7 @@ class LosesANode:
     def observe(self, now, events, commands, run):
         if not self.lost and any(isinstance(event, c.Stepped) and event.version >= 2 for event in events):
             self.lost = True
-            stood = [network(ray.get(named("trainer", id_).where.remote(), timeout=60)[1]) for id_ in ("0", "0.1")]
+            stood = [network(ray.get(named("trainer", id_).where.remote(), timeout=60)[1].pid) for id_ in ("0", "0.1")]
             lost = 1 if stood[1] != network(os.getpid()) else 0
             struck = stood[lost]
             (root / "before").write_text(json.dumps({**where(), "lost": lost}))

@@ -50,7 +50,7 @@ class TestRay(OnSharedCluster, ExecutorContract):
         member = host.spawn("counter", "0", 1, RoleSpec(dict, {"a": 1}, nice=nice), Place())
         assert member.call("get", "a").result(60) == 1
         assert host.caller("counter").call("get", "a", timeout_s=60) == 1
-        assert (member.pid == ahead) is taken
+        assert (member.pid == ahead.pid) is taken
         host.close()
 
     def test_a_process_that_is_replaced_may_take_its_time_to_go(self, monkeypatch):

@@ -1,12 +1,18 @@
-"""Whether a machine of a joined cluster is gone on which a member died: nobody listens where Ray did."""
+"""Whether a machine of a joined cluster is gone on which a member died, and which process is struck for one."""
 
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from tailrace.processes import ProcessId
 from tailrace.runtime.executor.seam import MachineDeadError, MemberDeadError
 from tailrace.runtime.hosts.ray_machines import ClusterMachines
 
@@ -105,13 +111,13 @@ class Played:
         return self.answers[-1]
 
 
-def member_on(machines, own):
+def member_on(machines, own, process=None):
     pytest.importorskip("ray")
     from tailrace.runtime.hosts.ray import RayMember
 
     actor = Played()
     member = RayMember("r0", actor, None, 1, known=machines)
-    actor.answers[0].set_result(("n" * 10, 1, (), own, False))
+    actor.answers[0].set_result(("n" * 10, process or ProcessId.current(), (), own, False))
     return member, actor
 
 
@@ -119,6 +125,23 @@ def dies(actor):
     from ray.exceptions import RayActorError
 
     actor.answers[-1].set_exception(RayActorError())
+
+
+def test_a_process_that_has_the_id_of_a_member_that_is_gone_is_not_struck(monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "n" * 10))
+    killed = []
+    monkeypatch.setattr(ray, "kill", lambda actor, **_: killed.append(actor))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        now = ProcessId.of(process.pid)
+        member, actor = member_on(None, None, replace(now, started=now.started - 1))
+        member.kill()
+        assert process.poll() is None
+        assert killed == [actor]
+        member, actor = member_on(None, None, now)
+        member.kill()
+        assert process.wait(30) == -signal.SIGKILL
+    assert len(killed) == 1
 
 
 def test_a_machine_that_joined_after_the_host_looked_is_known_by_what_its_member_says():

@@ -177,9 +177,9 @@ root = Path(sys.argv[1])
 host = RayHost(cluster=RayCluster.read(root), root=root)
 host.prepare("data", "0", RoleSpec(dict), Place())
 _, actor = host._actors.newest("data", "0")
-print(host._ray.get(actor.where.remote())[1], flush=True)
+print(host._ray.get(actor.where.remote())[1].pid, flush=True)
 time.sleep(12)  # it prepares the run for longer than the process waits
-print(host._ray.get(actor.where.remote())[1], flush=True)
+print(host._ray.get(actor.where.remote())[1].pid, flush=True)
 sys.stdin.read()
 """
 

@@ -18,6 +18,7 @@ from tailrace.contracts import Place, ProcessSeat, extra
 from tailrace.controller.errors import PipelineError
 from tailrace.faulttol import FaultKind, strike
 from tailrace.faulttol.elastic import NamedActors, cause_of_death
+from tailrace.processes import ProcessId
 from tailrace.runtime.errors import DeadlineError
 from tailrace.runtime.executor.seam import Bundle, MachineDeadError, MemberDeadError, RoleSpec
 from tailrace.runtime.hosts import ray_session
@@ -84,7 +85,7 @@ class RayMember:
         # a controller's calls have threads that no other member's call takes
         self._control = actor.call.options(concurrency_group=_CONTROL)
         self._node: str | None = None
-        self._pid: int | None = None
+        self._process: ProcessId | None = None
         self._devices: tuple[int, ...] = ()
         self._mps = False
         self._killed = self._ending = False
@@ -99,7 +100,7 @@ class RayMember:
     @property
     def pid(self) -> int | None:
         """The actor's process, once it is up."""
-        return self._pid
+        return None if self._process is None else self._process.pid
 
     @property
     def machine(self) -> str:
@@ -142,8 +143,8 @@ class RayMember:
     def _strike_process(self, kind: FaultKind) -> None:
         if kind is FaultKind.KILL:
             self.kill()
-        elif self._pid is not None and kind.signal is not None:
-            strike(self._pid, kind)
+        elif self._process is not None and kind.signal is not None and self._process.alive():
+            strike(self._process.pid, kind)
 
     def kill(self) -> None:
         """Send SIGKILL to the process if it is on this machine; otherwise kill it through Ray."""
@@ -151,9 +152,7 @@ class RayMember:
 
         self._killed = self._ending = True
         here = self._node in (ray.get_runtime_context().get_node_id(), *self._machines)
-        if self._pid is not None and here:
-            strike(self._pid, FaultKind.KILL)
-        else:
+        if not (here and self._process is not None and self._process.kill()):
             ray.kill(self._actor, no_restart=True)
 
     def close(self, timeout_s: float) -> None:
@@ -180,11 +179,11 @@ class RayMember:
                 self._lost = self._known.gone(self._node)
             if self._lost:
                 return MachineDeadError(f"its machine {self.machine} is gone")
-        return MemberDeadError(cause_of_death(str(error), self._logs, self._pid))
+        return MemberDeadError(cause_of_death(str(error), self._logs, self.pid))
 
     def _remember(self, future: Future[Any]) -> None:
         if not future.exception():
-            self._node, self._pid, self._devices, row, self._mps = future.result()
+            self._node, self._process, self._devices, row, self._mps = future.result()
             if self._known is not None and row is not None:  # it may have joined since the host looked
                 self._known.look([row])
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from tailrace.faulttol import LateAnswerError, MemberGoneError
 from tailrace.faulttol.elastic import NamedCaller
+from tailrace.processes import ProcessId
 from tailrace.runtime.errors import DeadlineError
 from tailrace.runtime.executor.seam import MemberDeadError
 from tailrace.runtime.hosts.mailbox import InjectedCalls, Mailbox
@@ -101,7 +102,7 @@ class RoleActor:
         finally:
             os._exit(0)
 
-    def where(self) -> tuple[str, int, tuple[int, ...], Machine | None, bool]:
+    def where(self) -> tuple[str, ProcessId, tuple[int, ...], Machine | None, bool]:
         """Ray's id of the machine, the process, the indices of its devices there, the machine's row of `ray.nodes()`, and
         whether what computes on a GPU there joins a Multi-Process Service.
         """
@@ -109,7 +110,7 @@ class RoleActor:
 
         node = ray.get_runtime_context().get_node_id()
         row = next((row for row in ray.nodes() if row["NodeID"] == node), None)
-        return node, os.getpid(), given_devices(), row, mps_state().runs
+        return node, ProcessId.current(), given_devices(), row, mps_state().runs
 
     def call(self, method: str, arguments: tuple[Any, ...], epoch: int | None = None) -> Any:
         return self._calls.call(self._role.result(), method, arguments, epoch)
