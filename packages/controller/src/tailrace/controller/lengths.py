@@ -164,7 +164,7 @@ class PredictedLengths(Asked):
     Args:
         tokens: response tokens by prompt with which its trajectories are ordered and planned: their mean, or their median
             where no mean is predicted.
-        quantiles: their median and their 0.9-quantile by prompt, where both are predicted.
+        quantiles: what is predicted by prompt, where both quantiles are.
         old: prompts that have not started, and whose prediction is of a ranker that has learned anew since.
         ranker: how often it has learned anew; `rankers` has that number by prompt as it was when the prompt was predicted.
         record: what was predicted, beside how long it became.
@@ -172,7 +172,7 @@ class PredictedLengths(Asked):
     """
 
     tokens: dict[int, float] = field(default_factory=dict)
-    quantiles: dict[int, tuple[float, float]] = field(default_factory=dict)
+    quantiles: dict[int, Prediction] = field(default_factory=dict)
     old: dict[int, None] = field(default_factory=dict)
     ranker: int = 0
     rankers: dict[int, int] = field(default_factory=dict)
@@ -189,7 +189,7 @@ class PredictedLengths(Asked):
         if tokens is None or quantiles is None:
             return tokens, None
         cap = None if self.most is None else max(self.most, generated + 1)  # it has not ended
-        return tokens, remaining_tokens(Prediction(*quantiles, tokens), generated, cap=cap)
+        return tokens, remaining_tokens(quantiles, generated, cap=cap)
 
     def predict(self, event: Predicted) -> None:
         """Set what is predicted for a prompt, in place of what was."""
@@ -198,7 +198,7 @@ class PredictedLengths(Asked):
         self.old.pop(event.prompt, None)
         self.quantiles.pop(event.prompt, None)
         if event.p90 is not None:
-            self.quantiles[event.prompt] = event.tokens, event.p90
+            self.quantiles[event.prompt] = Prediction(event.tokens, event.p90, self.tokens[event.prompt])
 
     def missing(self, prompt: int) -> bool:
         """Whether nothing is predicted for a prompt, or nothing new, and nobody was asked who could still answer."""
