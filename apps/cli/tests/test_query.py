@@ -192,6 +192,14 @@ def test_a_damaged_line_in_the_middle_is_told(run, capsys, tmp_path):
     assert str(damaged) in line
 
 
+def test_metrics_of_a_kind_that_is_not_known_are_no_rows(run, capsys, tmp_path):
+    newer = copied(run, tmp_path / "newer")
+    steps = asked(capsys, run, "SELECT * FROM steps")
+    with (newer / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "memory", "t": 1.0, "step": 99}\n')
+    assert asked(capsys, newer, "SELECT * FROM steps") == steps
+
+
 def test_a_log_of_another_format_is_refused(run, capsys, tmp_path):
     other = copied(run, tmp_path / "other")
     _, *rest = (other / "events.jsonl").read_text().splitlines(keepends=True)

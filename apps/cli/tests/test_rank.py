@@ -9,6 +9,7 @@ import pytest
 
 from tailrace import contracts as c
 from tailrace.cli.components import rank as rank_data
+from tailrace.cli.errors import CommandError
 from tailrace.cli.main import main
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory, write_json
@@ -308,6 +309,9 @@ def test_a_run_gives_all_finished_responses(tmp_path):
     assert (one.lengths, one.truncated, one.version) == ((7, 9), (False, True), 4)
     assert (two.lengths, two.truncated, two.version) == ((3, 4), (False, True), 5)
     assert {one.prompt, two.prompt} < set(prompts)
+    (directory.model / "tokenizer.json").unlink()
+    with pytest.raises(CommandError, match=r"run: found no .*tokenizer\.json, expected that of the model"):
+        rank_data.read_examples(tmp_path / "run")
 
 
 def test_a_run_without_prompts_or_responses_is_one_line(tmp_path, capsys):

@@ -286,6 +286,16 @@ def test_training_ends_in_time_with_the_best_weights():
     assert 0.5 < float(network.weight.detach()) <= 3.5
 
 
+def test_training_without_a_deadline_takes_all_its_steps():
+    def loss_of(rows, learning):
+        taken.append(learning)
+        return ((network.weight - 3.0) ** 2).sum()
+
+    network, taken = Line(), []
+    fit_network(network, [1] * 100, loss_of, Plan("line", 2, 10, 0.1), Setting(0, Deadline(math.inf)))
+    assert taken.count(True) == 2 * 9
+
+
 def test_the_best_weights_are_those_of_the_lowest_held_back_loss():
     looks = iter([5.0, 1.0, *[9.0] * 100])
     seen = []

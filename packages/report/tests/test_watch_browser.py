@@ -161,3 +161,18 @@ def test_the_page_loads_nothing_that_is_not_its_own(whole):
         assert all(name.startswith(server.url) for name in loaded)
         refused = page.script("fetch('https://example.org/').then(() => 'let through', () => 'refused')")
         assert refused == "refused"
+
+
+def test_lanes_of_very_many_spans_begin_where_the_run_did(whole):
+    directory, lines = whole
+    directory.events.write_bytes(b"".join(lines))
+    with Server(directory) as server, Browser() as page:
+        page.open(server.url)
+        page.until("page.frame !== null && !page.reading")
+        first = page.script("clearTimeout(page.timer), page.asking = true, page.spans[0]")
+        page.script(
+            "take({...page.frame, about: null, marks: null, incidents: [], lanes: {...page.frame.lanes, whole: false, "
+            "ended: Array.from({length: 7000}, (_, at) => ['trainer', '0', 'waiting', 300 + at, 301 + at, ''])}})"
+        )
+        assert page.script("page.spans[0]") == first
+        assert page.script("page.cursor.spans") == 0  # so that all are asked for anew, coarser

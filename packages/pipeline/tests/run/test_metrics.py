@@ -28,10 +28,10 @@ def test_the_next_driver_goes_on_behind_the_last_whole_line(tmp_path, before, ha
     assert [row["version"] for row in read_metrics(path)] == ([1, 2] if before else [2])
 
 
-@pytest.mark.parametrize("line", ["garbage", "[1]", '{"step": 3}'])
+@pytest.mark.parametrize("line", [b"garbage", b"[1]", b'{"step": 3}', b'{"kind": "\xff"}'])
 def test_a_damaged_line_is_named(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
-    path.write_text(f"{WHOLE}{line}\n{WHOLE}")
+    path.write_bytes(WHOLE.encode() + line + b"\n" + WHOLE.encode())
     with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl, line 2: found .*, expected a line of metrics"):
         read_metrics(path)
 

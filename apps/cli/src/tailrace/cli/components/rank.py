@@ -347,9 +347,14 @@ def _of_run(directory: RunDirectory) -> Iterator[Example]:
         raise CommandError(f"{directory.root}: found no prompts, expected a run that has begun, not a simulated one")
     config = validate([(str(directory.config), directory.read_config())])
     prepared = prepare(config, directory, lambda _: None)
+    tokenizer = prepared.model / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise CommandError(
+            f"{directory.root}: found no {tokenizer}, expected that of the model which the run began with"
+        )
     prompts = Prompts(
         PromptSettings(
-            tokenizer=prepared.model / "tokenizer.json",
+            tokenizer=tokenizer,
             train=prepared.train,
             shares=prepared.shares,
             held_out=None,

@@ -154,7 +154,8 @@ def _fill_rows(database: Any, directory: RunDirectory, folder: Path) -> None:
     kinds = {"step": "steps", "evaluation": "evaluations"}
     lines: dict[str, list[str]] = {name: [] for name in kinds.values()}
     for row in read_metrics(directory.metrics):
-        lines[kinds[row.pop("kind")]].append(json.dumps(row))
+        if (kind := row.pop("kind")) in kinds:  # another version may write others beside them
+            lines[kinds[kind]].append(json.dumps(row))
     found, growing = directory.trained, not directory.summary.exists()
     trained = read_trained(found, tokens=False, growing=growing) if found.exists() else ()
     lines["trajectories"] = [json.dumps(_without_tokens(row)) for row in trained]

@@ -134,7 +134,7 @@ def fit_network(network: nn.Module, sizes: Sequence[int], loss_of: LossOf, plan:
             took, began = now - began, now
             slowest = max(slowest, took)
             if step == _TIMED_STEPS:  # the first ones load libraries
-                steps = min(steps, step + int(_MARGIN * setting.deadline.left_s / max(took, 1e-9)))
+                steps = int(min(steps, step + _MARGIN * setting.deadline.left_s / max(took, 1e-9)))
             if step >= steps or step % max(apart, steps // _LOOKS, 1) == 0:
                 best = _looked(network, loss_of, parts(held, sizes, plan.batch_tokens), best)
                 setting.progress({"method": plan.name, "phase": "step", "step": step, "steps": steps, "loss": loss})

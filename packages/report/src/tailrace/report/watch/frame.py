@@ -39,6 +39,8 @@ MOST_SPANS, MOST_MARKS, MOST_POINTS, MOST_INCIDENTS, MOST_DEVICES = 3000, 300, 2
 LOOKED_AT_PER_S, LEAST_WAIT_S = 5000, 1.0
 """Trajectories that are looked at a second for where they are, which takes a microsecond each; fewer than that is at once."""
 PAGE = 50
+LAST_BATCHES = 30
+"""Batches at the end, of which none is left out where there are many: those of the page's table and of its windows of steps."""
 WINDOW_STEPS = 10
 SILENT_S = 30.0
 OVER = ("done", "failed", "gone")
@@ -418,7 +420,7 @@ def _learning(story: Story, results: Results) -> dict[str, Any]:
         for one in results.curve
     ]
     return {
-        "batches": _thinned(rows, MOST_POINTS),
+        "batches": [*_thinned(rows[:-LAST_BATCHES], MOST_POINTS - LAST_BATCHES), *rows[-LAST_BATCHES:]],
         "held_out": _thinned(curve, MOST_POINTS),
         "quantity": str(results.quantities[0] if results.quantities else Quantity.ACCURACY),
     }

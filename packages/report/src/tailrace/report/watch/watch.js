@@ -105,7 +105,7 @@ function take(frame) {
   if (!frame.progress) return;
   page.frame = frame;
   page.spans = frame.lanes.whole ? frame.lanes.ended : page.spans.concat(frame.lanes.ended);
-  if (page.spans.length > MOST_SPANS) page.spans = page.spans.slice(-MOST_SPANS);
+  if (page.spans.length > MOST_SPANS) page.cursor.spans = 0;  // next time all from the begin, coarser
   page.open = frame.lanes.open;
   page.members = frame.lanes.members;
   page.marks = frame.marks || page.marks;

@@ -120,15 +120,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    with path.open() as file:
-        return [_row(path, number, line) for number, line in enumerate(file, 1) if line.endswith("\n")]
+    with path.open("rb") as file:
+        return [_row(path, number, line) for number, line in enumerate(file, 1) if line.endswith(b"\n")]
 
 
-def _row(path: Path, number: int, line: str) -> dict[str, Any]:
+def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row: dict[str, Any] = json.loads(line)
         return {**row, "kind": row["kind"]}
     except (ValueError, KeyError, TypeError) as error:
         raise RunDirectoryError(
-            f"{path}, line {number}: found {line[:60].rstrip()!r}, expected a line of metrics"
+            f"{path}, line {number}: found {line[:60].decode(errors='replace').rstrip()!r}, expected a line of metrics"
         ) from error
