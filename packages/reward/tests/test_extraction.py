@@ -83,7 +83,17 @@ def test_all_boxes(text, found):
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("7 + 5 = 12", "12"), ("it is -3.", "-3"), ("1,234.5 km", "1,234.5"), ("3/4", "3/4"), ("none", None)],
+    [
+        ("7 + 5 = 12", "12"),
+        ("it is -3.", "-3"),
+        ("1,234.5 km", "1,234.5"),
+        ("3/4", "3/4"),
+        ("none", None),
+        ("it is \u22123.", "\u22123"),
+        ("it is \u2212.5e\u22123", "\u2212.5e\u22123"),
+        ("it is \u20133.", "\u20133"),
+        ("pages 3\u20135", "5"),
+    ],
 )
 def test_the_last_number(text, found):
     assert last_number(text) == found

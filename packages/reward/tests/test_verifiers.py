@@ -101,6 +101,14 @@ def test_without_markup_the_last_number_or_the_whole_text_counts():
     assert exact("<answer>Paris</answer>", "Lyon", {}) == 0.0
 
 
+@pytest.mark.parametrize("verifier", [numeric, load_verifier("math")])
+@pytest.mark.parametrize("minus", ["-", "\u2212", "\u2013"])
+def test_a_minus_counts_however_it_is_written(verifier, minus):
+    for response in (f"so it is {minus}3.", f"<answer>{minus}3</answer>"):
+        assert verifier(response, "-3", {}) == 1.0
+        assert verifier(response, "3", {}) == 0.0
+
+
 TALK = "It is 7. <answer>8</answer>"  # a turn, an answer of the environment, and another turn: only the last counts
 
 

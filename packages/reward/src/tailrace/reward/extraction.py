@@ -9,9 +9,12 @@ from dataclasses import dataclass
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _BOXED = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
 _SOLUTION = re.compile(r"(?:^|\n)[ \t]*####[ \t]*(\S[^\n]*)$")
-# A number as people write it: sign, thousands separators, decimals, exponent, or a fraction of two integers.
+# A number as people write it: sign, thousands separators, decimals, exponent, or a fraction of two integers. A sign may be the
+# typographic minus (U+2212), and an en dash (U+2013) that is none of a range.
+_SIGN = r"(?:[-+\u2212]|(?<![\w.)\]}%])\u2013)?"
+_POWER_OF_TEN = r"[eE][-+\u2212]?\d+"
 _NUMBER = re.compile(
-    r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+|\s?/\s?\d+)?|[-+]?\.\d+(?:[eE][-+]?\d+)?"
+    rf"{_SIGN}(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?:{_POWER_OF_TEN}|\s?/\s?\d+)?|{_SIGN}\.\d+(?:{_POWER_OF_TEN})?"
 )
 
 

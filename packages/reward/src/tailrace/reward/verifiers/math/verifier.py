@@ -145,7 +145,7 @@ def _unmarked(response: str) -> str | None:
 
 def _is_within(before: str, number: str) -> bool:
     """Whether what stands before a number makes it a part of something else: ``x^2``, ``10-5``, ``1 3/4``, ``3:40``."""
-    if number[0] in "+-" and re.search(r"[A-Za-z0-9_)\]}]$", before):
+    if number[0] in "+-\u2212" and re.search(r"[A-Za-z0-9_)\]}]$", before):
         return True
     if "/" in number and re.search(r"\d\s*$", before):
         return True
