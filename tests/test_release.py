@@ -238,3 +238,12 @@ def test_which_versions_are_tried(release):
 def test_a_changelog_says_what_is_new(release, text, final, faults):
     member = release.packages()[0]
     assert len(list(release.faults_of_changelog(text, member, final=final))) == faults
+
+
+def test_a_name_that_no_package_has_is_told_and_nothing_is_written(release, tmp_path, capsys):
+    before = git(tmp_path, "status", "--porcelain")
+    assert release.main(["--bump", "0.2.0", "tailrace-leav"]) == 1
+    assert "found the package 'tailrace-leav', expected one of" in capsys.readouterr().err
+    assert release.main(["--dry-run", "tailrace-leaf"]) == 1
+    assert "expected no name without --bump" in capsys.readouterr().err
+    assert git(tmp_path, "status", "--porcelain") == before
