@@ -136,7 +136,6 @@ def pytest_collection():
 
 def pytest_collection_finish():
     # What collection made stays to the end: each full collection of garbage would look at all of it, for a quarter of a second.
-    gc.collect()
     gc.freeze()
     gc.enable()
 
