@@ -64,6 +64,30 @@ LEAST_SEEDS = 3
 PIECES = 3
 """Pieces of a class whose long tests are dealt to parts."""
 
+DEAR = (
+    "packages/environment/tests/test_harness.py::test_two_hundred_episodes_with_twenty_kills",
+    "packages/paramserver/tests/bridges/test_verl.py::test_verls_manager_updates_two_workers_though_relays_are_killed_in_mid_transfer",
+    "packages/pipeline/tests/test_nodes_on_ray.py::test_a_trainer_on_two_machines_loses_one_and_goes_on_with_a_third",
+    "packages/pipeline/tests/test_standby_on_a_joined_cluster.py::test_a_trainer_takes_a_machine_of_replicas_of_a_cluster_that_was_joined",
+    "packages/reward/tests/test_honest_programs.py::test_a_thousand_honest_programs_on_busy_cores",
+    "tests/test_adapter_run.py::test_an_adapter_is_trained_beside_sglangs_own_server",
+    "tests/test_end_to_end.py::test_controllers_are_replaced_while_members_live_on",
+    "tests/test_environment_runs.py::test_ten_steps_on_a_taskset_that_verifiers_brings_with_it",
+    "tests/test_environment_runs.py::test_ten_steps_on_openenvs_own_example[local]",
+    "tests/test_environment_runs.py::test_ten_steps_on_openenvs_own_example[ray]",
+    "tests/test_installing.py::test_the_quick_start_runs_from_the_wheels_alone",
+    "tests/test_judge_beside_a_loan.py::test_the_judge_scores_through_every_loan_and_whoever_dies_nothing_is_lost",
+    "tests/test_long_run.py::test_no_role_grows_with_trajectories",
+    "tests/test_newcomers_path.py::test_a_first_run_ends_rightly_and_can_be_looked_at",
+    "tests/test_newcomers_path.py::test_a_task_of_ones_own_is_trained_broken_gone_on_with_and_exported",
+    "tests/test_real_model.py::test_lora_on_word_problems_is_trained_exported_and_loaded_again",
+    "tests/test_resize.py::test_a_run_resizes_vllm_and_back",
+    "tests/test_run_memory.py::test_a_runs_memory_is_within_ten_percent",
+    "tests/test_standby_command.py::test_the_shipped_command_takes_a_standby_when_its_trainer_loses_a_machine",
+    "tests/test_tool_sums_warm_start.py::test_a_plus_is_told_from_a_minus_within_180_steps",
+)
+"""The dearest long tests. Each has a part without others that are `long` or have a timeout of their own."""
+
 COST, BEGAN_S = "processor_s", pytest.StashKey()
 FILES_FOR_ONE_PROCESS = 3
 """A command line that names no folder and no more files than these is run without helper processes, which take seconds."""
@@ -280,7 +304,12 @@ def _number(item):
 
     Tests of a class share what takes long to make, so a class is cut into few pieces. Cases of a function are dealt one by one.
     """
-    if item.cls is None:
-        return zlib.crc32(item.nodeid.encode())
-    piece = zlib.crc32(item.originalname.encode()) % PIECES
-    return zlib.crc32(f"{item.parent.nodeid} {piece}".encode())
+    if item.nodeid in DEAR:
+        return DEAR.index(item.nodeid)
+    name = item.nodeid
+    if item.cls is not None:
+        name = f"{item.parent.nodeid} {zlib.crc32(item.originalname.encode()) % PIECES}"
+    number = zlib.crc32(name.encode())
+    if any(item.get_closest_marker(name) for name in ("long", "timeout")):
+        return len(DEAR) + number % (DEEP_PARTS - len(DEAR))
+    return number

@@ -11,7 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PARTS = 3
 SAMPLE = """
+import conftest
 import pytest
+
+conftest.DEAR = ("test_sample.py::test_dear[a]", "test_sample.py::test_dear[b]")
 
 class Contract:
     @pytest.mark.parametrize("size", [1, 2])
@@ -32,6 +35,15 @@ class TestSlow(TestMiddling):
 @pytest.mark.parametrize("seed", range(12))
 def test_long(seed): ...
 
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", ["a", "b"])
+def test_dear(kind): ...
+
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("case", range(100))
+def test_of_minutes(case): ...
+
 @pytest.mark.parametrize("kind", ["a", "b"])
 @pytest.mark.parametrize("seed", range(16))
 def test_repeated(seed, kind): ...
@@ -44,6 +56,8 @@ LONG = {
     "TestSlow::test_sizes[2]",
     "TestSlow::test_ends",
     *(f"test_long[{seed}]" for seed in range(12)),
+    *(f"test_dear[{kind}]" for kind in "ab"),
+    *(f"test_of_minutes[{case}]" for case in range(100)),
     *(f"test_repeated[{seed}-{kind}]" for seed in range(4, 16) for kind in "ab"),
 }
 SHORT = {
@@ -89,8 +103,27 @@ def test_parts_share_no_long_test_and_leave_none_out(run):
     assert any(both <= part for part in parts), "a class's tests of a name share what it makes"
 
 
-def test_a_number_alone_is_counted_round(run, pytestconfig):
-    number, parts = 5, pytestconfig.pluginmanager.getplugin(str(ROOT / "conftest.py")).DEEP_PARTS
+@pytest.fixture
+def ours(pytestconfig):
+    return pytestconfig.pluginmanager.getplugin(str(ROOT / "conftest.py"))
+
+
+def test_a_part_of_one_of_the_dearest_has_no_other_that_takes_minutes(run):
+    for number, kind in enumerate("ab"):
+        found = run("--deep-part", str(number)) - SHORT
+        assert {name for name in found if "dear" in name} == {f"test_dear[{kind}]"}
+        assert not any("minutes" in name for name in found), found
+
+
+def test_the_dearest_are_there(ours):
+    assert len(set(ours.DEAR)) == len(ours.DEAR) < ours.DEEP_PARTS
+    for node in ours.DEAR:
+        path, _, name = node.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (ROOT / path).read_text(), node
+
+
+def test_a_number_alone_is_counted_round(run, ours):
+    number, parts = 5, ours.DEEP_PARTS
     found = run("--deep-part", str(number + 7 * parts))
     assert found == run("--deep-part", f"{number}/{parts}")
     assert found >= SHORT

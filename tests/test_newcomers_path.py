@@ -15,9 +15,18 @@ TUTORIAL = ROOT / "docs/tutorial.md"
 PROGRAMS = {"tailrace": [sys.executable, "-m", "tailrace.cli.main"], "python": [sys.executable], "sed": ["sed"]}
 
 
-def commands():
-    blocks = re.findall(r"^```console\n(.*?)^```$", TUTORIAL.read_text(), re.MULTILINE | re.DOTALL)
-    return [shlex.split(line.removeprefix("$ "), comments=True) for block in blocks for line in block.splitlines()]
+def sections():
+    """The tutorial's commands, by the number of the section that shows them."""
+    found = {}
+    for number, text in re.findall(r"^## (\d+)\. .*\n((?:(?!## ).*\n)*)", TUTORIAL.read_text(), re.MULTILINE):
+        blocks = re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+        found[int(number)] = [shlex.split(line, comments=True) for line in lines]
+    return found
+
+
+FIRST_RUN, OWN_TASK = (1, 2, 3), (4, 5, 6, 7)
+"""Sections that need what those before them left. Each of the two begins with nothing, so they are walked apart."""
 
 
 def test_the_quick_starts_two_commands_stand_in_the_readme():
@@ -25,21 +34,21 @@ def test_the_quick_starts_two_commands_stand_in_the_readme():
     assert shown == ["python3 -m pip install uv && uv run tailrace run laminar", "uv run pytest"]
 
 
-def test_the_tutorial_shows_programs_that_this_test_knows():
-    assert len(commands()) > 10
-    assert {program for program, *_ in commands()} <= PROGRAMS.keys()
+def test_each_command_is_walked_and_its_program_known():
+    found = sections()
+    assert tuple(found) == FIRST_RUN + OWN_TASK
+    assert sum(map(len, found.values())) == len(re.findall(r"^\$ ", TUTORIAL.read_text(), re.MULTILINE))
+    assert {program for shown in found.values() for program, *_ in shown} == PROGRAMS.keys()
 
 
-@pytest.mark.deep
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_each_command_ends_rightly_and_what_it_promises_is_there(tmp_path):
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
+def walk(numbers, directory):
+    """Runs the commands of sections as they are shown; returns what each said, by its first two words."""
+    (directory / "configs").symlink_to(ROOT / "configs")
     said = {}
-    for program, *words in commands():
+    for program, *words in (command for number in numbers for command in sections()[number]):
         done = subprocess.run(
             [*PROGRAMS[program], *words],
-            cwd=tmp_path,
+            cwd=directory,
             env=os.environ | {"COLUMNS": "200"},
             capture_output=True,
             text=True,
@@ -48,10 +57,25 @@ def test_each_command_ends_rightly_and_what_it_promises_is_there(tmp_path):
         assert done.returncode == 0, f"{program} {shlex.join(words)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         assert "Traceback" not in done.stderr
         said[" ".join(words[:2])] = done.stdout
+    return said
+
+
+@pytest.mark.deep
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a_first_run_ends_rightly_and_can_be_looked_at(tmp_path):
+    said = walk(FIRST_RUN, tmp_path)
     assert all(part in said["explain runs/first"] for part in ("routed to", "scored", "trained on"))
-    first, mine = (json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("first", "mine"))
-    assert first["steps"] == 3
+    assert json.loads((tmp_path / "runs/first/summary.json").read_text())["steps"] == 3
     assert (tmp_path / "runs/first/report.html").stat().st_size > 10_000
+
+
+@pytest.mark.deep
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a_task_of_ones_own_is_trained_broken_gone_on_with_and_exported(tmp_path):
+    walk(OWN_TASK, tmp_path)
+    mine = json.loads((tmp_path / "runs/mine/summary.json").read_text())
     assert mine["steps"] == 12
     assert mine["lost_trajectories"] == mine["consumed_twice"] == 0
     assert mine["replica_restarts"] >= 1
