@@ -98,6 +98,14 @@ def test_what_others_wrote_cannot_act_on_the_terminal(capsys):
     assert capsys.readouterr().err == f"tailrace: no such verifier: {escaped}\n"
 
 
+def test_what_looks_like_markup_is_shown_as_it_is():
+    tag = "[dim] [/a/b]"
+    replica = {"id": tag, "doing": "idle", "version": None, "trajectories": 0, "kv": 0.0}
+    environment = {"id": tag, "doing": "idle", "sessions": 0, "answering": 0}
+    told = training(seats={tag: tag}, relays={tag: tag}, replicas=[replica], environments=[environment])
+    assert text(panel(told, wall_s=1.0)).count(tag) == 6
+
+
 def test_a_pipeline_that_interrupts_shows_its_bound_its_pool_and_its_interruptions():
     status = training(
         bound=3, pooled=120, blocked_cycles=7, partial_rollout=True, repacks=0, interrupting_pulls=9, migrated=31

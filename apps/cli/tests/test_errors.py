@@ -420,9 +420,16 @@ def test_all_wrong_keys_and_kinds_are_told_at_once(capsys):
 
 def test_a_dry_run_checks_everything_and_leaves_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["run", "laminar", "--dry-run", "--set", "pipeline.steps=7", "--kill", "replica@step3"]) == 0
+    steps, there = ["--set", "pipeline.steps=7", "--kill", "replica@step3"], ["--run-dir", "[dim]/[/INST]"]
+    assert main(["run", "laminar", "--dry-run", *steps, *there]) == 0
     out = capsys.readouterr().out
-    for words in ("7 of 32 prompts x 8 responses", "sync on-idle", "replica@step3", "Nothing was started"):
+    for words in (
+        "7 of 32 prompts x 8 responses",
+        "sync on-idle",
+        "replica@step3",
+        "[dim]/[/INST]",
+        "Nothing was started",
+    ):
         assert words in " ".join(out.split())
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "notes.txt").write_text("mine")

@@ -28,3 +28,10 @@ def test_faults_that_did_not_strike_are_the_last_line(tmp_path):
 def test_nothing_is_said_of_faults_where_there_were_none(tmp_path):
     lines = printed(tmp_path, faults=[], faults_not_struck=[])
     assert not any(line.split()[:1] == ["faults"] or "did not strike" in line for line in lines)
+
+
+def test_what_looks_like_markup_is_told_as_it_is(tmp_path):
+    tag = "[closed] 1 [/INST]"
+    prompts = {"admitted": 1, "trained": 0, "filtered": {}, "failed_because": {"not-scored": 1}}
+    lines = printed(tmp_path, prompts={**prompts, "failed_words": {"not-scored": tag}}, trackers={"mine": tag})
+    assert sum(tag in line for line in lines) == 2

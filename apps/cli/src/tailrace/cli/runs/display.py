@@ -230,7 +230,7 @@ class _Pairs:
             grid.add_column(min_width=min(26, options.max_width // 4))  # that columns stay where they are
         rows = -(-len(self.pairs) // columns)
         for row in range(rows):
-            grid.add_row(*(text for pair in self.pairs[row::rows] for text in pair))
+            grid.add_row(*(Text(text) for pair in self.pairs[row::rows] for text in pair))
         yield grid
 
 
@@ -252,7 +252,7 @@ def _environments(status: RunStatus) -> Table:
     for each in status.environments[:MOST_ROWS]:
         style = "dim" if each["doing"] == "idle" else _COLORS.get(each["doing"], "cyan")  # it is fast, not in want
         doing = Text(each["doing"], style=style)
-        row = [each["id"], doing, str(each["sessions"]), str(each["answering"]), str(status.workers)]
+        row = [Text(each["id"]), doing, str(each["sessions"]), str(each["answering"]), str(status.workers)]
         table.add_row(*row[: len(headings)])
     if len(status.environments) > MOST_ROWS:
         table.add_row(Text(f"and {len(status.environments) - MOST_ROWS} more", style="dim"))
@@ -271,7 +271,7 @@ def _replicas(replicas: list[dict[str, Any]]) -> Table:
         version = "none" if replica["version"] is None else str(replica["version"])
         style = _COLORS.get(doing.split()[0], "cyan")
         table.add_row(
-            replica["id"], Text(doing, style=style), version, str(replica["trajectories"]), _kv(replica["kv"])
+            Text(replica["id"]), Text(doing, style=style), version, str(replica["trajectories"]), _kv(replica["kv"])
         )
     if len(replicas) > MOST_ROWS:
         table.add_row(Text(f"and {len(replicas) - MOST_ROWS} more", style="dim"))

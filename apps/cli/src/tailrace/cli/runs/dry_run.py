@@ -71,7 +71,7 @@ def show_plan(
         ("faults", ", ".join(config.faults) or "none scripted"),
         ("directory", str(root)),
     ):
-        table.add_row(name, value)
+        table.add_row(Text(name), Text(value))
     console.print(table)
     show_footprint(found, console)
     console.print("Nothing was started or written. Without --dry-run this runs.")
