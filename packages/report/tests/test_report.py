@@ -233,6 +233,15 @@ def test_every_role_that_died_is_in_the_table_of_faults(finished):
     assert {facts[f"{role} restarts"] for role in ("replica", "trainer", "relay", "scorer", "data")} == {"1"}
 
 
+def test_rows_that_are_not_shown_are_counted(finished, monkeypatch):
+    monkeypatch.setattr("tailrace.report.html.page.MOST_ROWS", 2)
+    record = read_record(finished[0])
+    page = _Page(render(record))
+    assert "Faults 5 " in page.words
+    assert "3 more rows are in the event log." in page.words
+    assert f"Versions and relays {len(record.folds.versions.ordered)} " in page.words
+
+
 def test_a_run_that_has_not_finished_says_so(tmp_path):
     directory, _ = a_run(tmp_path / "run", until_step=2)
     with directory.events.open("a") as log:

@@ -224,6 +224,16 @@ def test_frequent_marks_become_one_for_each_replica_and_moment():
     assert found[0].label == "0; 2; 4 and 3 times more"
 
 
+def test_of_very_many_marks_some_are_drawn_from_begin_to_end():
+    spans = [Span("replica", "r0", Doing.GENERATING, 0.0, 6000.0, "x")]
+    marks = [Mark(MarkKind.REPACK, "replica", "r0", float(at), "x") for at in range(6000)]
+    chart = timeline_chart(spans, marks, (0.0, 6000.0), TimeAxis.for_length(0.0))
+    (drawn,) = [trace for trace in chart.data if trace["name"] == "repack"]
+    assert len(drawn["x"]) < 2000
+    assert drawn["x"][0] < 10.0
+    assert drawn["x"][-1] == 5999.0
+
+
 def test_a_run_with_turns_shows_its_environment_and_who_waits_for_it():
     environment = {"calls": {"counts": {"2": 1.0}}, "latency": {"median": 8.0}}
     workload = {"response": [{"median": 400, "sigma": 0.9}], "environment": environment}

@@ -142,11 +142,11 @@ def cursor_of(found):
     return Cursor(**found["cursor"])
 
 
-def test_of_many_steps_the_last_ones_are_all_told(run, monkeypatch):
-    monkeypatch.setattr(frames_of_pages, "MOST_POINTS", 4)
+def test_of_many_steps_the_first_one_and_the_last_ones_are_told(run, monkeypatch):
+    monkeypatch.setattr(frames_of_pages, "MOST_POINTS", 5)
     monkeypatch.setattr(frames_of_pages, "LAST_BATCHES", 3)
     learning = Frames(followed_to_the_end(run)).frame(Cursor())["learning"]
-    assert [row[0] for row in learning["batches"]] == [3, 4, 5, 6]
+    assert [row[0] for row in learning["batches"]] == [1, 3, 4, 5, 6]
 
 
 def test_the_control_that_comes_behind_the_runs_end_is_told_to_an_open_page(run, monkeypatch):

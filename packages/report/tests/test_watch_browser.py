@@ -163,7 +163,7 @@ def test_the_page_loads_nothing_that_is_not_its_own(whole):
         assert refused == "refused"
 
 
-def test_lanes_of_very_many_spans_begin_where_the_run_did(whole):
+def test_of_very_many_spans_and_marks_it_is_seen_where_they_begin(whole):
     directory, lines = whole
     directory.events.write_bytes(b"".join(lines))
     with Server(directory) as server, Browser() as page:
@@ -176,3 +176,7 @@ def test_lanes_of_very_many_spans_begin_where_the_run_did(whole):
         )
         assert page.script("page.spans[0]") == first
         assert page.script("page.cursor.spans") == 0  # so that all are asked for anew, coarser
+        note = "document.querySelector('#earlier').textContent"
+        assert page.script(note) == ""
+        page.script("take({...page.frame, about: null, incidents: [], marks: page.marks.slice(-3)})")
+        assert page.script(note) == page.script("` Of these, ${page.cursor.marks - 3} earlier ones are not drawn.`")

@@ -10,7 +10,7 @@ from typing import Any
 
 from tailrace.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.run.figures.batches import Batch
-from tailrace.report.charts.chart import Chart, TimeAxis, Trace
+from tailrace.report.charts.chart import Chart, TimeAxis, Trace, thinned
 from tailrace.report.fold.interruptions import Mark, MarkKind
 from tailrace.report.fold.timeline import BUBBLES, Doing, Span
 
@@ -192,7 +192,7 @@ def _bars(
 
 def _marks(kind: MarkKind, marks: Sequence[Mark], rows: dict[tuple[str, str], str], time: TimeAxis) -> Trace:
     symbol, color = SYMBOLS[kind]
-    mine = [mark for mark in marks if mark.kind is kind and (mark.role, mark.member) in rows][:MOST_MARKS]
+    mine = thinned([mark for mark in marks if mark.kind is kind and (mark.role, mark.member) in rows], MOST_MARKS)
     return {
         "type": "scatter",
         "mode": "markers",

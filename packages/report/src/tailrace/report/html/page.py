@@ -85,12 +85,18 @@ def _script_json(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table. Columns that begin with ``#`` hold numbers and are aligned right."""
+    """One table. Columns that begin with ``#`` hold numbers and are aligned right; `left` rows are not shown."""
 
     columns: list[str]
     rows: list[list[str]]
     note: str = ""
     strong: int | None = None
+    left: int = 0
+
+    @property
+    def count(self) -> int:
+        """All rows, those that are not shown included."""
+        return len(self.rows) + self.left
 
 
 def cut(table: Table) -> Table:
@@ -98,4 +104,5 @@ def cut(table: Table) -> Table:
     if len(table.rows) <= MOST_ROWS:
         return table
     left = len(table.rows) - MOST_ROWS
-    return Table(table.columns, table.rows[:MOST_ROWS], f"{table.note} {left} more rows are in the event log.".strip())
+    note = f"{table.note} {left} more rows are in the event log.".strip()
+    return Table(table.columns, table.rows[:MOST_ROWS], note, left=left)

@@ -445,10 +445,10 @@ def _rates(story: Story) -> dict[str, Any]:
 
 
 def _thinned(rows: Sequence[Any], most: int) -> list[Any]:
-    """At most so many rows, evenly chosen, the last one among them."""
+    """At most so many rows, two at least, evenly chosen, the first and the last among them."""
     if len(rows) <= most:
         return list(rows)
-    return [rows[(place + 1) * len(rows) // most - 1] for place in range(most)]
+    return [rows[place * (len(rows) - 1) // (most - 1)] for place in range(most)]
 
 
 def _entry(story: Story, entry: TrajectoryEntry) -> dict[str, Any]:

@@ -109,6 +109,8 @@ function take(frame) {
   page.open = frame.lanes.open;
   page.members = frame.lanes.members;
   page.marks = frame.marks || page.marks;
+  const earlier = page.cursor.marks - page.marks.length;
+  $("earlier").textContent = earlier > 0 ? ` Of these, ${count(earlier, "earlier one")} ${earlier === 1 ? "is" : "are"} not drawn.` : "";
   page.incidents = page.incidents.concat(frame.incidents).slice(-200);
   page.steps = frame.learning.batches.map((row) => row[6]);
   draw();
