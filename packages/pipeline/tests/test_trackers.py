@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import signal
 import sqlite3
 import struct
@@ -50,7 +51,7 @@ def test_tensorboard(tmp_path):
 
 
 def in_trackio(place):
-    (file,) = Path(place.split()[0].removeprefix("TRACKIO_DIR=")).glob("*.db")
+    (file,) = Path(shlex.split(place)[0].removeprefix("TRACKIO_DIR=")).glob("*.db")
     with sqlite3.connect(file) as database:
         rows = database.execute("select run_name, step, metrics from metrics order by id").fetchall()
         assert len({name for name, *_ in rows}) == 1
@@ -60,7 +61,7 @@ def in_trackio(place):
 def test_trackio(tmp_path, monkeypatch):
     pytest.importorskip("trackio")
     monkeypatch.delenv("TRACKIO_DIR", raising=False)
-    done = apart("trackio", {}, tmp_path)
+    done = apart("trackio", {}, tmp_path / "a run")
     found = in_trackio(done)
     assert {name: found[name] for _, row in ROWS[2:] for name in row} == {
         n: v for _, row in ROWS[2:] for n, v in row.items()
@@ -71,9 +72,9 @@ def test_wandb_keeps_the_run_for_later_where_it_knows_no_key(tmp_path, monkeypat
     pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))  # no netrc
-    place = apart("wandb", {"project": "tails"}, tmp_path / "run")
-    (folder,) = (tmp_path / "run/wandb").glob("offline-run-*")
-    assert place == f"wandb sync {folder}"
+    place = apart("wandb", {"project": "tails"}, tmp_path / "a run")
+    (folder,) = (tmp_path / "a run/wandb").glob("offline-run-*")
+    assert shlex.split(place) == ["wandb", "sync", str(folder)]
     (file,) = folder.glob("run-*.wandb")
     data = file.read_bytes()
     for name in ("step/loss", "evaluation/sampled/accuracy", "trained_steps"):

@@ -429,9 +429,11 @@ def test_a_name_that_was_bound_to_this_machine_is_not_answered(app, host):
     assert b"generation" not in body
 
 
-@pytest.mark.parametrize("host", ["localhost:80", "LOCALHOST:80", "[::1]:80", "127.0.0.1:80"])
+@pytest.mark.parametrize("host", ["localhost:80", "LOCALHOST:80", "[::1]:80", "127.0.0.1:80", "127.0.0.1", "[::1]"])
 def test_names_of_loopback_are(app, host):
+    """Browsers leave out port 80, and no other."""
     assert get(guarded(app), "/api/frame", host=host)[0] == 200
+    assert hosts_of("127.0.0.1", 81).isdisjoint({"127.0.0.1", "[::1]", "localhost"})
 
 
 @pytest.mark.parametrize(

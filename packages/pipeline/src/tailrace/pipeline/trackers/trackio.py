@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -49,7 +50,8 @@ class _Run:
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
-        self.place = options.space_id or f"TRACKIO_DIR={directory} trackio show --project {options.project}"
+        shown = f"TRACKIO_DIR={shlex.quote(directory)} trackio show --project {shlex.quote(options.project)}"
+        self.place = options.space_id or shown
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self._run.log(dict(figures), step=step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -62,7 +63,7 @@ class _Run:
         )
         # An evaluation may come behind a later step, and wandb's own steps only rise.
         self._run.define_metric("*", step_metric=_STEP)
-        self.place = str(self._run.url) if online else f"wandb sync {self._run.settings.sync_dir}"
+        self.place = str(self._run.url) if online else f"wandb sync {shlex.quote(str(self._run.settings.sync_dir))}"
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self._run.log({**figures, _STEP: step})

@@ -45,6 +45,8 @@ _EVERY_S = {"live": EVERY_S, "silent": EVERY_S, "replay": 1.0}
 HEADERS_S = 10.0
 """Seconds for which a connection may ask nothing: each has one of `MOST_CONNECTIONS` places."""
 MOST_CONNECTIONS = 64
+HTTP_PORT = 80
+"""The port that a browser leaves out of the header ``Host``."""
 END_S = 0.5
 """Seconds after which it is seen at the latest that the page is to end."""
 GARBAGE = 10_000
@@ -332,9 +334,8 @@ def hosts_of(host: str, port: int) -> frozenset[str]:
     except ValueError:
         pass
     names = {host, "localhost", "127.0.0.1", "::1"} if is_loopback(host) else {host}
-    return frozenset(
-        f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in (each.lower() for each in names)
-    )
+    bare = {f"[{name}]" if ":" in name else name for name in (each.lower() for each in names)}
+    return frozenset({f"{name}:{port}" for name in bare} | (bare if port == HTTP_PORT else set()))
 
 
 def url_of(host: str, port: int, token: str = "") -> str:
