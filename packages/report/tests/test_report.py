@@ -418,6 +418,16 @@ def test_the_headline_does_not_flatter(before, after, control, words):
         assert word in gain(found)
 
 
+@pytest.mark.parametrize(("problems", "claims"), [(1, False), (3, False), (4, True)])
+def test_of_a_few_problems_nothing_is_claimed(problems, claims):
+    before, after, control = (
+        dataclasses.replace(measured(share, name), problems=problems)
+        for share, name in ((0.0, "before"), (1.0, "after"), (0.0, "warm start, greedy"))
+    )
+    said = gain(Results("warm start", before=before, after=after, controls=(control,)))
+    assert ("may be chance" in said, "RL beats every control" in said) == (not claims, claims)
+
+
 REWARDS = {
     "rises alone": (
         0.05,

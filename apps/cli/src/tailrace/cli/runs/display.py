@@ -252,7 +252,13 @@ def _environments(status: RunStatus) -> Table:
     for each in status.environments[:MOST_ROWS]:
         style = "dim" if each["doing"] == "idle" else _COLORS.get(each["doing"], "cyan")  # it is fast, not in want
         doing = Text(each["doing"], style=style)
-        row = [Text(each["id"]), doing, str(each["sessions"]), str(each["answering"]), str(status.workers)]
+        row: list[RenderableType] = [
+            Text(each["id"]),
+            doing,
+            str(each["sessions"]),
+            str(each["answering"]),
+            str(status.workers),
+        ]
         table.add_row(*row[: len(headings)])
     if len(status.environments) > MOST_ROWS:
         table.add_row(Text(f"and {len(status.environments) - MOST_ROWS} more", style="dim"))

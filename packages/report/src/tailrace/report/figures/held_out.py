@@ -16,6 +16,9 @@ from tailrace.report.reason_words import percent
 from tailrace.report.record import Record
 
 CHANCE = 2.0  # differences below so many standard errors are called that
+FEWEST = (
+    4  # problems: of three, none right before and all right after may still be chance (p = 0.1), with no standard error
+)
 UNKNOWN_ACCURACY = "not known: rewards are graded, and the verifier does not say which answers are correct"
 
 
@@ -69,11 +72,9 @@ def reward_alone(results: Results) -> str | None:
     after, before = results.after, results.before
     if len(results.quantities) < 2 or after is None or before is None:
         return None
-    if not _rose(before.reward, after.reward):
+    if not _rose(Quantity.REWARD, before, after) or _rose(Quantity.ACCURACY, before, after):
         return None
     was, now = before.estimate(Quantity.ACCURACY), after.estimate(Quantity.ACCURACY)
-    if _rose(was, now):
-        return None
     chance = ", which may be chance" if now.value > was.value else ""
     earned = [said(Quantity.REWARD, one.reward.value) for one in (before, after)]
     right = [said(Quantity.ACCURACY, one.value) for one in (was, now)]
@@ -89,8 +90,17 @@ def standard_errors(a: Estimate, b: Estimate) -> float:
     return abs(a.value - b.value) / error if error else math.inf
 
 
-def _rose(a: Estimate, b: Estimate) -> bool:
-    return b.value > a.value and standard_errors(a, b) >= CHANCE
+def _apart(quantity: Quantity, a: MeasuredAnswers, b: MeasuredAnswers) -> float:
+    """The same of two measurements; 0 where problems are so few that any difference may be chance."""
+    return 0.0 if _few(a, b) else standard_errors(a.estimate(quantity), b.estimate(quantity))
+
+
+def _few(a: MeasuredAnswers, b: MeasuredAnswers) -> bool:
+    return min(a.problems, b.problems) < FEWEST
+
+
+def _rose(quantity: Quantity, a: MeasuredAnswers, b: MeasuredAnswers) -> bool:
+    return b.estimate(quantity).value > a.estimate(quantity).value and _apart(quantity, a, b) >= CHANCE
 
 
 def _change(quantity: Quantity, before: MeasuredAnswers | None, after: MeasuredAnswers) -> str:
@@ -101,7 +111,8 @@ def _change(quantity: Quantity, before: MeasuredAnswers | None, after: MeasuredA
         )
     was = before.estimate(quantity)
     by = now.value - was.value
-    chance = "" if not by or standard_errors(was, now) >= CHANCE else "; so small a difference may be chance"
+    which = "of so few problems any" if _few(before, after) else "so small a"
+    chance = "" if not by or _apart(quantity, before, after) >= CHANCE else f"; {which} difference may be chance"
     verb = "rose" if by > 0 else "fell"
     moved = f"{verb} from {said(quantity, was.value)} to {said(quantity, now.value)}, by {difference(quantity, by)}"
     stayed = f"stayed at {said(quantity, now.value)}"
@@ -113,7 +124,7 @@ def _change(quantity: Quantity, before: MeasuredAnswers | None, after: MeasuredA
 
 def _against(quantity: Quantity, best: MeasuredAnswers, after: MeasuredAnswers) -> str:
     reached, now = best.estimate(quantity), after.estimate(quantity)
-    by, apart = now.value - reached.value, standard_errors(reached, now)
+    by, apart = now.value - reached.value, _apart(quantity, best, after)
     control = f"the best control without RL ({best.name}) reaches {said(quantity, reached.value)}"
     if by > 0 and apart >= CHANCE:
         far = "" if math.isinf(apart) else f" ({apart:.1f} standard errors)"
