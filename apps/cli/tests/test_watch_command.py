@@ -1,6 +1,7 @@
 """``tailrace watch``: its address, its mistakes, and that its end is none of the run's."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -37,19 +38,20 @@ def run(tmp_path_factory):
     return log_into(tmp_path_factory.mktemp("runs") / "run", validate([("test", CONFIG)])).root
 
 
-def watching(*words):
+def watching(*words, **variables):
     process = subprocess.Popen(
         [sys.executable, "-m", "tailrace.cli.main", "watch", *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, **variables},
     )
     url = re.search(r"http://\S+", process.stdout.readline()).group(0)
     return process, url
 
 
-def ended(process):
-    process.send_signal(signal.SIGINT)
+def ended(process, number=signal.SIGINT):
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     return process.returncode, errors
 
@@ -83,6 +85,15 @@ def test_only_the_address_with_the_token_opens(run):
     with opener.open(url, timeout=60) as answer:
         assert b"tailrace watch" in answer.read()
     assert ended(process)[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.deep)])
+def test_of_a_demo_nothing_is_left_however_it_ends(tmp_path, number):
+    process, url = watching("--demo", "--no-token", TMPDIR=str(tmp_path))
+    urllib.request.urlopen(f"{url}watch.js", timeout=60).close()
+    assert [path.name.partition("-demo-")[0] for path in tmp_path.iterdir()] == ["tailrace"]
+    assert ended(process, number) == (0, "Ctrl-C ends the page and does nothing to the run.\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

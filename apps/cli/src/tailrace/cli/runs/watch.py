@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 import typer
 
 from tailrace.cli.errors import CommandError
+from tailrace.cli.runs.stopping import interrupts
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 
 DEMO_S = 240.0
@@ -68,7 +70,15 @@ def watch(options: WatchOptions) -> None:
         raise CommandError(f"found {found}, expected one of them")
     server.need_watch()
     token = server.new_token() if options.token or not server.is_loopback(options.host) else ""
-    with server.listen(options.host, options.port) as listener, _run(options) as (directory, speed):
+    with (
+        interrupts(),  # what a demo wrote goes with it, however it ends
+        server.listen(options.host, options.port) as listener,
+        _run(options) as (directory, speed),
+    ):
+        if (
+            signal.getsignal(signal.SIGHUP) is signal.default_int_handler
+        ):  # the server ends in order by SIGTERM, not by this
+            signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
         followed = FollowedRun(directory, speed=options.speed or speed)
         url = server.url_of(options.host, listener.getsockname()[1], token)
         typer.echo(f"watch {directory.root.name} at {url}")
