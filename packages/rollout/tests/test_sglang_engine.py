@@ -38,6 +38,7 @@ from tailrace.rollout.served_weights import WeightSample
 from tailrace.rollout.sglang_server import KEY_VARIABLE
 from tailrace.rollout.sglang_stream import BrokenStreamError, EventStream
 
+pytestmark = pytest.mark.long
 KEY, SEED, TIMEOUT_S = "key-of-the-test", 7, 60.0
 OUT = "model.layers.0.self_attn.o_proj.weight"
 

@@ -7,6 +7,8 @@ pytest.importorskip("transformers")
 from tailrace.rollout import build_engine, engine_abilities
 from tailrace.rollout.testing import EngineAbilitiesContract, EngineContract
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.inherited(
     deep=[

@@ -27,7 +27,7 @@ from tailrace.trainer.worker import TrainerWorker
 sys.path.insert(0, str(Path(__file__).parent))
 import trainer_processes
 
-pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="needs PEFT")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(find_spec("peft") is None, reason="needs PEFT")]
 VOCAB = 31
 ADAPTER = AdapterConfig(rank=4, alpha=8.0)
 CONFIG = TrainerConfig(lr=0.01, device="cpu", threads=1, grad_clip_norm=0.0, adapter=ADAPTER, seed=3)

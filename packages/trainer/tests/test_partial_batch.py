@@ -15,6 +15,7 @@ from tailrace.trainer.testing import inside, make_experiences, reference_loss
 from tailrace.trainer.worker import TrainerWorker
 
 VOCAB = 31
+pytestmark = pytest.mark.long
 CPU = TrainerConfig(lr=0.01, device="cpu", grad_clip_norm=0.5, threads=1)
 GROUPS = 7
 

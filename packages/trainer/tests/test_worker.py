@@ -22,6 +22,7 @@ from tailrace.trainer.small_model import build_model
 from tailrace.trainer.testing import BackendContract, inside, make_experiences, reference_loss
 from tailrace.trainer.worker import TrainerWorker
 
+pytestmark = pytest.mark.long
 VOCAB = 31
 CPU = TrainerConfig(lr=0.01, device="cpu", grad_clip_norm=0.0)
 
