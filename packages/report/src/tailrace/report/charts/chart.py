@@ -70,8 +70,7 @@ def step_axis(steps: int) -> dict[str, Any]:
 
 
 def thinned(points: Sequence[Any], most: int) -> list[Any]:
-    """At most `most` of the points, evenly, the last among them."""
+    """At most `most` of the points, two at least, evenly, the first and the last among them."""
     if len(points) <= most:
         return list(points)
-    stride = len(points) / most
-    return [points[min(len(points) - 1, int((index + 1) * stride) - 1)] for index in range(most)]
+    return [points[place * (len(points) - 1) // (most - 1)] for place in range(most)]

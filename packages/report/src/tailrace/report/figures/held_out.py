@@ -16,9 +16,8 @@ from tailrace.report.reason_words import percent
 from tailrace.report.record import Record
 
 CHANCE = 2.0  # differences below so many standard errors are called that
-FEWEST = (
-    4  # problems: of three, none right before and all right after may still be chance (p = 0.1), with no standard error
-)
+FEWEST = 4
+"""Problems. Of three, none right before and all right after may still be chance (p = 0.1), with no standard error."""
 UNKNOWN_ACCURACY = "not known: rewards are graded, and the verifier does not say which answers are correct"
 
 

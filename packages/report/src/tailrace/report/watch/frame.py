@@ -20,6 +20,7 @@ from tailrace.controller.view import RunView, Whereabouts
 from tailrace.pipeline.errors import resume_command
 from tailrace.pipeline.run.figures.batches import Batch, mean
 from tailrace.pipeline.run.figures.results import Quantity, Results, baseline, results_of
+from tailrace.report.charts.chart import thinned
 from tailrace.report.charts.timeline import drawable
 from tailrace.report.errors import ReportError
 from tailrace.report.figures.held_out import gain
@@ -420,8 +421,8 @@ def _learning(story: Story, results: Results) -> dict[str, Any]:
         for one in results.curve
     ]
     return {
-        "batches": [*_thinned(rows[:-LAST_BATCHES], MOST_POINTS - LAST_BATCHES), *rows[-LAST_BATCHES:]],
-        "held_out": _thinned(curve, MOST_POINTS),
+        "batches": [*thinned(rows[:-LAST_BATCHES], MOST_POINTS - LAST_BATCHES), *rows[-LAST_BATCHES:]],
+        "held_out": thinned(curve, MOST_POINTS),
         "quantity": str(results.quantities[0] if results.quantities else Quantity.ACCURACY),
     }
 
@@ -440,15 +441,8 @@ def _rates(story: Story) -> dict[str, Any]:
         "behind": [[round(value, 2) for value in flow.row(FIRST_LAG + lag)] for lag in range(LAGS)],
         "generated_now": round(generated[-1], 1) if generated else None,
         "trained_now": None if trained is None else round(trained, 1),
-        "buffered": [[round(at, 3), held] for at, held, _ in _thinned(story.folds.batches.occupancy, MOST_POINTS)],
+        "buffered": [[round(at, 3), held] for at, held, _ in thinned(story.folds.batches.occupancy, MOST_POINTS)],
     }
-
-
-def _thinned(rows: Sequence[Any], most: int) -> list[Any]:
-    """At most so many rows, two at least, evenly chosen, the first and the last among them."""
-    if len(rows) <= most:
-        return list(rows)
-    return [rows[place * (len(rows) - 1) // (most - 1)] for place in range(most)]
 
 
 def _entry(story: Story, entry: TrajectoryEntry) -> dict[str, Any]:
