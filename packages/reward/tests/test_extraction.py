@@ -93,6 +93,8 @@ def test_all_boxes(text, found):
         ("it is \u2212.5e\u22123", "\u2212.5e\u22123"),
         ("it is \u20133.", "\u20133"),
         ("pages 3\u20135", "5"),
+        (r"$12{,}345.5$", "12{,}345.5"),
+        (r"it is \(1\,000\,000\).", r"1\,000\,000"),
     ],
 )
 def test_the_last_number(text, found):

@@ -109,6 +109,14 @@ def test_a_minus_counts_however_it_is_written(verifier, minus):
         assert verifier(response, "3", {}) == 0.0
 
 
+@pytest.mark.parametrize("verifier", [numeric, load_verifier("math")])
+@pytest.mark.parametrize("separator", [",", "{,}", "\\,", "\\!", "\\;", "\\:", "\\ "])
+def test_thousands_count_however_they_are_set_apart(verifier, separator):
+    for response in (f"so it is $12{separator}000$.", f"<answer>12{separator}000</answer>"):
+        assert verifier(response, "12000", {}) == 1.0
+        assert verifier(response, "0", {}) == 0.0
+
+
 TALK = "It is 7. <answer>8</answer>"  # a turn, an answer of the environment, and another turn: only the last counts
 
 

@@ -12,9 +12,10 @@ _SOLUTION = re.compile(r"(?:^|\n)[ \t]*####[ \t]*(\S[^\n]*)$")
 # A number as people write it: sign, thousands separators, decimals, exponent, or a fraction of two integers. A sign may be the
 # typographic minus (U+2212), and an en dash (U+2013) that is none of a range.
 _SIGN = r"(?:[-+\u2212]|(?<![\w.)\]}%])\u2013)?"
+_THOUSANDS = r"(?:,|\{,\}|\\[,!;: ])"  # as people and as LaTeX have it
 _POWER_OF_TEN = r"[eE][-+\u2212]?\d+"
 _NUMBER = re.compile(
-    rf"{_SIGN}(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?:{_POWER_OF_TEN}|\s?/\s?\d+)?|{_SIGN}\.\d+(?:{_POWER_OF_TEN})?"
+    rf"{_SIGN}(?:\d{{1,3}}(?:{_THOUSANDS}\d{{3}})+|\d+)(?:\.\d+)?(?:{_POWER_OF_TEN}|\s?/\s?\d+)?|{_SIGN}\.\d+(?:{_POWER_OF_TEN})?"
 )
 
 
