@@ -302,6 +302,35 @@ class Silent(TensorFakeEngine):
         raise UnreadableWeightsError("it keeps them in stripes")
 
 
+class Quantising(Lying):
+    """An engine that has one parameter in another form."""
+
+    def digests(self, boxes):
+        why = "it keeps 'w' in 8 bits"
+        return [
+            WeightDigest(name, box, "", "", unreadable=why) if name == "w" else told
+            for (name, _, box), told in zip(boxes, super().digests(boxes), strict=True)
+        ]
+
+
+@pytest.mark.parametrize("lies", [(), (2,)])
+def test_what_an_engine_has_in_another_form_is_told_and_the_rest_is_compared(caplog, lies):
+    caplog.set_level(logging.WARNING)
+    elements = {name: torch.as_tensor(tensor).numel() for name, tensor in VERSIONS.versions[1].items()}
+    with Harness(MemorySource({}), engine=Quantising("v", lies), weights=VERSIONS, comparison=WeightComparison()) as h:
+        h.pull(1)
+        h.pull(2, seq=2)
+        assert [event.differs for event in h.of(PullFailed)] == ["v"] * len(lies)
+        share = 1 - elements["w"] / sum(elements.values())
+        assert [event.compared for event in h.of(Pulled)] == [pytest.approx(share)] * (2 - len(lies))
+    told = [record.message for record in caplog.records if "in 8 bits" in record.message]
+    assert told == ["replica r0 does not compare all that it serves with what was published: it keeps 'w' in 8 bits"]
+    required = WeightComparison(required=True)
+    with Harness(MemorySource({}), engine=Quantising("v", ()), weights=VERSIONS, comparison=required) as h:
+        h.pull(1)
+        assert "it keeps 'w' in 8 bits" in h.of(PullFailed)[0].reason
+
+
 def test_an_engine_that_cannot_read_a_model_back_says_so_once_or_fails_where_it_must(caplog):
     caplog.set_level(logging.WARNING)
     with Harness(MemorySource({}), engine=Silent(), weights=VERSIONS, comparison=WeightComparison()) as h:

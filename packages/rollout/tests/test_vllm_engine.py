@@ -48,6 +48,13 @@ class TestVLLMAbilitiesInAWorkerProcess(TestVLLMAbilities):
 
 
 @pytest.mark.deep
+class TestVLLMAbilitiesOfTwoWorkers(TestVLLMAbilities):
+    """With tensor parallelism: each worker has its part of the weights, of the adapter and of the cache."""
+
+    options: ClassVar = {"gpu_memory_utilization": 0.2, "tensor_parallel_size": 2}
+
+
+@pytest.mark.deep
 class TestVLLMEngineThatPlansAhead(TestVLLMEngine):
     """With asynchronous scheduling, on CPU in a worker process: a step runs while its tokens are not known yet."""
 

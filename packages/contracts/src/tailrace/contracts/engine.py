@@ -257,6 +257,7 @@ class WeightDigest(NamedTuple):
         dtype: the dtype in which the engine has them, by torch's name, such as bfloat16.
         digest: `element_digest` of their bytes in this dtype.
         worker: number of the engine's worker process that has them.
+        unreadable: why it cannot tell of this parameter, as of one that it has quantised; the digest is empty then.
     """
 
     name: str
@@ -264,6 +265,7 @@ class WeightDigest(NamedTuple):
     dtype: str
     digest: str
     worker: int = 0
+    unreadable: str = ""
 
 
 def element_digest(elements: Buffer) -> str:

@@ -45,6 +45,7 @@ from tailrace.contracts import (
     SlicedWeights,
     TurnEnded,
     UnreadableWeightsError,
+    WeightDigest,
     WeightSlice,
     weight_slices,
 )
@@ -397,23 +398,31 @@ class ReplicaWork:
 
         Raises:
             WeightsDifferError: they differ.
-            UnreadableWeightsError: the engine cannot tell, and it is required.
+            UnreadableWeightsError: the engine cannot tell of all, and it is required.
         """
         if not sample or self._comparison is None or self._digesting is None:
             return 0.0
+        digests, why = self._digests(self._digesting, sample)
+        if why and self._comparison.required:
+            raise UnreadableWeightsError(why)
+        if why and not self._warned:
+            self._warned = True
+            _log.warning(
+                "replica %s does not compare %s with what was published: %s",
+                self._replica,
+                "what it serves" if digests is None else "all that it serves",
+                why,
+            )
+        return 0.0 if digests is None else sample.check(digests)
+
+    @staticmethod
+    def _digests(engine: DigestingEngine, sample: WeightSample) -> tuple[Sequence[WeightDigest] | None, str]:
+        """What an engine has of a sample, None if nothing of the model can be read back; and why not all of it can."""
         try:
-            digests = self._digesting.digests(sample.boxes())
+            digests = engine.digests(sample.boxes())
         except UnreadableWeightsError as error:
-            if self._comparison.required:
-                raise
-            if not self._warned:
-                self._warned = True
-                _log.warning(
-                    "replica %s does not compare what it serves with what was published: %s", self._replica, error
-                )
-            return 0.0
-        sample.check(digests)
-        return sample.share
+            return None, str(error)
+        return digests, next((digest.unreadable for digest in digests if digest.unreadable), "")
 
     def _record(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:

@@ -39,7 +39,8 @@ class WeightComparison:
     Args:
         nbytes: bytes of each matrix as it was published, at seeded places; a smaller one is compared whole. A parameter of more
             than two dimensions is a stack of matrices.
-        required: whether a version fails that the engine cannot read back. Otherwise it is served, and a warning says so once.
+        required: whether a version fails of which the engine cannot read back every parameter. Otherwise it is served, and a
+            warning says so once.
     """
 
     nbytes: int = DIGEST_BYTES
@@ -163,14 +164,11 @@ class WeightSample:
         """What the engine is asked for."""
         return [WeightBox(name, self._shapes[name], kept.box) for name, held in self._kept.items() for kept in held]
 
-    @property
-    def share(self) -> float:
-        """The share of all elements that it has."""
-        kept = sum(_volume(kept.box) for held in self._kept.values() for kept in held)
-        return kept / max(1, sum(map(math.prod, self._shapes.values())))
+    def check(self, digests: Iterable[WeightDigest]) -> float:
+        """Compare with what an engine answered to `boxes`, but for parameters that it cannot read back.
 
-    def check(self, digests: Iterable[WeightDigest]) -> None:
-        """Compare with what an engine answered to `boxes`.
+        Returns:
+            The share of all elements that was compared.
 
         Raises:
             WeightsDifferError: elements differ, or the engine has not told of some; names the first parameter.
@@ -180,7 +178,11 @@ class WeightSample:
         answers: dict[str, list[WeightDigest]] = {}
         for digest in digests:
             answers.setdefault(digest.name, []).append(digest)
+        compared = 0
         for name, held in self._kept.items():
+            if any(digest.unreadable for digest in answers.get(name, ())):
+                continue
+            compared += sum(_volume(kept.box) for kept in held)
             # A stack of experts has hundreds of boxes: only parts of a box are held against others, those of its matrix.
             whole: dict[Box, list[WeightDigest]] = {kept.box: [] for kept in held}
             near: dict[Box, list[WeightDigest]] = {}
@@ -205,6 +207,7 @@ class WeightSample:
                         raise self._error(name, part.box, f"{answer}, expected {expected} as published")
                 if told is not None and not told.all():
                     raise self._error(name, kept.box, "no worker has all of them")
+        return compared / max(1, sum(map(math.prod, self._shapes.values())))
 
     def _error(self, name: str, box: Box, what: str) -> WeightsDifferError:
         where = ", ".join(f"{first}:{last}" for first, last in box)

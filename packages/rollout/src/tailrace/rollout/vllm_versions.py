@@ -148,6 +148,25 @@ def seed_every_row() -> None:
     sampler.TopKTopPSampler.forward_cpu = forward_seeded
 
 
+def load_beneath_adapters() -> None:
+    """Have layers that may get an adapter hand weights on to the layer in them in old versions (0.26), as newer ones do.
+
+    They take the names that those have in the model, not those of files. More than once is fine.
+    """
+    from vllm.lora.layers.base import BaseLayerWithLoRA as Wrapped
+
+    if hasattr(Wrapped, "load_weights"):  # a newer one, or done already
+        return
+
+    def load_weights(self: Any, weights: Iterable[tuple[str, Any]]) -> Iterable[str]:
+        from vllm.model_executor.models.utils import AutoWeightsLoader
+
+        own = getattr(self.base_layer, "load_weights", None)
+        return (own or AutoWeightsLoader(self.base_layer).load_weights)(weights)
+
+    Wrapped.load_weights = load_weights
+
+
 class _EveryRow(dict[int, Any]):
     """Generators by row that count as if every row had one, so that vLLM looks at them."""
 

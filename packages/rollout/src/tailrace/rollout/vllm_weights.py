@@ -14,6 +14,7 @@ from tailrace.rollout.adapters import matrix_of
 from tailrace.rollout.own_directory import WEIGHTS, scratch
 from tailrace.rollout.served_weights import common_box, digest_of, local_boxes
 from tailrace.rollout.vllm_process import ask_workers, updatable_linears
+from tailrace.rollout.vllm_versions import load_beneath_adapters
 
 if TYPE_CHECKING:
     from tailrace.paramserver import RelayReader
@@ -39,6 +40,7 @@ def load(model: Any, config: Any, weights: Iterable[tuple[str, Any]]) -> list[st
     """
     from tailrace.paramserver.bridges.vllm_model import keeps_what_it_loads, reload
 
+    load_beneath_adapters()
     if keeps_what_it_loads(model):
         own = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}  # as files name them
         return sorted(own - set(model.load_weights(weights)))
@@ -142,8 +144,11 @@ def read_back(model: Any, config: Any, boxes: Sequence[WeightBox]) -> list[Weigh
         config: the engine's `VllmConfig`.
         boxes: of parameters, and of matrices of the adapter that is applied.
 
+    Returns:
+        One for each box, or why the worker cannot tell of a parameter that it keeps in another form.
+
     Raises:
-        UnreadableWeightsError: the layout of such a model is not known, or the worker keeps a parameter in another form.
+        UnreadableWeightsError: the layout of such a model is not known.
     """
     matrices = [box for box in boxes if matrix_of(box.name)]
     found = list(_read_adapter(model, config, matrices)) if matrices else []
@@ -152,11 +157,15 @@ def read_back(model: Any, config: Any, boxes: Sequence[WeightBox]) -> list[Weigh
         return found
     shard = _own_shard(config, {box.name: box.shape for box in boxes})
     parameters = _plain_parameters(model)
-    last = ""
+    last = why = ""
     plain: Any = None
     for name, common, buffer, index in local_boxes(shard, boxes):
         if buffer.name != last:  # the boxes of a parameter follow each other
-            last, plain = buffer.name, _parameter(parameters, buffer.name, buffer.shape).data
+            last = buffer.name
+            plain, why = _parameter(parameters, buffer.name, buffer.shape)
+        if plain is None:
+            found.append(WeightDigest(name, common, "", "", unreadable=why))
+            continue
         here = plain[index]
         found.append(WeightDigest(name, common, str(here.dtype).removeprefix("torch."), digest_of(here)))
     return found
@@ -227,19 +236,23 @@ def _own_shard(config: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
     return layout.shards[worker_rank(config)]
 
 
-def _parameter(parameters: Callable[[str], Any], name: str, shape: tuple[int, ...]) -> Any:
-    parameter = parameters(name)
-    if parameter is None:  # vLLM 0.2x has experts in no module of their own
-        parameter = parameters(name.replace(".routed_experts.", "."))
+def _parameter(parameters: Callable[[str], Any], name: str, shape: tuple[int, ...]) -> tuple[Any, str]:
+    """A parameter as it was loaded; or None, and why there is none."""
+    try:
+        parameter = parameters(name)
+        if parameter is None:  # vLLM 0.2x has experts in no module of their own
+            parameter = parameters(name.replace(".routed_experts.", "."))
+    except UnreadableWeightsError as error:
+        return None, str(error)
     if parameter is None:
-        raise UnreadableWeightsError(f"vLLM has no parameter {name!r}")
+        return None, f"vLLM has no parameter {name!r}"
     dtype = str(parameter.dtype).removeprefix("torch.")
     if tuple(parameter.shape) != shape or dtype not in _COMPARABLE:
-        raise UnreadableWeightsError(
+        return None, (
             f"vLLM keeps {name!r} as {dtype} {tuple(parameter.shape)}, which cannot be compared with what is published, "
             f"{shape} in a floating-point dtype of 16 bits or more"
         )
-    return parameter
+    return parameter.data, ""
 
 
 def _plain_parameters(model: Any) -> Callable[[str], Any]:
