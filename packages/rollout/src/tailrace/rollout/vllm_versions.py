@@ -162,7 +162,8 @@ def load_beneath_adapters() -> None:
         from vllm.model_executor.models.utils import AutoWeightsLoader
 
         own = getattr(self.base_layer, "load_weights", None)
-        return (own or AutoWeightsLoader(self.base_layer).load_weights)(weights)
+        loaded: Iterable[str] = (own or AutoWeightsLoader(self.base_layer).load_weights)(weights)
+        return loaded
 
     Wrapped.load_weights = load_weights
 
