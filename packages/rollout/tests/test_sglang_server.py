@@ -19,10 +19,12 @@ from tailrace.contracts import Request, Sampling
 from tailrace.paramserver.testing.sglang_server import FIELDS
 from tailrace.processes import Child
 from tailrace.rollout import EngineDiedError, OptionError, build_engine, engine_abilities, generate
+from tailrace.rollout.adapters import written
 from tailrace.rollout.engine_selection import check_engine_options
 from tailrace.rollout.errors import RequestError, WeightsError
 from tailrace.rollout.sglang_server import KEY_VARIABLE
 from tailrace.rollout.testing import EngineAbilitiesContract, EngineContract, save_tiny_model
+from tailrace.rollout.testing.abilities_contract import make_adapter
 from tailrace.rollout.testing.contract import VOCABULARY, log_probabilities
 from tailrace.rollout.testing.sglang_environment import sglang_python
 
@@ -178,6 +180,32 @@ def test_a_server_killed_in_an_update_is_noticed(models, python):
         struck = time.monotonic()
         with pytest.raises((EngineDiedError, WeightsError)):
             engine.load_weights(slowly())
+        assert time.monotonic() - struck < 60
+
+
+@pytest.mark.parametrize("when", ["asleep", "as it takes an adapter"])
+def test_a_server_killed_in_other_work_is_noticed(models, python, monkeypatch, when):
+    pytest.importorskip("peft")
+    with started(models[0], python, sleep_level=2, adapter_rank=4) as engine:
+
+        def kill():
+            for pid, command in processes_of(engine).items():
+                if "scheduler" in command:
+                    os.kill(pid, signal.SIGKILL)
+
+        @contextlib.contextmanager
+        def written_and_killed(adapter):
+            with written(adapter) as folder:
+                kill()
+                yield folder
+
+        monkeypatch.setattr("tailrace.rollout.sglang.written", written_and_killed)
+        adapter, struck = make_adapter(models[1], seed=3)[0], time.monotonic()
+        if when == "asleep":
+            engine.sleep(2)
+            kill()
+        with pytest.raises(EngineDiedError):
+            engine.wake() if when == "asleep" else engine.load_adapter(adapter)
         assert time.monotonic() - struck < 60
 
 
