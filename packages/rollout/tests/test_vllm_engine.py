@@ -55,6 +55,11 @@ class TestVLLMAbilitiesOfTwoWorkers(TestVLLMAbilities):
 
 
 @pytest.mark.deep
+class TestVLLMEngineOfTwoWorkers(TestVLLMEngine):
+    options: ClassVar = {"gpu_memory_utilization": 0.2, "tensor_parallel_size": 2}
+
+
+@pytest.mark.deep
 class TestVLLMEngineThatPlansAhead(TestVLLMEngine):
     """With asynchronous scheduling, on CPU in a worker process: a step runs while its tokens are not known yet."""
 
