@@ -307,7 +307,10 @@ def _kernel_order(layer: Any) -> str | None:
 
 def _packed_for(layer: Any) -> str | None:
     """The instructions for which a layer's experts are packed; None if they are not."""
-    kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+    method = getattr(layer, "quant_method", None)
+    if (old := getattr(method, "cpu_fused_moe", None)) is not None:  # vLLM 0.26
+        return str(old.isa) if old.isa != "none" else None
+    kernel = getattr(method, "moe_kernel", None)
     experts = getattr(kernel, "fused_experts", None)
     if experts is None:
         return None
