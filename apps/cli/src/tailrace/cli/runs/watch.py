@@ -75,9 +75,8 @@ def watch(options: WatchOptions) -> None:
         server.listen(options.host, options.port) as listener,
         _run(options) as (directory, speed),
     ):
-        if (
-            signal.getsignal(signal.SIGHUP) is signal.default_int_handler
-        ):  # the server ends in order by SIGTERM, not by this
+        # The server ends in order by SIGTERM, not by a terminal that closes.
+        if signal.getsignal(signal.SIGHUP) is signal.default_int_handler:
             signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
         followed = FollowedRun(directory, speed=options.speed or speed)
         url = server.url_of(options.host, listener.getsockname()[1], token)
