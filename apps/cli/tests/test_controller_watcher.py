@@ -148,13 +148,26 @@ def test_one_that_could_not_write_why_it_failed_is_not_silent(directory, monkeyp
     assert line.endswith(f"go on with: tailrace run --resume {directory.root}")
 
 
+def test_of_one_that_a_library_ended_the_last_line_is_told(directory):
+    log = directory.root / LOG
+    log.write_text("of the run before\n")
+    ends = Scripted(lambda _: log.write_text(log.read_text() + "Failed to connect to GCS\n"), status=1)
+    (line,) = watched(directory, ends)[0].last_words
+    assert f"the last line of {log} is 'Failed to connect to GCS'; go on with: tailrace run --resume" in line
+    assert "of the run before" not in line
+    (line,) = watched(directory, Scripted(status=1))[0].last_words
+    assert f"see {log}" in line
+
+
 def test_one_whose_directory_is_gone_is_not_silent(directory, monkeypatch):
     def gone(path):
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr("shutil.disk_usage", gone)
     found, _ = watched(directory, Scripted(status=1))
-    assert found.last_words == [f"tailrace: the run failed without a word: {directory.root}: No such file or directory"]
+    assert found.last_words == [
+        f"tailrace: the run failed and did not say why: {directory.root}: No such file or directory"
+    ]
 
 
 def test_one_that_stands_still_is_killed_and_replaced(on_ray):

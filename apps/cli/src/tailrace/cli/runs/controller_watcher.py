@@ -35,6 +35,7 @@ from tailrace.pipeline.errors import RunDirectoryError, resume_command
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.figures.results import MeasuredAnswers, Quantity, Results
 from tailrace.pipeline.run.prompts.reading import treated_rows
+from tailrace.processes.child import last_line
 from tailrace.report.figures.held_out import UNKNOWN_ACCURACY, gain, reward_alone, with_error
 from tailrace.report.figures.prompts import PromptFates, failures
 from tailrace.report.reason_words import changes_in_words, percent
@@ -77,7 +78,7 @@ class RunWatcher:
         """What the controller said last of all, for after the display."""
         self._successor, self._pauses_s, self._silent_s, self._faults = successor, pauses_s, silent_s, faults
         self._log = directory.root / LOG
-        self._read = self._log.stat().st_size if self._log.exists() else 0
+        self._begins = self._read = self._log.stat().st_size if self._log.exists() else 0
         self._status_at = self._claim_at = 0
         self._step = self._lost_at = -1
         self._in_a_row = 0
@@ -118,9 +119,15 @@ class RunWatcher:
         try:
             free = shutil.disk_usage(root).free
         except OSError as error:  # the directory is gone
-            return f"{_OURS}the run failed without a word: {root}: {error.strerror}"
-        why = f"found {free >> 10} KiB free for {self._log}, expected room" if free < _LITTLE else f"see {self._log}"
-        return f"{_OURS}the run failed without a word: {why}; go on with: {resume_command(root)}"
+            return f"{_OURS}the run failed and did not say why: {root}: {error.strerror}"
+        if free < _LITTLE:
+            why = f"found {free >> 10} KiB free for {self._log}, expected room"
+        elif self._read > self._begins:  # such as a library that ends the process
+            with self._log.open("rb") as log:
+                why = f"the last line of {self._log} is {shown(last_line(log))!r}"
+        else:
+            why = f"see {self._log}"
+        return f"{_OURS}the run failed and did not say why: {why}; go on with: {resume_command(root)}"
 
     def _replaced(self, number: int, stopped: Callable[[], bool]) -> bool:
         """Let another controller take the place of one that a signal ended, if it can."""
