@@ -8,9 +8,9 @@ import os
 import time
 
 import pytest
-from rich.console import Console
 
 from tailrace.cli.components.plugins import registered
+from tailrace.cli.console import plain_console
 from tailrace.cli.errors import complain
 from tailrace.cli.main import main
 from tailrace.cli.runs.display import RunLines, clock, display, line, panel
@@ -59,7 +59,7 @@ def training(**changes):
 
 
 def text(renderable):
-    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123 - ends with the test
+    console = plain_console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123 - ends with the test
     console.print(renderable)
     return console.export_text()
 
@@ -83,7 +83,7 @@ def test_what_others_wrote_cannot_act_on_the_terminal(capsys):
     written = []
     RunLines(written.append)(training(incidents=[{"wall_s": 1.0, "text": hostile}], incidents_total=1))
     assert written[0].endswith(escaped)
-    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
+    console = plain_console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
     texts = {"incidents": [{"wall_s": 1.0, "text": hostile}], "notes": [hostile], "relays": {hostile: hostile}}
     waits = [{"for": hostile, "waited_s": 31.0, "left_s": 600.0}]
     member = {"role": hostile, "id": hostile, "machine": hostile, "reason": hostile, "health": hostile, "doing": "idle"}
@@ -152,7 +152,7 @@ def test_a_simulation_shows_its_own_clock_and_nothing_that_is_learnt():
 def test_a_replica_that_contradicts_the_controller_is_said_in_red():
     status = training(contradictions=2)
     assert "2 snapshots of replicas contradict the controller" in line(status, wall_s=1.0)
-    console = Console(width=120, force_terminal=True, color_system="standard", file=io.StringIO())
+    console = plain_console(width=120, force_terminal=True, color_system="standard", file=io.StringIO())
     console.print(panel(status, wall_s=1.0))
     assert "\x1b[31m2 snapshots of replicas contradict" in console.file.getvalue()  # type: ignore[attr-defined]
     assert "contradict" not in line(training(), wall_s=1.0)
@@ -297,7 +297,7 @@ def test_no_figure_is_cut_in_a_narrow_terminal(width):
     }
     losses = {"loss": 0.123, "approx_kl": 0.00456, "entropy": 1.87, "grad_norm": 0.891}
     status = training(seats=seats, losses=losses, held_out_reward=0.777, bound=4)
-    console = Console(width=width, record=True, file=io.StringIO())
+    console = plain_console(width=width, record=True, file=io.StringIO())
     console.print(panel(status, wall_s=80.0))
     words = console.export_text().split()
     figures = "0.123 0.00456 1.87 0.891 0.777 52.3 (before 31.2 1.25 mean, 3 max, bound 4 2,131 4,321 2,345"

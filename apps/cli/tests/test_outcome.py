@@ -1,7 +1,6 @@
 """The last lines of a run say which scripted faults did not strike."""
 
-from rich.console import Console
-
+from tailrace.cli.console import plain_console
 from tailrace.cli.runs.controller_watcher import show_outcome
 from tailrace.controller.controller import Controller
 from tailrace.pipeline.config.models import RunConfig
@@ -14,7 +13,7 @@ def printed(tmp_path, **extra):
     config = RunConfig.model_validate({"task": {"name": "long-chain-sum"}})
     run = Controller(build_spec(config)).view
     found = summarise(config, run, (), audit=None, lengths=(), wall_s=1.0, training_s=1.0, extra=extra)
-    console = Console(width=120, record=True, file=(tmp_path / "printed").open("w"))
+    console = plain_console(width=120, record=True, file=(tmp_path / "printed").open("w"))
     show_outcome(found, RunDirectory(tmp_path), console)
     return console.export_text().rstrip().splitlines()
 

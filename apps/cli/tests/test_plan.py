@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from tailrace.cli.console import plain_console
 from tailrace.cli.main import main
 from tailrace.cli.simulations.plan import PlanOptions, show, written
 from tailrace.fleetsim.fleet.config import fleet_config
@@ -99,7 +99,7 @@ def test_the_answer_is_whole_in_eighty_columns(price):
     mix += ", but training mini-batch, but 0.5 x work for a replica"
     options = [option(1, Split(2048, 2048, 8), mix, price), option(2, Split(0, 4096, 8), OWN, price)]
     search = Search(options, options[1], 230, [("a", "b")], 12, "10,000,000 steps")
-    console = Console(width=80, file=io.StringIO())
+    console = plain_console(width=80, file=io.StringIO())
     show(search, console)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= 80
@@ -134,7 +134,7 @@ def test_pools_are_written_as_tables_and_said_in_eighty_columns(tmp_path, monkey
         ("H20", 16, 2, "cloud"),
     ]
     assert pools[1].step_s == 0.001
-    console = Console(width=80, file=io.StringIO())
+    console = plain_console(width=80, file=io.StringIO())
     show(Search([best], None, 1, [], 1, "10 steps"), console)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= 80

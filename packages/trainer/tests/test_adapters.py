@@ -26,6 +26,7 @@ from tailrace.trainer.worker import TrainerWorker
 
 sys.path.insert(0, str(Path(__file__).parent))
 import trainer_processes
+from dear_contract_tests import DEAR
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(find_spec("peft") is None, reason="needs PEFT")]
 VOCAB = 31
@@ -57,16 +58,7 @@ def saved(peft_model):
     return {name.replace(".default", ""): value for name, value in peft_model.named_parameters() if value.requires_grad}
 
 
-@pytest.mark.inherited(
-    deep=[
-        BackendContract.test_packed_micro_batches_have_the_gradient_and_log_probabilities_of_padded_ones,
-        BackendContract.test_contexts_have_the_loss_and_gradient_of_plain_transformers_on_each,
-        BackendContract.test_ppo_and_its_critic_are_those_of_the_reference_plain_and_streamed,
-        BackendContract.test_a_checkpoint_brings_back_the_critic_bit_for_bit,
-        BackendContract.test_the_proximal_policy_of_a_second_mini_batch_is_that_before_the_first,
-        BackendContract.test_every_loss_is_that_of_the_reference_plain_and_streamed,
-    ]
-)
+@pytest.mark.inherited(deep=DEAR)
 class TestFsdp2WithAnAdapter(BackendContract):
     config = CONFIG
 

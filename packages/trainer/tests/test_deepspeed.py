@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parent))
 import trainer_processes
+from dear_contract_tests import DEAR
 
 from tailrace.trainer import NonFiniteGradientError, TrainerConfig, TrainerConfigError
 from tailrace.trainer.backend import check_backend
@@ -44,17 +45,7 @@ def zero(stage, config=trainer_processes.CONFIG):
     return dataclasses.replace(config, zero_stage=stage)
 
 
-@pytest.mark.inherited(
-    deep=[
-        BackendContract.test_packed_micro_batches_have_the_gradient_and_log_probabilities_of_padded_ones,
-        BackendContract.test_contexts_have_the_loss_and_gradient_of_plain_transformers_on_each,
-        BackendContract.test_ppo_and_its_critic_are_those_of_the_reference_plain_and_streamed,
-        BackendContract.test_a_checkpoint_brings_back_the_critic_bit_for_bit,
-        BackendContract.test_the_proximal_policy_of_a_second_mini_batch_is_that_before_the_first,
-        BackendContract.test_gradients_that_were_added_make_the_step_of_the_whole_batch,
-        BackendContract.test_every_loss_is_that_of_the_reference_plain_and_streamed,
-    ]
-)
+@pytest.mark.inherited(deep=[*DEAR, BackendContract.test_gradients_that_were_added_make_the_step_of_the_whole_batch])
 class TestZero3(_Contract):
     stage = 3
 

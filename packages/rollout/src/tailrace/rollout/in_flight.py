@@ -417,7 +417,7 @@ class ReplicaWork:
 
     @staticmethod
     def _digests(engine: DigestingEngine, sample: WeightSample) -> tuple[Sequence[WeightDigest] | None, str]:
-        """What an engine has of a sample, None if nothing of the model can be read back; and why not all of it can."""
+        """Ask an engine for a sample. Returns None if it can read nothing of the model back, and why it cannot tell of all."""
         try:
             digests = engine.digests(sample.boxes())
         except UnreadableWeightsError as error:

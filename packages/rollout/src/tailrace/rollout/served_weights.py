@@ -165,7 +165,7 @@ class WeightSample:
         return [WeightBox(name, self._shapes[name], kept.box) for name, held in self._kept.items() for kept in held]
 
     def check(self, digests: Iterable[WeightDigest]) -> float:
-        """Compare with what an engine answered to `boxes`, but for parameters that it cannot read back.
+        """Compare with what an engine answered to `boxes`. Parameters that it cannot read back are left out.
 
         Returns:
             The share of all elements that was compared.

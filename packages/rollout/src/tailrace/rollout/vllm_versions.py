@@ -149,7 +149,7 @@ def seed_every_row() -> None:
 
 
 def load_beneath_adapters() -> None:
-    """Have layers that may get an adapter hand weights on to the layer in them in old versions (0.26), as newer ones do.
+    """Make layers that may get an adapter pass weights on to the layer that they wrap, as newer versions than 0.26 do.
 
     They take the names that those have in the model, not those of files. More than once is fine.
     """

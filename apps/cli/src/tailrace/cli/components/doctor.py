@@ -18,6 +18,7 @@ from typing import Literal
 from rich.console import Console
 from rich.text import Text
 
+from tailrace.cli.console import plain_console
 from tailrace.cli.errors import FAILED
 from tailrace.cli.runs.host_resources import file_system, free_memory, is_network
 from tailrace.cli.runs.preflight import check as check_run
@@ -76,7 +77,7 @@ class Diagnosis:
 def doctor(*, as_json: bool) -> int:
     """Look at this machine and print what was found, line by line. Returns 1 if no app's quick start can run."""
     found: list[Diagnosis] = []
-    console = Console()
+    console = plain_console()
     for finding in look():
         if not as_json:
             _show(console, finding, new=not found or found[-1].topic != finding.topic)

@@ -7,6 +7,8 @@ from importlib.metadata import EntryPoint, entry_points
 from rich.console import Console
 from rich.table import Table
 
+from tailrace.cli.console import plain_console
+
 PREFIX = "tailrace."
 
 
@@ -18,7 +20,7 @@ def registered() -> dict[str, list[EntryPoint]]:
 
 def show_plugins(console: Console | None = None) -> None:
     """Print a table."""
-    console = console if console is not None else Console()
+    console = console if console is not None else plain_console()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for heading in ("group", "name", "distribution"):
         table.add_column(heading, overflow="fold")

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tailrace.cli.console import plain_console
 from tailrace.cli.errors import FAILED, INTERRUPTED, KILLED
 from tailrace.cli.runs.controller_process import ATTACH, LOG, ControllerOrder, ControllerProcess, LeftController
 from tailrace.cli.runs.display import RunLines, Screen, clock, display, restarts
@@ -311,14 +312,14 @@ def _lock(root: Path) -> Path:
 
 def show_outcome(summary: dict[str, Any], directory: RunDirectory, console: Console | None = None) -> None:
     """Print the results of a finished run."""
-    console = console if console is not None else Console()
+    console = console if console is not None else plain_console()
     found = Results.from_plain(summary["evaluation"])
     table = Table.grid(padding=(0, 3, 0, 0))
     table.add_column(style="dim")
     table.add_column(overflow="fold")
 
     def row(name: str, said: str, *, style: str = "") -> None:
-        table.add_row(Text(name), Text(said, style=style))  # as it is: a string would be read as markup
+        table.add_row(name, Text(said, style=style))
 
     best = found.best_control
     quantities = found.quantities or (Quantity.ACCURACY,)

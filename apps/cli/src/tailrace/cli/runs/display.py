@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tailrace.cli.console import plain_console
 from tailrace.contracts import shown
 from tailrace.faulttol.recovery import DISPENSABLE
 from tailrace.pipeline.run.figures.status import WINDOW_STEPS, RunStatus
@@ -230,7 +231,7 @@ class _Pairs:
             grid.add_column(min_width=min(26, options.max_width // 4))  # that columns stay where they are
         rows = -(-len(self.pairs) // columns)
         for row in range(rows):
-            grid.add_row(*(Text(text) for pair in self.pairs[row::rows] for text in pair))
+            grid.add_row(*(text for pair in self.pairs[row::rows] for text in pair))
         yield grid
 
 
@@ -253,7 +254,7 @@ def _environments(status: RunStatus) -> Table:
         style = "dim" if each["doing"] == "idle" else _COLORS.get(each["doing"], "cyan")  # it is fast, not in want
         doing = Text(each["doing"], style=style)
         row: list[RenderableType] = [
-            Text(each["id"]),
+            each["id"],
             doing,
             str(each["sessions"]),
             str(each["answering"]),
@@ -277,7 +278,7 @@ def _replicas(replicas: list[dict[str, Any]]) -> Table:
         version = "none" if replica["version"] is None else str(replica["version"])
         style = _COLORS.get(doing.split()[0], "cyan")
         table.add_row(
-            Text(replica["id"]), Text(doing, style=style), version, str(replica["trajectories"]), _kv(replica["kv"])
+            replica["id"], Text(doing, style=style), version, str(replica["trajectories"]), _kv(replica["kv"])
         )
     if len(replicas) > MOST_ROWS:
         table.add_row(Text(f"and {len(replicas) - MOST_ROWS} more", style="dim"))
@@ -298,7 +299,7 @@ def display(*, plain: bool = False) -> Iterator[RunLines | Screen]:
     if plain or not sys.stdout.isatty():
         yield RunLines(lambda text: print(text, flush=True))
         return
-    console = Console()
+    console = plain_console()
     screen = Screen(lambda text: console.print(Text(text, style="yellow")))
     live = Live(
         get_renderable=screen.render, console=console, refresh_per_second=REDRAWS_PER_SECOND, vertical_overflow="crop"

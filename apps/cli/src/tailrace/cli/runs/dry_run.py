@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tailrace.cli.console import plain_console
 from tailrace.contracts import TailraceError
 from tailrace.controller.spec import AXES
 from tailrace.fleetsim.footprint import Footprint, MemoryPlace, OwnedBytes
@@ -39,7 +40,7 @@ def show_plan(
         console: where to print; None for stdout.
     """
     on_paper, counts = counts is None, counts or {}
-    console = console if console is not None else Console()
+    console = console if console is not None else plain_console()
     table = Table.grid(padding=(0, 3, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -71,7 +72,7 @@ def show_plan(
         ("faults", ", ".join(config.faults) or "none scripted"),
         ("directory", str(root)),
     ):
-        table.add_row(Text(name), Text(value))
+        table.add_row(name, value)
     console.print(table)
     show_footprint(found, console)
     console.print("Nothing was started or written. Without --dry-run this runs.")

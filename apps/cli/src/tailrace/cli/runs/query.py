@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tailrace.cli.console import plain_console
 from tailrace.cli.errors import CommandError
 from tailrace.cli.json_text import json_text
 from tailrace.contracts import extra, shown
@@ -212,7 +212,7 @@ def _print(names: list[str], rows: Iterator[tuple[Any, ...]], form: Form) -> Non
         count += 1
         if count <= MOST_SHOWN:
             table.add_row(*(Text(_cell(value)) for value in row))
-    Console().print(table)
+    plain_console().print(table)
     if count > MOST_SHOWN:
         print(f"{count:,} rows, of which the first {MOST_SHOWN} are shown; --json and --csv have all")
 

@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from tailrace.cli.console import plain_console
 from tailrace.cli.json_text import json_text
 from tailrace.cli.runs.display import clock, incident_line, panel
 from tailrace.contracts import shown
@@ -36,7 +37,7 @@ def status(root: Path, *, watch: bool = False, as_json: bool = False) -> None:
         age_s = round(time.time() - found.updated_at, 3)
         print(json_text({**dataclasses.asdict(found), "alive": alive, "age_s": age_s}))
         return
-    console = Console()
+    console = plain_console()
     if not watch:
         console.print(view(found, alive=alive))
         return

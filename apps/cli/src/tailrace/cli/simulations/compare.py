@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from tailrace.cli.console import plain_console
 from tailrace.cli.errors import FAILED, INTERRUPTED, CommandError, complain
 from tailrace.cli.simulations.simulate import (
     check_used,
@@ -97,7 +98,7 @@ def show(
     systems: Sequence[Compared], figures: Sequence[Figures], written: dict[str, Path], console: Console | None = None
 ) -> None:
     """Print which is fastest, how the systems are unlike, and the table."""
-    console = console if console is not None else Console()
+    console = console if console is not None else plain_console()
     compared = comparison(figures)
     console.print(Text(f"\n{sentence(figures)}\n", style="bold"))
     for line in differences(figures):

@@ -18,6 +18,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from tailrace.cli.console import plain_console
 from tailrace.cli.errors import FAILED, CommandError
 from tailrace.contracts import expected_one_of, plugins
 from tailrace.fuzz.as_run import left_out, run_command
@@ -116,7 +117,7 @@ def _fuzz(options: FuzzOptions) -> int:
             progress=progress,
             **policies,
         )
-    console = Console()
+    console = plain_console()
     show(findings.summary, console)
     mine = "".join(f" --policy {axis}={name}" for axis, name in policies.items())
     for found in findings.found:
@@ -129,7 +130,7 @@ def _fuzz(options: FuzzOptions) -> int:
 
 
 def _replay(path: Path, case: Case) -> int:
-    console = Console()
+    console = plain_console()
     trial = run_case(case, twice=True)
     if trial.failure is not None:
         console.print(Text(f"{path} breaks", style="bold red"))
@@ -187,7 +188,7 @@ def _shown(seeds: int) -> Iterator[Callable[[CampaignSummary], None]]:
         yield _Lines(seeds)
         return
     columns = (TextColumn("fuzzing"), BarColumn(30), MofNCompleteColumn(), TextColumn("{task.fields[words]}"))
-    with Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    with Bar(*columns, TimeRemainingColumn(), console=plain_console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=seeds, words="")
         broken = _Broken(bar.console.print)
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tailrace.cli.console import plain_console
 from tailrace.cli.errors import INTERRUPTED, CommandError
 from tailrace.cli.outputs import check_file, write_file
 from tailrace.cli.runs.stopping import interrupts
@@ -65,7 +66,7 @@ def show_plan(options: PlanOptions) -> int:
     config = with_prices(measured, prices)
     table = fleet_config(config.fleet)
     check_used(prices, {find_device(name).name for name in devices_of(table)})
-    console = Console()
+    console = plain_console()
     with interrupts(), console.status("splits") as status:
         search = plan(
             config,

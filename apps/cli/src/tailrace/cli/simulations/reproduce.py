@@ -18,6 +18,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from tailrace.cli.console import plain_console
 from tailrace.cli.outputs import check_file, write_file
 from tailrace.cli.runs.display import clock
 from tailrace.contracts import plugins
@@ -55,7 +56,7 @@ def show_reproduction(options: ReproduceOptions) -> None:
     papers = sorted(plugins.names(GROUP)) if options.paper == ALL else [options.paper]
     only = _by_paper(papers, options.only)
     begun = time.monotonic()
-    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console = plain_console() if sys.stdout.isatty() else plain_console(width=200)
     found: dict[str, Reproduction] = {}
     for paper in papers:
         if options.only and not only[paper]:
@@ -186,7 +187,7 @@ def _shown(paper: str) -> Iterator[Callable[[LabProgress], None]]:
         yield _Lines(paper)
         return
     columns = (TextColumn("simulating [bold]{task.description}"), BarColumn(30), TextColumn("{task.fields[words]}"))
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Bar(*columns, console=plain_console(stderr=True), transient=True) as bar:
         task = bar.add_task(paper, total=None, words="")
         yield lambda progress: bar.update(task, total=progress.points, completed=progress.done, words=_words(progress))
 

@@ -17,6 +17,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from tailrace.cli.console import plain_console
 from tailrace.cli.errors import FAILED, INTERRUPTED, CommandError, complain, one_line
 from tailrace.cli.runs.display import clock
 from tailrace.contracts import TailraceError, expected_one_of
@@ -99,7 +100,7 @@ def devices_of(target: str, config: RunConfig) -> Collection[str]:
 
 def show(watched: Watched, written: dict[str, Path], console: Console | None = None) -> None:
     """Print the results: what was asked first, then the table."""
-    console = console if console is not None else Console()
+    console = console if console is not None else plain_console()
     table = Table.grid(padding=(0, 3, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -195,7 +196,7 @@ def shown(name: str) -> Iterator[Callable[[SimulationProgress], None]]:
         yield ProgressLines(name, lambda text: print(text, file=sys.stderr, flush=True))
         return
     columns = (TextColumn("simulating [bold]{task.description}"), BarColumn(30), TextColumn("{task.fields[words]}"))
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Bar(*columns, console=plain_console(stderr=True), transient=True) as bar:
         task = bar.add_task(name.replace("[", "\\["), total=None, words="")
 
         def listen(progress: SimulationProgress) -> None:

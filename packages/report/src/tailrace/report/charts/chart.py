@@ -70,7 +70,7 @@ def step_axis(steps: int) -> dict[str, Any]:
 
 
 def thinned(points: Sequence[Any], most: int) -> list[Any]:
-    """At most `most` of the points, two at least, evenly, the first and the last among them."""
+    """Choose at most `most` points (two or more) at even distances, with the first and the last among them."""
     if len(points) <= most:
         return list(points)
     return [points[place * (len(points) - 1) // (most - 1)] for place in range(most)]

@@ -90,7 +90,7 @@ def standard_errors(a: Estimate, b: Estimate) -> float:
 
 
 def _apart(quantity: Quantity, a: MeasuredAnswers, b: MeasuredAnswers) -> float:
-    """The same of two measurements; 0 where problems are so few that any difference may be chance."""
+    """Standard errors between two measurements. They are 0 where problems are so few that any difference may be chance."""
     return 0.0 if _few(a, b) else standard_errors(a.estimate(quantity), b.estimate(quantity))
 
 
