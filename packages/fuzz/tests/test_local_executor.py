@@ -113,6 +113,6 @@ def test_every_case_is_a_command_of_tailrace_run(seed):
         known = {name: value for name, value in known.items() if hasattr(getattr(expected, axis), name)}
         assert getattr(spec, axis) == dataclasses.replace(getattr(expected, axis), **known), axis
     assert type(spec.relocation) is type(expected.relocation)
-    for name in ("steps", "batch_groups", "replica_batch", "pools", "cycle_s", "checkpoint_every"):
+    for name in ("steps", "batch_groups", "replica_batch", "pools", "cycle_s", "checkpoint_every", "eviction"):
         assert getattr(spec, name) == getattr(expected, name), name
     assert Controller(spec).refill.open_limit == Controller(expected).refill.open_limit

@@ -65,6 +65,8 @@ def settings(case: Case) -> list[str]:
         "publish.fence": case.fence,
         "evaluation.every": case.evaluation.every,
     }
+    if pipeline.eviction is not None:  # a quick start has none
+        values["pipeline.eviction"] = pipeline.eviction.model_dump()
     if case.predictions:
         values["ranker.method"] = "lexical"
     return [f"{key}={_toml(value)}" for key, value in _leaves("", values)]
