@@ -192,13 +192,14 @@ class Ledger:
             ControllerError: one is not pending, or the store is dropping its tokens.
         """
         refs: list[TrajectoryRef] = []
-        mixes, news = self.mixes_versions, 0
+        mixes, news, alone = self.mixes_versions, 0, self.waiting.level_of
         for state in states:
             if state.phase is not _PENDING or state.id in self.discarding:
                 _contradiction(state.id, "being discarded" if state.phase is _PENDING else state.phase, _PENDING)
         for state in states:
             name, at = state.id, version
-            self.waiting.remove(name)
+            if name in alone:  # the others waited as a group
+                self.waiting.remove(name)
             if mixes and state.purpose is _TRAIN:
                 if state.version is not None and state.version != version:
                     self.counts.resumed_on_newer += 1
@@ -374,7 +375,8 @@ class Ledger:
             self.waiting.remove(state.id)
             self.stranded_evaluations.pop(state.id, None)
             self.discarding.pop(state.id, None)
-        self._needed(state, -1)
+        if state.purpose is _EVAL or not self.mixes_versions:  # it needed its version, which a call would say for each
+            self.unfinished[state.version] -= 1
         if state.purpose is _TRAIN:
             turns, counted = len(state.turns) + (phase is not _IN_ENVIRONMENT), self.counts.turns_of_each
             counted[turns] = counted.get(turns, 0) + 1
@@ -388,7 +390,8 @@ class Ledger:
         Raises:
             ControllerError: it is not finished, or has a reward already.
         """
-        _expect(state, _DONE)
+        if state.phase is not _DONE:
+            _contradiction(state.id, state.phase, _DONE)
         state.phase, state.reward = _SCORED, reward
         if state.purpose is _EVAL:
             return None

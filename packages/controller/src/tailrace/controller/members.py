@@ -89,7 +89,8 @@ class MemberState:
 
     def worked(self) -> None:
         """Note that it did its work, so that its next failure is the first in a row."""
-        self.failures.clear()
+        if self.failures:
+            self.failures.clear()
         self.moved = 0
 
     def trained(self, step: int) -> None:

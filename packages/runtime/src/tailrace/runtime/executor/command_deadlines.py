@@ -301,11 +301,11 @@ class Outcomes:
 
     def came(self, things: Sequence[Hashable], now: float) -> None:
         """Note outcomes. The deadline begins anew, unless they overtook by more than that what is still open."""
-        asked_s = max((self._open[thing] for thing in things if thing in self._open), default=-math.inf)
-        self.dropped(things)
-        if self._wait is None:
-            return
-        if self._newest_first or asked_s - next(iter(self._open.values())) <= self._limit_s:
+        asked = [self._open.pop(thing) for thing in things if thing in self._open]
+        if not self._open:
+            self._over()
+        elif self._newest_first or max(asked, default=-math.inf) - next(iter(self._open.values())) <= self._limit_s:
+            assert self._wait is not None  # something is open
             self._waits.renew(self._wait, now, self._limit_s)
 
     def came_here(self, things: Iterable[Hashable], now: float) -> None:
@@ -318,11 +318,15 @@ class Outcomes:
         """Stop waiting for some."""
         for thing in things:
             self._open.pop(thing, None)
-        if not self._open and self._wait is not None:
-            self._waits.settle(self._wait)
-            self._wait = None
+        if not self._open:
+            self._over()
 
     def clear(self) -> None:
         """Forget all, since the member is gone; its waits are forgotten with it."""
         self._open.clear()
         self._wait = None
+
+    def _over(self) -> None:
+        if self._wait is not None:
+            self._waits.settle(self._wait)
+            self._wait = None
