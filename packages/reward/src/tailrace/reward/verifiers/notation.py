@@ -57,6 +57,8 @@ _REWRITES = [
         (r"\\rbrace(?![a-zA-Z])", r"\\}"),
     )
 ]
+_BETWEEN = r"(?:\{,\}|,\\!|\\!,|\\[,!;: ])"
+_THOUSANDS = re.compile(rf"(?<![\d.,!}}])[1-9]\d{{0,2}}(?:{_BETWEEN}\d{{3}})+(?!\d|{_BETWEEN}\d)")
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]|\$\$|\$(?=[^$]*[^$\s]\$)(?P<inside>[^$]*)\$")
 _BOLD = re.compile(r"^(\*\*|__|\*|`)(?=\S)(.+)(?<=\S)\1$")
 _SENTENCE = re.compile(
@@ -75,6 +77,9 @@ def plain(text: str) -> str:
     if bold := _BOLD.match(text.removesuffix(".")):
         text = _SENTENCE.sub("", bold[2])
     text = _DELIMITERS.sub(lambda found: found["inside"] or "", text)
+    text = _THOUSANDS.sub(
+        lambda found: re.sub(r"\D", "", found[0]), text
+    )  # a bare comma may part two numbers, these do not
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = " ".join(text.split())
