@@ -1,6 +1,7 @@
 """Who may take the place of a run's controller, and what one that is replaced can still do: nothing."""
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import EventLog, read_log
-from tailrace.pipeline.run.launching import launch
+from tailrace.pipeline.run.launching import attaching, launch
 from tailrace.pipeline.run.launching.attaching import (
     SILENT_S,
     check_left,
@@ -88,6 +89,20 @@ def test_one_that_is_stopped_is_replaced_and_writes_no_instant_any_more(director
     directory.unlock()
     assert other.running()
     stopped.close()
+
+
+def test_one_that_stands_still_as_it_attaches_keeps_nobody_waiting_for_ever(directory, keeper, monkeypatch):
+    left(directory, keeper)
+    directory.unlock()
+    monkeypatch.setattr(attaching, "ATTACHES_S", 0.2)
+    handle = os.open(directory.root, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(RunDirectoryError, match="found another process that has attached for 0 s without an end"):
+            take_over(RunDirectory.open(directory.root))
+    finally:
+        os.close(handle)
+    take_over(RunDirectory.open(directory.root))
 
 
 def test_one_that_works_is_not(directory, keeper):

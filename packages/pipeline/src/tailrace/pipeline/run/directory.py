@@ -232,7 +232,7 @@ class RunDirectory:
         except OSError as error:
             raise _unwritten(path, error) from error
         try:
-            _lock_soon(handle)
+            lock_soon(handle, _ASKED_S)  # somebody may ask `running`
         except BlockingIOError as error:
             owner = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
             os.close(handle)
@@ -396,21 +396,24 @@ def _sync_entries(path: Path) -> None:
         os.close(handle)
 
 
-def _lock_soon(handle: int) -> None:
-    """Lock a file, also while somebody asks `RunDirectory.running`.
+def lock_soon(handle: int, within_s: float) -> None:
+    """Lock a file, or a directory, that another process may hold for a moment.
+
+    Args:
+        within_s: seconds that it may.
 
     Raises:
         BlockingIOError: another process has held it all the while.
         OSError: it cannot be locked.
     """
-    until = time.monotonic() + _ASKED_S
+    until = time.monotonic() + within_s
     while True:
         try:
             return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= until:
                 raise
-            time.sleep(_ASKED_S / 20)
+            time.sleep(0.01)
 
 
 def _unwritten(path: Path, error: OSError) -> RunWriteError:

@@ -5,7 +5,6 @@ tailrace attach ──► take_over(directory) ──► lock, epoch, a log of i
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError, resume_command
 from tailrace.pipeline.run.device_shares import cores_here
-from tailrace.pipeline.run.directory import RunDirectory, read_json
+from tailrace.pipeline.run.directory import RunDirectory, lock_soon, read_json
 from tailrace.pipeline.run.eventlog import take_over_log
 from tailrace.pipeline.run.machines import machine_names
 from tailrace.runtime.hosts.ray import RayHost
@@ -23,6 +22,8 @@ from tailrace.runtime.hosts.ray_cluster import RayCluster, claimed_ago_s, name_r
 
 SILENT_S = 10.0
 """A controller that has not claimed its run for so long may be replaced, even if its process lives."""
+ATTACHES_S = 60.0
+"""For how long one that attaches may keep others from it: it looks, locks the run and makes a log of its own."""
 _CPUS = 64  # logical ones: members are placed by GPU and memory
 
 
@@ -46,7 +47,8 @@ def take_over(directory: RunDirectory) -> RayCluster:
         Where the members live.
 
     Raises:
-        RunDirectoryError: the run is finished, simulated or never began, its controller works, or no member lives.
+        RunDirectoryError: the run is finished, simulated or never began, its controller works, no member lives, or another
+            process that attaches stands still.
     """
     with _alone(directory):
         cluster = check_left(directory)
@@ -127,7 +129,13 @@ def _alone(directory: RunDirectory) -> Iterator[None]:
     """Two that attach at once: the second one finds the first at work."""
     handle = os.open(directory.root, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            lock_soon(handle, ATTACHES_S)
+        except BlockingIOError as error:
+            raise RunDirectoryError(
+                f"{directory.root}: found another process that has attached for {ATTACHES_S:.0f} s without an end, expected "
+                f"none; `fuser -v {directory.root}` names it: end it, and attach again"
+            ) from error
         yield
     finally:
         os.close(handle)
