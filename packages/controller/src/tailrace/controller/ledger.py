@@ -192,14 +192,13 @@ class Ledger:
             ControllerError: one is not pending, or the store is dropping its tokens.
         """
         refs: list[TrajectoryRef] = []
-        mixes, news, alone = self.mixes_versions, 0, self.waiting.level_of
+        mixes, news = self.mixes_versions, 0
         for state in states:
             if state.phase is not _PENDING or state.id in self.discarding:
                 _contradiction(state.id, "being discarded" if state.phase is _PENDING else state.phase, _PENDING)
         for state in states:
             name, at = state.id, version
-            if name in alone:  # the others waited as a group
-                self.waiting.remove(name)
+            self.waiting.remove(name)
             if mixes and state.purpose is _TRAIN:
                 if state.version is not None and state.version != version:
                     self.counts.resumed_on_newer += 1
