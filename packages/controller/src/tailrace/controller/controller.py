@@ -211,7 +211,7 @@ class Controller:
                     continue
                 for event in alike:
                     handler(event)
-                    if self.failure is not None:
+                    if self.owned.failure is not None:
                         return False
         return True
 

@@ -221,9 +221,7 @@ class Coordinator:
             reasons.setdefault(chosen, []).extend([c.CHOSEN] * len(group.states))
         for chosen, states in routes.items():
             why = reasons[chosen]
-            self._state.route(
-                replicas[chosen], states, *(why if any(each is not c.CHOSEN for each in why) else why[:1])
-            )
+            self._state.route(replicas[chosen], states, *(why if why.count(c.CHOSEN) < len(why) else why[:1]))
         for group in started:
             ledger.pool_rest(group)
         return placements
