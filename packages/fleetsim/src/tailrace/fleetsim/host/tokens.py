@@ -90,7 +90,7 @@ class Tokens:
                 group, prompt = (ref.group, ref.prompt) if training else (-1 - ref.group, -1 - ref.group)
                 sample = self._sample(ref, prompt, group, version)
                 trajectories[name] = SimulatedTrajectory(sample, version, now, replica, prompt, group)
-                works.append(Work(name, sample.prompt_tokens, 0, trajectories[name].turn_tokens))
+                works.append(Work(name, sample.prompt_tokens, 0, sample.turns[0][0]))
                 continue
             known.replica = replica
             if not known.kept or not self._goes_on(known, ref, version):
