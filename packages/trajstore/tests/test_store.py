@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
 import math
 import resource
@@ -512,7 +513,7 @@ def test_an_export_has_what_is_trimmed_meanwhile(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["trained.packed", "trained.jsonl"])
 def test_who_closes_it_waits_for_what_is_archived(tmp_path, monkeypatch, name):
     """The role of a thread was given up and goes on, and another one opens the store."""
-    archive, size_of = tmp_path / name, vars(Settlements)["archived_bytes"].fget
+    archive, size_of = tmp_path / name, vars(Settlements)["archived"].fget
     began, goes_on = threading.Event(), threading.Event()
 
     def slow(self):
@@ -527,7 +528,7 @@ def test_who_closes_it_waits_for_what_is_archived(tmp_path, monkeypatch, name):
         old.consume([trajectory], version)
     old.trim(1, archive)
     with monkeypatch.context() as patch:
-        patch.setattr(Settlements, "archived_bytes", property(slow))
+        patch.setattr(Settlements, "archived", property(slow))
         trim = threading.Thread(target=old.trim, args=(2, archive))
         trim.start()
         assert began.wait(20)
@@ -740,3 +741,28 @@ def test_threads_share_a_store(tmp_path):
             tuple(range(30))
         }
         assert store.audit()["inconsistent"] == []
+
+
+@pytest.mark.parametrize("path", ["run.db", ":memory:"])
+def test_a_store_stays_where_it_is_though_its_process_goes_elsewhere(tmp_path, monkeypatch, path):
+    """Reads opened the same name in the directory of that moment, and of SQLite's own name another store in memory each."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with TrajectoryStore(path) as store:
+        finish(store, "a")
+        monkeypatch.chdir("elsewhere")
+        assert store.statuses(["a"]) == {"a": Status.COMPLETE}
+        assert list(Path().iterdir()) == []
+    with TrajectoryStore(tmp_path / path) as store:
+        assert list(store.recover().held) == ["a"]
+
+
+def test_a_store_that_cannot_be_opened_on_a_full_disk_is_not_left_locked(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", full)
+        with pytest.raises(OSError, match="No space left"):
+            TrajectoryStore(tmp_path / "run.db")
+    TrajectoryStore(tmp_path / "run.db", open_timeout_s=0.0).close()

@@ -1,6 +1,7 @@
 """A stack of one's own hands the store arrays and numbers of numpy and torch: it keeps them as numbers, or refuses."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ def test_arrays_come_back_as_numbers_also_from_the_file(tmp_path, array):
         last = PartialDelta("0.0", 2, version, array([9, 10]), array([-1.5, -2.5]), FinishReason.STOP)
         assert store.append("r#1", [first, last, last], trainer_version=whole(3)) == []
         assert store.append("r#1", [first]) == [], "told again"
+        assert store.append("r#1", [replace(last, offset=whole(2))]) == [], "told again"
         store.set_reward("0.0", single(0.5))
     with TrajectoryStore(tmp_path / "run.db") as store:
         (found,) = store.experiences(["0.0"])
@@ -49,6 +51,22 @@ def test_an_observation_is_an_array_and_its_reward_a_number_of_numpy(tmp_path):
         assert turn is not None
         assert turn.reward == 0.5
         assert store.partials()[0].tokens == 3
+        store.append("r#1", [PartialDelta("0.0", 3, 3, (8,), (-0.5,), turn_ends=True)])
+        store.observe("0.0", turn.serial + 1, (), done=True, trainer_version=whole(5))
+        assert store.experiences(["0.0"])[0].completed_version == 5
+
+
+def test_bytes_are_numbers_of_tokens_too(tmp_path):
+    """A tokenizer of bytes gives them: four were read as one token, and another number was an error of the library's."""
+    with TrajectoryStore(tmp_path / "run.db") as store:
+        given: Any = b"hello", b"abcd"
+        (resume,) = store.begin("r#1", 3, [Assignment("0.0", 0, given[0])])
+        assert resume.prompt_tokens == tuple(b"hello")
+        store.append("r#1", [PartialDelta("0.0", 0, 3, given[1], (-0.5,) * 4, turn_ends=True)])
+        (talk,) = store.conversations(["0.0"])
+        store.observe("0.0", talk.turns[-1].serial, given[1], done=True)
+        assert store.experiences(["0.0"])[0].tokens == tuple(b"abcdabcd")
+        assert store.audit()["inconsistent"] == []
 
 
 @pytest.mark.parametrize(
@@ -62,6 +80,7 @@ def test_an_observation_is_an_array_and_its_reward_a_number_of_numpy(tmp_path):
         (lambda store: store.begin("r#1", 3, [WrongAssignment("a", "abc", (1,))]), "found group of trajectory a 'abc'"),
         (lambda store: store.begin("r#1", 3, [Assignment("a", 2**70, (1,))]), "expected a whole number of at most 64"),
         (lambda store: store.append("r#1", [WrongDelta("0.0", 0, "3", (1,), (-1.0,))]), "found version '3'"),
+        (lambda store: store.append("r#1", [WrongDelta("0.0", 0.5, 3, (1,), (-1.0,))]), "found offset 0.5"),
         (lambda store: store.set_reward("0.0", "1"), "found reward '1', expected a finite number"),
         (lambda store: store.set_rewards({"0.0": None}), "found reward None, expected a finite number"),
         (lambda store: store.set_reward("0.0", np.array([1.0, 2.0])), "expected a finite number"),

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import sqlite3
 import struct
 import threading
@@ -23,6 +24,7 @@ from tailrace.trajstore import (
     read_trained,
 )
 from tailrace.trajstore.archive import MAGIC, find_trained, read_ends, record, write_parquet
+from tailrace.trajstore.partials import Append
 
 STOP = FinishReason.STOP
 
@@ -206,7 +208,7 @@ def test_appends_that_wait_are_stored_together_each_with_its_answer(tmp_path):
 
 
 def test_a_transaction_that_fails_takes_none_of_the_others_along(tmp_path):
-    """Two appends wait; the one that does the work of both fails. The other one is stored."""
+    """Two appends wait; the work of both fails. Each is then carried out alone."""
     with TrajectoryStore(tmp_path / "store") as store:
         store.begin("r0", 0, [Assignment("a", 0, (1,)), Assignment("b", 0, (1,))])
         work, failures, ended = store._pool.append, [], {}
@@ -233,8 +235,110 @@ def test_a_transaction_that_fails_takes_none_of_the_others_along(tmp_path):
         for thread in threads:
             thread.join(30)
         assert failures == [2]
-        assert sorted(map(str, ended.values())) == ["[]", "no space left"]
-        assert store.stats().finished == 1
+        assert ended == {"a": [], "b": []}
+        assert store.stats().finished == 2
+
+
+def test_an_append_that_cannot_be_stored_fails_alone(tmp_path):
+    """The one that did the work of both got the other's error, and its own tokens were not stored."""
+    with TrajectoryStore(tmp_path / "store") as store:
+        store.begin("r0", 0, [Assignment("a", 0, (1,))])
+        wrong = [PartialDelta("a\ud800", 0, 0, (7,), (-1.0,))]  # as an id that no file can hold
+        store._waiting.append(Append("r1", wrong, store._pool.pack(wrong), None))
+        assert store.append("r0", [PartialDelta("a", 0, 0, (7,), (-1.0,), STOP)]) == []
+        assert [one.tokens for one in store.finished(["a"])] == [(7,)]
+
+
+def kept(store, version, *names):
+    """Have trajectories trained on for a version."""
+    store.begin("r0", 0, [Assignment(name, 0, (1,)) for name in names])
+    store.append("r0", [PartialDelta(name, 0, 0, (7, 8), (-1.0, -2.0), STOP) for name in names])
+    store.set_rewards(dict.fromkeys(names, 1.0))
+    store.consume(names, version)
+
+
+def archived(path):
+    return [row["trajectory"] for row in read_trained(path)]
+
+
+BOTH = pytest.mark.parametrize("suffix", ["packed", "jsonl"])
+
+
+@BOTH
+def test_each_archive_of_several_keeps_its_rows(tmp_path, suffix):
+    """A store that went back to its first archive cut off whatever that had beyond the size of the second one."""
+    one, two = tmp_path / f"one.{suffix}", tmp_path / f"two.{suffix}"
+    with TrajectoryStore(tmp_path / "store") as store:
+        for version, (archive, names) in enumerate([(one, "abc"), (two, "d"), (one, "e"), (two, "fg"), (one, "h")], 1):
+            kept(store, version, *names)
+            assert store.trim(version, archive) == len(names)
+        kept(store, 6, "i")
+        assert store.export(one) == 1
+        assert store.export(two) == 1, "which is not the archive any more, and is written anew"
+    assert archived(one) == [*"abcehi"]
+    assert archived(two) == ["i"]
+
+
+@BOTH
+@pytest.mark.parametrize("torn", [0, 9])
+def test_the_archive_of_another_store_is_appended_to(tmp_path, suffix, torn):
+    """A run begins anew: its first `trim` cut off all that the one before had archived."""
+    archive = tmp_path / f"trained.{suffix}"
+    with TrajectoryStore(tmp_path / "first") as store:
+        kept(store, 1, "a", "b", "c")
+        store.trim(1, archive)
+    archive.write_bytes(archive.read_bytes()[: -torn or None])
+    with TrajectoryStore(tmp_path / "second") as store:
+        for version, name in enumerate(("d", "e"), 1):
+            kept(store, version, name)
+            store.trim(version, archive)
+    assert archived(archive) == [*("ab" if torn else "abc"), "d", "e"]
+
+
+@BOTH
+def test_a_process_that_died_behind_another_stores_rows_left_its_own_once(tmp_path, monkeypatch, suffix):
+    archive = tmp_path / f"trained.{suffix}"
+    for name in ("first", "second"):
+        with TrajectoryStore(tmp_path / name) as store:
+            kept(store, 1, name)
+            monkeypatch.setattr(store._ledger, "forget", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.trim(1, archive)
+        with TrajectoryStore(tmp_path / name) as store:
+            assert store.trim(1, archive) == 1
+    assert archived(archive) == ["first", "second"]
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+@BOTH
+def test_a_file_of_something_else_is_no_archive(tmp_path, suffix):
+    notes = tmp_path / f"notes.{suffix}"
+    notes.write_text("remember the milk\n")
+    with TrajectoryStore(tmp_path / "store") as store:
+        kept(store, 1, "a")
+        with pytest.raises(StoreFormatError, match=re.escape(str(notes))):
+            store.trim(1, notes)
+        assert store.trim(1, tmp_path / f"trained.{suffix}") == 1
+    assert notes.read_text() == "remember the milk\n"
+
+
+@BOTH
+def test_what_a_process_wrote_before_it_died_is_not_written_twice(tmp_path, suffix):
+    """Whatever part of the first rows is there: the store does not know of them yet."""
+    whole, archive = tmp_path / f"whole.{suffix}", tmp_path / f"trained.{suffix}"
+    with TrajectoryStore(tmp_path / "first") as store:
+        kept(store, 1, "a", "b")
+        store.trim(1, whole)
+    data = whole.read_bytes()
+    for cut in range(0, len(data), 7):
+        archive.write_bytes(data[:cut])
+        with TrajectoryStore() as store:
+            kept(store, 1, "a", "b")
+            store.trim(1, archive)
+        assert archive.read_bytes() == data, cut
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -382,3 +486,28 @@ def test_an_archive_of_somebody_elses_takes_no_memory_beyond_its_size(tmp_path, 
     ):
         with pytest.raises(StoreFormatError, match="record 1: found other spans than of its 2 tokens"):
             read()
+
+
+@pytest.mark.parametrize(
+    ("header", "parts", "said"),
+    [
+        ([1], PackedTokens(b"", b"", b""), "found no trained trajectory"),
+        ({"spans": []}, PackedTokens(b"", b"", b""), "found no trained trajectory"),
+        ({"trajectory": "a", "spans": []}, PackedTokens(b"abc", b"", b""), "found 3, 0 and 0 bytes"),
+        ({"trajectory": "a", "spans": [[0, 1, 0]]}, PackedTokens(b"", b"abcd", b"ab"), "found 0, 4 and 2 bytes"),
+    ],
+)
+def test_a_record_that_no_store_wrote_is_named(tmp_path, header, parts, said):
+    """Errors of a library were raised, without the file's name."""
+    archive = tmp_path / "trained.packed"
+    archive.write_bytes(MAGIC + record(header, parts))
+    for read in (lambda: list(read_trained(archive)), lambda: find_trained(archive, "a")):
+        with pytest.raises(StoreFormatError, match=f"trained.packed, record 1: {said}"):
+            read()
+
+
+def test_the_ends_of_damaged_lines_are_named(tmp_path):
+    lines = tmp_path / "trained.jsonl"
+    lines.write_text("{}\n")
+    with pytest.raises(StoreFormatError, match=r"trained.jsonl, line 1: found no trained trajectory"):
+        read_ends(lines, 1)

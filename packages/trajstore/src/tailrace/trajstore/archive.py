@@ -87,7 +87,7 @@ def read_ends(path: Path, count: int, *, growing: bool = False) -> tuple[list[di
         last: deque[Any] = deque(first, maxlen=count)
         last.extend(rows)
         if lines:
-            return [json.loads(line) for _, line in first], [json.loads(line) for _, line in last]
+            return [_of_line(path, *row) for row in first], [_of_line(path, *row) for row in last]
 
         def rows_of(places: Iterable[tuple[int, int, tuple[int, ...]]]) -> list[dict[str, Any]]:
             return [_of_record(path, number, file, place, sizes, tokens=True) for number, place, sizes in places]
@@ -113,6 +113,25 @@ def find_trained(path: Path, trajectory: str, *, growing: bool = False) -> dict[
             if _of_record(path, number, file, place, sizes, tokens=False)["trajectory"] == trajectory:
                 return _of_record(path, number, file, place, sizes, tokens=True)
     return None
+
+
+def end_of_rows(path: Path) -> int:
+    """Where the last row of a file ends of which all is there, in bytes.
+
+    Raises:
+        StoreFormatError: it is no file of trajectories that were trained on.
+    """
+    end = 0
+    with path.open("rb") as file:
+        if is_lines(path):
+            for number, line in _lines(file, growing=True):
+                if number == 1:
+                    _of_line(path, number, line)
+                end += len(line)
+            return end
+        for _, place, sizes in _places(path, file, growing=True):
+            end = place + sum(sizes[:4])
+    return end
 
 
 def _lines(file: BinaryIO, *, growing: bool) -> Iterator[tuple[int, bytes]]:
@@ -172,9 +191,14 @@ def _of_record(
         _check(path, number, body, sizes)
     try:
         row: dict[str, Any] = json.loads(body[: sizes[0]])
-        spans = row.pop("spans")
-    except (ValueError, KeyError, AttributeError) as error:
+        spans, _ = row.pop("spans"), row["trajectory"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreFormatError(f"{path}, record {number}: found no trained trajectory ({error!r})") from error
+    if sizes[1] % 4 or sizes[2] % 4 or sizes[3] not in (sizes[2], 2 * sizes[2]):
+        raise StoreFormatError(
+            f"{path}, record {number}: found {sizes[1]}, {sizes[2]} and {sizes[3]} bytes of prompt, tokens and logprobs, "
+            "expected four for each token, and four or eight for its log-probability"
+        )
     if not tokens:
         return row
     ends = [sum(sizes[:count]) for count in range(1, 5)]

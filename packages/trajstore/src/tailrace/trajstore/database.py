@@ -113,7 +113,9 @@ class Database:
     def __init__(self, path: Path | None, *, synchronous: Synchronous, open_timeout_s: float | None) -> None:
         if synchronous not in ("off", "normal", "full"):
             raise StoreFormatError(f"found synchronous={synchronous!r}, expected 'off', 'normal' or 'full'")
-        self.path = path
+        self.path = path = (
+            None if path is None else path.absolute()
+        )  # readers open it later, wherever the process stands then
         self._lock = threading.RLock()
         self._held = None if path is None else _take(path, open_timeout_s)
         self._sharing = threading.Lock()  # of `_readers`; never held while anything is read
@@ -259,8 +261,12 @@ def _take(path: Path, timeout_s: float | None) -> int:
                 ) from None
             time.sleep(0.02)
         else:
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, str(os.getpid()).encode(), 0)
+            try:
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, str(os.getpid()).encode(), 0)
+            except BaseException:  # the disk is full
+                os.close(handle)
+                raise
             _HELD.add(_identity(handle))
             return handle
 

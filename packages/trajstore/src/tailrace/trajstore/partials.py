@@ -432,12 +432,12 @@ def plain(delta: PartialDelta) -> PartialDelta:
     """The same delta with tuples of numbers, where it came with arrays of numpy or torch.
 
     Raises:
-        TrajectoryDataError: its version is no whole number.
+        TrajectoryDataError: its version or its offset is no whole number.
     """
-    version = whole("version", delta.version)
-    if type(delta.tokens) is tuple and type(delta.logprobs) is tuple and type(delta.version) is int:
+    version, offset = whole("version", delta.version), whole("offset", delta.offset)
+    if type(delta.tokens) is type(delta.logprobs) is tuple and type(delta.version) is type(delta.offset) is int:
         return delta
-    return replace(delta, version=version, tokens=tuple(delta.tokens), logprobs=tuple(delta.logprobs))
+    return replace(delta, offset=offset, version=version, tokens=tuple(delta.tokens), logprobs=tuple(delta.logprobs))
 
 
 def _checked(item: Assignment) -> Assignment:

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from tailrace.contracts import Experience, ExperienceOutline, FinishReason, PackedTokens, Purpose, Segment, SpanKind
 from tailrace.trajstore.archive import answered, record
@@ -206,7 +206,22 @@ _SELECT_TRIMMABLE = (
     "OR (status = 'complete' AND purpose = 'eval' AND reward IS NOT NULL AND completed_version < ?))"
 )
 _TRAINED = tuple(each.name for each in fields(ConsumedTrajectory))
-_TRAINER_VERSION, _TRIMMED, _ARCHIVED = "trainer_version", "trimmed_version", "archived_bytes"
+_TRAINER_VERSION, _TRIMMED = "trainer_version", "trimmed_version"
+_ARCHIVED, _HEAD_BYTES, _HEAD = "archived_bytes", "archive_head_bytes", "archive_head"
+
+
+class Archived(NamedTuple):
+    """What is in an archive.
+
+    Args:
+        nbytes: bytes that `TrajectoryStore.trim` has archived there.
+        head_bytes: of its first bytes, by which it is known again, so many; 0: it is not.
+        head: their CRC-32.
+    """
+
+    nbytes: int = 0
+    head_bytes: int = 0
+    head: int = 0
 
 
 class Settlements:
@@ -368,13 +383,13 @@ class Settlements:
                 (durable_version, durable_version),
             ).fetchall()
 
-    def forget(self, nums: Sequence[int], durable_version: int, archived_bytes: int | None) -> int:
+    def forget(self, nums: Sequence[int], durable_version: int, archived: Archived | None) -> int:
         """Forget those that still are trimmable. Returns their number.
 
         Args:
             nums: their numbers.
             durable_version: the version of `trimmable`.
-            archived_bytes: size of the archive in bytes; None without an archive.
+            archived: the archive with them; None without one.
         """
         with self._database.transaction() as connection:
             query = _SELECT_TRIMMABLE.format("num, status, coalesce(generated, 0)")
@@ -389,15 +404,20 @@ class Settlements:
             )
             for table in ("delta", "consumption", *TABLES, "trajectory"):
                 connection.executemany(f"DELETE FROM {table} WHERE num = ?", [(num,) for num, _, _ in over])  # noqa: S608
-            if archived_bytes is not None:
-                _set(connection, _ARCHIVED, archived_bytes)
+            if archived is not None:
+                _note(connection, archived)
         return len(over)
 
     @property
-    def archived_bytes(self) -> int:
-        """Size of the archive after the last trim, in bytes."""
+    def archived(self) -> Archived:
+        """The archive after the last trim, or the file of the last export if nothing was archived yet."""
         with self._database.locked() as connection:
-            return _setting(connection, _ARCHIVED) or 0
+            return Archived(*(_setting(connection, name) or 0 for name in (_ARCHIVED, _HEAD_BYTES, _HEAD)))
+
+    def note(self, file: Archived) -> None:
+        """Note the archive, or what may become it."""
+        with self._database.transaction() as connection:
+            _note(connection, file)
 
     def consumed_tokens(self) -> list[int]:
         """Number of generated tokens of each trajectory that was trained on, trimmed or not."""
@@ -536,6 +556,11 @@ def _put_rewards(connection: sqlite3.Connection, rewards: Sequence[tuple[float, 
 def _setting(connection: sqlite3.Connection, name: str) -> int | None:
     row = connection.execute("SELECT value FROM setting WHERE name = ?", (name,)).fetchone()
     return None if row is None else int(row[0])
+
+
+def _note(connection: sqlite3.Connection, archived: Archived) -> None:
+    for name, value in zip((_ARCHIVED, _HEAD_BYTES, _HEAD), archived, strict=True):
+        _set(connection, name, value)
 
 
 def _set(connection: sqlite3.Connection, name: str, value: int) -> None:

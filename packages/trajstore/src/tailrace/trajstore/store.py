@@ -20,6 +20,7 @@ import math
 import os
 import threading
 import time
+import zlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +30,7 @@ from types import TracebackType
 from typing import Self
 
 from tailrace.contracts import Experience, ExperienceOutline, FinishReason, PackedTokens, PartialDelta, Resume
-from tailrace.trajstore.archive import MAGIC, is_lines
+from tailrace.trajstore.archive import MAGIC, end_of_rows, is_lines
 from tailrace.trajstore.database import Database, Synchronous, whole
 from tailrace.trajstore.errors import StoreFormatError
 from tailrace.trajstore.partials import Append, PartialResponsePool, plain
@@ -44,11 +45,12 @@ from tailrace.trajstore.records import (
     Trainable,
     Turn,
 )
-from tailrace.trajstore.settlements import Settlements
+from tailrace.trajstore.settlements import Archived, Settlements
 from tailrace.trajstore.token_bytes import Precision
 
 TRIM_TOKENS = 2**19
 """About how many tokens `trim` deletes in one transaction."""
+_HEAD_BYTES = 4096  # the first trajectories of a file, which no other one has
 
 
 def _slices(rows: Iterable[tuple[int, str, bool, int]]) -> Iterator[list[tuple[int, str, bool, int]]]:
@@ -61,6 +63,13 @@ def _slices(rows: Iterable[tuple[int, str, bool, int]]) -> Iterator[list[tuple[i
             part, tokens = [], 0
     if part:
         yield part
+
+
+def _known(file: FileIO, nbytes: int) -> Archived:
+    """So many bytes of a file, with what it is known by."""
+    file.seek(0)
+    head = file.read(min(nbytes, _HEAD_BYTES))
+    return Archived(nbytes, len(head), zlib.crc32(head))
 
 
 class TrajectoryStore:
@@ -163,8 +172,14 @@ class TrajectoryStore:
         with self._database.locked():
             if mine.answer is None:  # otherwise another call, which waited before this one, did it too
                 appends = [self._waiting.popleft() for _ in range(len(self._waiting))]
-                # one that failed with its transaction is not there any more, and fails alone
-                self._pool.append(appends if mine in appends else [mine], self._ledger.trainer_version)
+                # one that failed with its transaction is not there any more, and is carried out alone
+                appends = appends if mine in appends else [mine]
+                try:
+                    self._pool.append(appends, self._ledger.trainer_version)
+                except Exception:
+                    if len(appends) == 1:
+                        raise
+                    self._pool.append([mine], self._ledger.trainer_version)  # another one may be at fault
         assert mine.answer is not None
         return mine.answer
 
@@ -217,7 +232,7 @@ class TrajectoryStore:
             TrajectoryDataError: a token or the reward cannot be stored, or there is no token. Nothing is stored.
         """
         with self._database.locked():
-            now = self._ledger.trainer_version if trainer_version is None else trainer_version
+            now = self._ledger.trainer_version if trainer_version is None else whole("version", trainer_version)
             return self._pool.observe(
                 trajectory,
                 serial,
@@ -365,11 +380,15 @@ class TrajectoryStore:
         Args:
             durable_version: the version.
             archive: a file to which trajectories that were trained on are appended first, each once, even if this process dies
-                in between: packed records, which `read_trained` reads, or JSON lines if its name ends with ``.jsonl``.
+                in between: packed records, which `read_trained` reads, or JSON lines if its name ends with ``.jsonl``. What
+                another store archived there stays before them.
             within_s: after so many seconds no further slice is begun; a next call goes on.
 
         Returns:
             Number of trajectories that were forgotten; 0 once there are none.
+
+        Raises:
+            StoreFormatError: the archive is a file of something else. It stays as it is, and no trajectory is forgotten.
         """
         until = time.monotonic() + within_s
         with self._trimming:
@@ -380,18 +399,38 @@ class TrajectoryStore:
                 if self._closing or (forgotten and time.monotonic() >= until):
                     break
                 trained = [name for _, name, was_trained, _ in part if was_trained]
-                size = None if archive is None or not trained else self._archive(Path(archive), trained)
-                forgotten += self._ledger.forget([num for num, *_ in part], durable_version, size)
+                archived = None if archive is None or not trained else self._archive(Path(archive), trained)
+                forgotten += self._ledger.forget([num for num, *_ in part], durable_version, archived)
             return forgotten
 
-    def _archive(self, archive: Path, names: Sequence[str]) -> int:
-        """Archive trajectories. Returns the size of what is archived.
+    def _archive(self, archive: Path, names: Sequence[str]) -> Archived:
+        """Archive trajectories. Returns what is archived.
 
         After it the file may have others: an `export` wrote them, and its next rows are these, or a process that died before it
         trimmed. What is the same stays, so that no row of an export is lost; what is not, is cut off.
         """
         with archive.open("a+b", buffering=0) as file:
-            return self._write(file, archive, self._ledger.consumed(names), self._ledger.archived_bytes)
+            rows = self._ledger.consumed(names)
+            return _known(file, self._write(file, archive, rows, self._begin(file, archive, rows)))
+
+    def _begin(self, file: FileIO, path: Path, rows: Sequence[ConsumedTrajectory]) -> int:
+        """Where rows belong in an archive: behind what this store archived there, or behind all that others did."""
+        if (own := self._archived_in(file)) is not None:
+            return own
+        first = b"".join(self._records(path, rows[:1], first=True))
+        file.seek(0)
+        if first.startswith(file.read(len(first))):  # a process died as it wrote the first ones, or the file is new
+            return 0
+        end = end_of_rows(path)
+        self._ledger.note(_known(file, end))  # before these are written: if this process dies, they are known again
+        return end
+
+    def _archived_in(self, file: FileIO) -> int | None:
+        """Bytes that this store has archived in a file; None if that is another file than the one that it knows."""
+        archived = self._ledger.archived
+        if not archived.head_bytes:  # archived by an earlier release, if anything was
+            return archived.nbytes or None
+        return archived.nbytes if _known(file, archived.head_bytes)[1:] == archived[1:] else None
 
     def _write(self, file: FileIO, path: Path, rows: Iterable[ConsumedTrajectory], begin: int) -> int:
         """Write trajectories to a file for `path` from a position on, or from its end. Returns where they end.
@@ -472,26 +511,29 @@ class TrajectoryStore:
         If its name ends with ``.jsonl``, it has JSON lines, otherwise packed records; `read_trained` reads both.
         Each row has trajectory, group, prompt, tokens, versions (one for each token), logprobs, observations (where each
         begins and ends among the tokens), contexts (where those begin that are fresh, see `Segment`), generated (number of the
-        other tokens), reward, finish, oldest_version, completed_version, consumed_version and metadata. Once `trim` has
-        archived any, the file is taken for its archive: its rows stay as they are, and those that it lacks follow.
+        other tokens), reward, finish, oldest_version, completed_version, consumed_version and metadata. In the archive of
+        `trim` the rows stay as they are, and those that it lacks follow. Any other file has what was not trimmed.
 
         Returns:
             Number of rows written after those of the archive.
         """
         target = Path(path)
         with self._trimming:  # all the while: a `trim` would forget rows that are yet to be written
-            archived, rows = self._ledger.archived_bytes, self.consumed()
-            if archived and target.exists():  # it may be far larger than what it lacks
+            some, rows = self._ledger.archived.nbytes > 0, self.consumed()
+            if some and target.exists():  # it may be far larger than what it lacks
                 with target.open("a+b", buffering=0) as file:
-                    file.truncate(self._write(file, target, rows, archived))
-                return len(rows)
+                    if archived := self._archived_in(file):
+                        file.truncate(self._write(file, target, rows, archived))
+                        return len(rows)
             unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
             try:
-                with unfinished.open("wb", buffering=0) as file:
-                    self._write(file, target, rows, 0)
+                with unfinished.open("w+b", buffering=0) as file:
+                    made = _known(file, self._write(file, target, rows, 0))
                 unfinished.replace(target)
             finally:
                 unfinished.unlink(missing_ok=True)
+            if rows and not some:  # it may become the archive
+                self._ledger.note(made._replace(nbytes=0))
         return len(rows)
 
     def _line(self, row: ConsumedTrajectory) -> bytes:

@@ -22,7 +22,8 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
         TrajectoryDataError: an id is not an integer from 0 to 2**32 - 1.
     """
     try:
-        return _to_bytes(array(_ID_CODE, tokens))
+        # of bytes, which are numbers too, an array would take four for one
+        return _to_bytes(array(_ID_CODE, list(tokens) if isinstance(tokens, bytes | bytearray) else tokens))
     except (OverflowError, TypeError) as error:
         raise TrajectoryDataError(f"found a token id that is not an integer from 0 to 2**32 - 1: {error}") from error
 
