@@ -11,6 +11,7 @@ from tailrace.paramserver import (
     SlotBusy,
     VersionSuperseded,
 )
+from tailrace.paramserver.machine.host import ThisHost
 
 
 def test_publish_never_waits_for_a_stuck_reader(spawn, token, weights, check, until):
@@ -172,3 +173,24 @@ def test_a_closed_publisher_refuses(serve, token, weights):
         assert reader.latest() == 0
     with pytest.raises(RelayUnreachable, match="closed"):
         publisher.publish(1, weights(1))
+
+
+class Clock(ThisHost):
+    """The host, with a clock that can be set back."""
+
+    set_back_s = 0
+
+    def time_ns(self):
+        return super().time_ns() - self.set_back_s * 10**9
+
+
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_a_clock_that_is_set_back_does_not_reorder_versions(serve, token, weights, buffers):
+    """With one buffer, the stamp of the version before was forgotten with it, and relays refused all later ones."""
+    host = Clock()
+    relay = serve()
+    with Publisher(relay.address, token=token, buffers=buffers, machine=host) as publisher:
+        for version in range(4):
+            publisher.publish(version, weights(version))
+            publisher.wait(version, 20)
+            host.set_back_s += 3600

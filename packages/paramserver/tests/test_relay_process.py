@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -7,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -21,12 +23,13 @@ from tailrace.paramserver import (
     RelayServer,
     RelayStartFailed,
     RelayTimeout,
+    RelayUnreachable,
     left_segments,
     relay_status,
     remove_left,
 )
 from tailrace.paramserver.machine import segments as shared
-from tailrace.paramserver.machine.host import HOST
+from tailrace.paramserver.machine.host import HOST, ThisHost
 from tailrace.paramserver.machine.segments import PREFIX, MappedSegment, is_name, living_owner, read_owner, unlink
 from tailrace.paramserver.manifest import Manifest, TensorSpec
 from tailrace.paramserver.relays import process as relay_process
@@ -464,3 +467,61 @@ def test_another_users_relay_is_not_killed(victim, relay_name):
 )
 def test_a_relay_names_segments_and_nothing_else(name, plain):
     assert is_name(name) is plain
+
+
+class Troubled(ThisHost):
+    """A host that fails once as a connection comes: to accept it, or to start its thread."""
+
+    def __init__(self, error):
+        self.error, self.failed = error, threading.Event()
+
+    def once(self, kind):
+        if isinstance(self.error, kind) and not self.failed.is_set():
+            self.failed.set()
+            raise self.error
+
+    def spawn(self, run, name):
+        if "127.0.0.1" in name:
+            self.once(RuntimeError)
+        return super().spawn(run, name)
+
+    def listen(self, host, port):
+        listener = super().listen(host, port)
+        accept = listener.accept
+
+        def accepted():
+            found = accept()
+            if found is not None:
+                try:
+                    self.once(OSError)
+                except OSError:
+                    found[0].close()
+                    raise
+            return found
+
+        listener.accept = accepted
+        return listener
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("can't start new thread"),
+        *(OSError(code, "trouble") for code in (errno.EPROTO, errno.EHOSTUNREACH)),
+    ],
+    ids=str,
+)
+def test_a_connection_that_cannot_be_served_leaves_the_others(serve, token, error):
+    """The relay lived, and answered nobody any more."""
+    host = Troubled(error)
+    relay = serve(machine=host)
+    with pytest.raises((RelayUnreachable, RelayTimeout)):
+        relay_status(relay.address, token=token, timeout_s=5)
+    assert host.failed.is_set()
+    assert relay_status(relay.address, token=token, timeout_s=20).name == relay.name
+
+
+def test_a_name_of_any_length_is_claimed_and_given_back(token):
+    with RelayServer("long" * 2000, token=token) as relay, pytest.raises(RelayNameTaken):
+        RelayServer(relay.name, token=token)
+    assert RelayProcess.clear(relay.name) == []

@@ -1,5 +1,6 @@
 """The slot table against its invariants, under random histories."""
 
+import threading
 import uuid
 
 import pytest
@@ -175,5 +176,41 @@ def test_an_interrupted_version_of_a_dead_trainer_yields_in_time(relay_name):
         clock.now = 11.0
         assert table.reserve(manifest(1, 5), 0).publication.manifest.stamp == 5
         assert table.versions() == [(0, 1)]
+    finally:
+        owner.close()
+
+
+def test_a_version_that_is_retired_while_a_newer_one_waits_for_its_slot_stays_retired(relay_name):
+    """The newer one gave up, and the retired one was served again."""
+    owner = SegmentOwner(relay_name)
+    table = SlotTable(owner, 2)
+
+    def manifest(version):
+        return Manifest(version, version, NBYTES, NBYTES, (TensorSpec("w", "uint8", (NBYTES,), 0, NBYTES),))
+
+    try:
+        for version in (1, 2):
+            slot = table.reserve(manifest(version), timeout_s=1)
+            table.arrived(slot.publication, 0, 0)
+            table.complete(slot)
+        table.lease(1, wait_s=0, hold_s=60, holder="a reader", process=None)
+        ended = []
+
+        def write():
+            with pytest.raises(SlotBusy):
+                table.reserve(manifest(3), timeout_s=1.0)
+            ended.append(True)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        with table.changed:
+            while not any(slot.state is SlotState.RETIRING for slot in table.slots):
+                assert table.changed.wait(20)
+        assert table.retire(1) == [(1, 1)]
+        writer.join(20)
+        assert ended
+        assert table.versions() == [(2, 2)]
+        with pytest.raises(VersionRetired):
+            table.lease(1, wait_s=0, hold_s=1, holder="another", process=None)
     finally:
         owner.close()

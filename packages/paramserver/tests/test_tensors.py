@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tailrace.paramserver import ManifestInvalid, ParamServerError, RawTensor, WeightLease
 from tailrace.paramserver.clients.staging import StagingBuffer
+from tailrace.paramserver.codec.cast import Cast
 from tailrace.paramserver.dlpack import ExportImpossible, torch_view
 from tailrace.paramserver.manifest import DTYPES
 from tailrace.paramserver.tensors import source
@@ -339,3 +340,47 @@ def test_device_memory_is_copied_once(dtype):
     before = torch.cuda.memory_allocated()
     assert copied(item) == bits(tensor.cpu())
     assert torch.cuda.memory_allocated() == before
+
+
+REUSED = {
+    "torch": (torch.zeros(1000), lambda buffer, value: buffer.fill_(value)),
+    "numpy": (np.zeros(1000, np.float32), lambda buffer, value: buffer.fill(value)),
+    "raw": (
+        RawTensor("float32", (1000,), np.zeros(1000, np.float32)),
+        lambda buffer, value: buffer.data.fill(value),
+    ),
+}
+
+
+@pytest.mark.parametrize("cast", [None, "bfloat16"])
+@pytest.mark.parametrize("kind", REUSED)
+def test_a_generator_that_fills_one_buffer_again_and_again_ties_nothing_that_differs(stage, kind, cast):
+    """Every later tensor of that shape was the first one, by another name."""
+    buffer, write = REUSED[kind]
+
+    def gathered():
+        for name, value in (("a", 1.0), ("b", 2.0), ("b_too", 2.0), ("c", 3.0), ("a_again", 1.0)):
+            write(buffer, value)
+            yield name, buffer
+
+    weights = stage(gathered() if cast is None else Cast(cast, lambda *_: True).apply(gathered()))
+    assert {name: float(weights[name][0]) for name in weights} == {"a": 1.0, "b": 2.0, "c": 3.0, "a_again": 1.0}
+    assert {float(weights[name][-1]) for name in weights} == {1.0, 2.0, 3.0}
+    assert dict(weights.tied) == {"b_too": "b"}
+
+
+def test_one_memory_that_is_read_with_another_sign_is_not_tied(stage):
+    values = torch.tensor([1 + 2j, 3 - 4j])
+    weights = stage([("imag", values.imag), ("conjugate", values.conj().imag)])
+    assert [weights[name].tolist() for name in weights] == [[2.0, -4.0], [-2.0, 4.0]]
+
+
+@pytest.mark.parametrize("empty", [np.zeros((0, 3), np.float32), RawTensor("float32", (0, 3), b"")])
+def test_a_version_may_begin_with_a_tensor_of_no_elements(stage, empty):
+    weights = stage([("empty", empty), ("w", np.ones(2, np.float32))])
+    assert [tuple(weights[name].shape) for name in weights] == [(0, 3), (2,)]
+
+
+def test_a_buffer_that_python_cannot_read_is_named():
+    with pytest.raises(ManifestInvalid, match="'w': found a ndarray"):
+        source("w", RawTensor("int64", (2,), np.zeros(2, "M8[s]")))

@@ -272,6 +272,9 @@ def test_readers_take_turns_at_a_source():
     world.tell(Lost("b", 1, True, "refused"))
     assert world.of(Grant) == []  # r2 must ask again: only it knows whether it was done
     assert world.tell(Done("r4")) == [Grant("r2", 1, "a", "a:1")]
+    for reader in ("r1", "r2", "r3", "r4"):
+        world.tell(Done(reader))
+    assert world.coordinator._pulls._sites.keys() == {"a", "b"}, "readers that have gone are kept for good"
 
 
 def test_after_a_rollback_only_the_newer_publication_of_a_number_is_a_source():

@@ -368,3 +368,16 @@ def test_edges_that_somebody_else_set_are_put_right(serve, token, until):
         until(lambda: group.status()[relays[0].address].next, "the edge")
         set_chain([relays[0].address], token=token)
         until(lambda: relay_status(relays[0].address, token=token).next == relays[1].address, "the edge again")
+
+
+def test_who_waits_for_a_source_of_a_group_that_closes_is_told_so(serve, token):
+    """It waited on until its own deadline."""
+    relay = serve()
+    group = RelayGroup([relay.address], token=token)
+    closing = threading.Timer(0.3, group.close)
+    closing.start()
+    began = time.monotonic()
+    with pytest.raises(RelayUnreachable, match="the group is closed"), group.source(1, timeout_s=60):
+        pass
+    assert time.monotonic() - began < 30
+    closing.join()

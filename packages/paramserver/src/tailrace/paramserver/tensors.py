@@ -78,6 +78,7 @@ class TensorSource:
         copy_to: writes its bytes, row-major, into a buffer of `nbytes`.
         memory: equal for two sources that are the same memory read the same way, as long as both are alive.
         alive: refers weakly to the tensor: gone when it returns None.
+        lasting: whether nothing else is written to its memory until all tensors of the version are copied.
     """
 
     dtype: str
@@ -86,6 +87,7 @@ class TensorSource:
     copy_to: Callable[[memoryview], None]
     memory: tuple[Any, ...]
     alive: Callable[[], object]
+    lasting: bool = False
 
 
 def source(name: str, value: Any) -> TensorSource:
@@ -138,7 +140,7 @@ def _torch_source(torch: Any, name: str, tensor: Any) -> TensorSource:
             flat = torch.frombuffer(view, dtype=torch.uint8)
             flat.view(tensor.dtype).reshape(shape).copy_(tensor.detach())
 
-    memory = (str(tensor.device), tensor.data_ptr(), dtype, shape, tensor.stride())
+    memory = (str(tensor.device), tensor.data_ptr(), dtype, shape, tensor.stride(), tensor.is_neg())
     return TensorSource(dtype, shape, byte_size(dtype, shape), copy_to, memory, weakref.ref(tensor))
 
 
@@ -166,7 +168,8 @@ def _buffer_source(name: str, dtype: str, shape: tuple[int, ...], view: memoryvi
     nbytes = _check_size(repr(name), dtype, shape, view)
 
     def copy_to(target: memoryview) -> None:
-        copy(target, view)
+        if nbytes:
+            copy(target, view)
 
     return TensorSource(dtype, shape, nbytes, copy_to, (id(owner), dtype, shape), _weakly(owner))
 
@@ -207,7 +210,7 @@ def _dtype_of(view: memoryview) -> str | None:
 def _contiguous(name: str, value: Any) -> memoryview:
     try:
         view = memoryview(value)
-    except TypeError as error:
+    except (TypeError, ValueError, BufferError) as error:
         raise ManifestInvalid(
             f"{name!r}: found a {type(value).__name__}, expected a torch tensor, an array, a RawTensor or a buffer"
         ) from error

@@ -66,7 +66,7 @@ def _slices(rows: Iterable[tuple[int, str, bool, int]]) -> Iterator[list[tuple[i
 
 
 def _known(file: FileIO, nbytes: int) -> Archived:
-    """So many bytes of a file, with what it is known by."""
+    """The first bytes of a file, and what it is known by."""
     file.seek(0)
     head = file.read(min(nbytes, _HEAD_BYTES))
     return Archived(nbytes, len(head), zlib.crc32(head))

@@ -23,6 +23,7 @@ if __name__ == "__main__":
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from tailrace.contracts import extra
@@ -32,6 +33,7 @@ from tailrace.paramserver.clients.reader import RelayReader, lease_version
 from tailrace.paramserver.errors import ManifestInvalid, WeightsMismatch
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.manifest import DTYPES
+from tailrace.paramserver.tensors import source
 
 
 def publish_module(publisher: Publisher | None, version: int, module: Any) -> float:
@@ -126,7 +128,7 @@ def _gathered(tensors: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         tensor = tensors[own[0]]
         full = tensor.detach().full_tensor() if _is_sharded(tensor) else tensor
         for name in own:
-            yield name, full
+            yield name, replace(source(name, full), lasting=True)
         del full
 
 

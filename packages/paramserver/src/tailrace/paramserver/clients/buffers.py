@@ -107,7 +107,7 @@ class Buffers:
         patience_s: float,
     ) -> None:
         self._staged, self._changed, self._outcomes, self._machine = staged, changed, outcomes, machine
-        self._patience_s = patience_s
+        self._patience_s, self._last_stamp = patience_s, -1
         self.superseded: list[int] = []
         self.claiming = False  # a new version waits until the one that is pushed is sent
 
@@ -147,9 +147,11 @@ class Buffers:
             staged.state = state
             # Stamps order publications; a clock that was set back must not reorder ours.
             others = [other.manifest.stamp for other in self._staged if other is not staged and other.manifest]
-            stamp = max([self._machine.time_ns(), *(value + 1 for value in others)])
+            stamp = max([self._machine.time_ns(), *(value + 1 for value in (*others, self._last_stamp))])
             if staged.pinned is not None:
                 stamp = staged.pinned
+            if manifest is not None:
+                self._last_stamp = max(self._last_stamp, stamp)
             staged.manifest = None if manifest is None else dataclasses.replace(manifest, stamp=stamp)
             self._changed.notify_all()
 

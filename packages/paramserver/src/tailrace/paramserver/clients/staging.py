@@ -63,16 +63,17 @@ class StagingBuffer:
             NotEnoughSharedMemory: they do not fit in memory.
         """
         specs, tied, end = list[TensorSpec](), dict[str, str](), 0
-        seen: dict[tuple[Any, ...], tuple[str, Callable[[], object]]] = {}
+        seen: dict[tuple[Any, ...], tuple[TensorSpec, Callable[[], object]]] = {}
         for name, value in weights:
             item = source(name, value)
-            known = seen.get(item.memory)
-            # A generator may free a tensor and reuse its address for the next one: only a living one can be tied.
-            if known is not None and item.nbytes and known[1]() is not None:
-                tied[name] = known[0]
+            known, lasts = seen.get(item.memory), item.lasting or isinstance(weights, list)
+            # A generator may free a tensor and reuse its address for the next one: only a living one can be tied. It may also
+            # fill one tensor again and again.
+            if known is not None and item.nbytes and known[1]() is not None and (lasts or self._holds(known[0], item)):
+                tied[name] = known[0].name
                 continue
-            seen[item.memory] = (name, item.alive)
             end = self._append(specs, name, item, end)
+            seen[item.memory] = (specs[-1], item.alive)
         if not specs:
             raise ManifestInvalid("found no tensors to publish, expected at least one")
         manifest = Manifest(version, 0, chunk_bytes, end, tuple(specs), tied)
@@ -95,6 +96,12 @@ class StagingBuffer:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd, self._own = -1, memoryview(b"")
+
+    def _holds(self, spec: TensorSpec, item: TensorSource) -> bool:
+        """Whether a tensor is what was copied as another one."""
+        now = memoryview(bytearray(item.nbytes))
+        item.copy_to(now)
+        return checksum(now) == checksum(self.view[spec.offset : spec.offset + spec.nbytes])
 
     def _append(self, specs: list[TensorSpec], name: str, item: TensorSource, end: int) -> int:
         offset = aligned(end)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tailrace.contracts import Weights, named_tensors
@@ -85,8 +85,10 @@ class Cast:
             CastImpossible: `which` selects a tensor that is not floating, or torch is not installed.
             ManifestInvalid: a tensor cannot be published.
         """
-        for name, value in named_tensors(weights, ManifestInvalid):
+        weights = named_tensors(weights, ManifestInvalid)
+        for name, value in weights:
             original = source(name, value)
+            original = replace(original, lasting=original.lasting or isinstance(weights, list))
             if not self.which(name, original.dtype, original.shape):
                 yield name, original
                 continue
@@ -156,8 +158,8 @@ def _rounded(tensor: Any, original: TensorSource, dtype: str) -> TensorSource:
         for target, slab in _slabs(_target(view, dtype, original.shape), tensor):
             target.copy_(slab.float() if original.dtype == "float64" else slab)
 
-    memory = (*original.memory, dtype)
-    return TensorSource(dtype, original.shape, byte_size(dtype, original.shape), copy_to, memory, original.alive)
+    nbytes, memory = byte_size(dtype, original.shape), (*original.memory, dtype)
+    return replace(original, dtype=dtype, nbytes=nbytes, copy_to=copy_to, memory=memory)
 
 
 def _scaled(name: str, tensor: Any, original: TensorSource) -> Iterator[tuple[str, TensorSource]]:
@@ -183,9 +185,10 @@ def _scaled(name: str, tensor: Any, original: TensorSource) -> Iterator[tuple[st
         _target(view, "float32", scale_shape).copy_(_power_of_two(rows()[0]))
 
     memory = (*original.memory, dtype)
-    yield name, TensorSource(dtype, shape, byte_size(dtype, shape), copy_to, memory, original.alive)
-    nbytes = byte_size("float32", scale_shape)
-    yield name + SCALE, TensorSource("float32", scale_shape, nbytes, copy_scales_to, (*memory, SCALE), original.alive)
+    alive, lasting = original.alive, original.lasting
+    yield name, TensorSource(dtype, shape, byte_size(dtype, shape), copy_to, memory, alive, lasting)
+    nbytes, memory = byte_size("float32", scale_shape), (*memory, SCALE)
+    yield name + SCALE, TensorSource("float32", scale_shape, nbytes, copy_scales_to, memory, alive, lasting)
 
 
 def _row_exponents(slab: Any) -> tuple[Any, bool]:

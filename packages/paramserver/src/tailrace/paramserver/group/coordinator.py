@@ -188,7 +188,7 @@ class GroupStateMachine:
                 self._pulls.place(puller, site)
                 return self._start(self._pulls.request(puller, version, deadline))
             case Done(puller):
-                return self._start(self._pulls.gone(puller))
+                return self._start(self._pulls.forget(puller))
         member = self.members.get(event.name)
         if member is None or member.life != event.life or member.state is RelayState.DEAD:
             return []

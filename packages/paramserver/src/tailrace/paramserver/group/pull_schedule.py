@@ -97,6 +97,11 @@ class PullSchedule:
             self._pulls[puller].source = None
         return self._assign()
 
+    def forget(self, node: str) -> list[Assign]:
+        """A node that comes no more is gone, with its site."""
+        self._sites.pop(node, None)
+        return self.gone(node)
+
     def request(self, puller: str, version: int, deadline: float) -> list[Assign]:
         """A node asks for a version, until `deadline`. Asking again for the same one changes the deadline only."""
         pull = self._pulls.get(puller)

@@ -199,17 +199,20 @@ class RelayGroup:
     def source(self, version: int, *, site: str | None = None, timeout_s: float = 30.0) -> Iterator[str]:
         """Address of a relay to pull a version from over the network, which serves nobody else meanwhile.
 
-        Pullers wait in order; sources of the same site come first (RobustRL, section 5.2.1). Leave the context with a
-        `ParamServerError` to say that the source failed, and ask again for another one.
+        Pullers wait in order; sources of the same site come first (RobustRL, section 5.2.1). Leave the context once the pull is
+        over, however it ended.
 
         Raises:
             VersionNotYet: no source was free within `timeout_s`, or none holds the version.
+            RelayUnreachable: the group is closed.
         """
         deadline = self._machine.now() + timeout_s
         with self._changed:
             puller = f"reader {next(self._pullers)}"
             self._post(Ask(puller, self._home if site is None else site, version, deadline))
             while puller not in self._answers and (remaining := deadline - self._machine.now()) > 0:
+                if self._closed:
+                    raise RelayUnreachable("the group is closed")
                 self._changed.wait(remaining)
             answer = self._answers.pop(puller, None)
         try:

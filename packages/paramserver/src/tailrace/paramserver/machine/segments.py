@@ -167,8 +167,8 @@ class SegmentOwner:
             raise _taken(relay, found)
         cleaned = self._unlink_all()
         record = {**own_fields(), "nonce": self.nonce, "relay": relay}
-        segment = MappedSegment.create(self.owner_name, _OWNER_BYTES)
         text = json.dumps(record).encode()
+        segment = MappedSegment.create(self.owner_name, max(_OWNER_BYTES, len(text)))
         segment.view[: len(text)] = text
         segment.close()
         return cleaned

@@ -31,6 +31,9 @@ from tailrace.paramserver.wire.channel import Channel, TrafficCounts, format_add
 STALL_S = 10.0
 SLOT_TIMEOUT_S = 60.0
 _MAX_CONNECTIONS = 512  # of peers that hold the token
+_GO_ON = {errno.ECONNABORTED, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+# Linux passes errors of the network on, those of a firewall too, which concern the next connection alone: accept(2).
+_GO_ON |= {errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 _MAX_UNPROVEN = 64  # of those that have not proved it yet: one more, and the oldest of them must go
 
 
@@ -145,7 +148,7 @@ class RelayServer:
             try:
                 accepted = self._listener.accept()
             except OSError as error:
-                if error.errno in (errno.ECONNABORTED, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                if error.errno in _GO_ON:
                     self._log(f"cannot accept a connection: {error.strerror}")
                     self._machine.sleep(0.1)  # out of descriptors: others must end first
                     continue
@@ -165,7 +168,15 @@ class RelayServer:
                 self._connections[channel] = self._unproven[channel] = None
             if oldest is not None:
                 oldest.shutdown()
-            thread = self._machine.spawn(functools.partial(self._serve, channel), f"{self.name} {peer}")
+            try:
+                thread = self._machine.spawn(functools.partial(self._serve, channel), f"{self.name} {peer}")
+            except RuntimeError as error:  # out of threads: others must end first
+                self._log(f"cannot serve {peer}: {error}")
+                with self._lock:
+                    self._connections.pop(channel, None)
+                    self._unproven.pop(channel, None)
+                channel.close()
+                continue
             with self._lock:
                 if channel in self._connections:
                     self._connections[channel] = thread

@@ -117,6 +117,8 @@ class Visibility(Shelf):
             except BaseException:
                 if before is SlotState.SEALED and slot.publication and not slot.publication.sealed:
                     before = SlotState.COMPLETE  # revealed meanwhile
+                if slot.publication and slot.publication.manifest.key in self._retired:
+                    before = SlotState.EMPTY  # retired meanwhile
                 self._end_writing(slot, before)
                 raise
             slot.state, slot.publication = SlotState.RECEIVING, None

@@ -99,7 +99,12 @@ class Door:
                     del self._waiting[oldest]
                     _shutdown(oldest)
                 self._readers[sock], self._waiting[sock] = thread, None
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:  # out of threads: others must end first
+                    _log.warning("an export cannot serve another reader: %s", error)
+                    del self._readers[sock], self._waiting[sock]
+                    sock.close()
 
     def _admit(self, sock: socket.socket) -> None:
         try:
