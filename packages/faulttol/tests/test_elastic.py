@@ -201,6 +201,19 @@ def test_the_thread_ends_with_the_group_that_is_given_up(actors):
     assert isinstance(keeper.failure, GroupError)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ends_for_another_reason_says_so_too(actors):
+    """Nobody looked after the group any more, and `failure` said that the thread went on."""
+
+    def wanted():
+        raise ConnectionError("the scheduler is gone")
+
+    with GroupKeeper(Probed(actors, "replica", object), wanted, every_s=0.01) as keeper:
+        keeper._thread.join(60)
+    assert str(keeper.failure) == "replica: a round was broken off: ConnectionError: the scheduler is gone"
+    assert isinstance(keeper.failure.__cause__, ConnectionError)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.deep

@@ -86,7 +86,7 @@ def test_the_same_randomness_draws_the_same():
 
 @pytest.mark.parametrize(
     ("members", "mtbf_s", "together"),
-    [({}, 1.0, 0.0), ({"data": []}, 1.0, 0.0), (MEMBERS, 0.0, 0.0), (MEMBERS, 1.0, 1.5)],
+    [({}, 1.0, 0.0), ({"data": []}, 1.0, 0.0), (MEMBERS, 0.0, 0.0), (MEMBERS, math.inf, 0.0), (MEMBERS, 1.0, 1.5)],
 )
 def test_what_cannot_be_drawn(members, mtbf_s, together):
     with pytest.raises(FaultError, match="expected"):

@@ -257,6 +257,8 @@ def good_state():
         lambda state: state["buffers"][1].append(["x", 2, False]),
         lambda state: state["buffers"].__setitem__(1, [["x", 3, True]]) or state["buffers"][0].clear(),
         lambda state: state["buffers"].reverse(),
+        lambda state: state["buffers"].__setitem__(0, None),
+        lambda state: state["buffers"].__setitem__(0, 7),
     ],
 )
 def test_a_state_that_no_manager_wrote(spoil):

@@ -8,6 +8,7 @@ in which the member is struck if that matters, or ``everyN``, at random once in 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -103,7 +104,11 @@ class Fault:
         times = f"at_s={self.at_s!r}, at_step={self.at_step!r} and every={self.every!r}"
         if sum(time is not None for time in (self.at_s, self.at_step, self.every)) != 1:
             raise FaultError(f"found {times}, expected one of the three")
-        if (self.at_s or 0) < 0 or (self.at_step or 0) < 0 or (self.every is not None and self.every < 1):
+        if (
+            not 0 <= (self.at_s or 0) < math.inf
+            or (self.at_step or 0) < 0
+            or (self.every is not None and self.every < 1)
+        ):
             raise FaultError(f"found {times}, expected at least 0 seconds or steps, or every 1 step")
         if self.kind is FaultKind.STALL and self.role != "replica":
             raise FaultError(

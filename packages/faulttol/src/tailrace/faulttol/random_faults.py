@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
@@ -66,7 +67,7 @@ def random_faults(
     Raises:
         FaultError: a number is out of its range, or there is nobody to strike.
     """
-    if not mtbf_s > 0 or not 0 <= together <= 1:
+    if not 0 < mtbf_s < math.inf or not 0 <= together <= 1:
         raise FaultError(
             f"found mtbf_s={mtbf_s!r} and together={together!r}, expected seconds above 0 and a share from 0 to 1"
         )

@@ -82,6 +82,8 @@ def read_state(slots: Slots[Key], state: Any) -> None:
     if not isinstance(buffers, list) or len(buffers) != slots.bound + 1:
         raise broken(f"buffers={buffers!r:.80}")
     for slot, entries in enumerate(buffers):
+        if not isinstance(entries, list):
+            raise broken(f"{entries!r:.80} in place of a buffer's entries")
         buffer = slots.version + slot
         for entry in entries:
             try:

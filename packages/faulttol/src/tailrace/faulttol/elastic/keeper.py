@@ -190,6 +190,12 @@ class GroupKeeper:
             except GroupError as error:
                 self.failure = error
                 return
+            except BaseException as error:  # of `wanted`, a hook, a policy or Ray
+                self.failure = GroupError(
+                    f"{self._group.role}: a round was broken off: {type(error).__name__}: {error}"
+                )
+                self.failure.__cause__ = error
+                raise
             self._over.wait(self._every_s)
 
     def close(self) -> None:
