@@ -3,15 +3,23 @@
 `RewardScheduler` scores responses as they come, in an event loop; `Scorer` does the same for a list, without one.
 ``tailrace.reward.sandbox`` runs programs safely, ``tailrace.reward.verifiers`` holds the verifiers and their protocol,
 ``tailrace.reward.extraction`` finds answers in responses, ``tailrace.reward.tasks`` generates tasks and demonstrations.
+
+A verifier's worker imports this package and no scheduler, so `Scorer`, `RewardScheduler` and their settings load on first use.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from tailrace.reward.errors import RewardError, ScorerClosedError, ScoringError, SettingsError
 from tailrace.reward.items import Outcome, Recheck, ScoreItem, ScoringFailure, ScoringResult
-from tailrace.reward.scheduler import RewardScheduler
-from tailrace.reward.scorer import Scorer
-from tailrace.reward.settings import CodeSettings, JudgeSettings, Kind, PoolSettings, VerifierSettings, kind_of
-from tailrace.reward.timeouts import AdaptiveTimeout, Anchors
 from tailrace.reward.verifiers import Verdict, Verifier, load_verifier, read_verdict, verifier_names
+
+if TYPE_CHECKING:
+    from tailrace.reward.scheduler import RewardScheduler
+    from tailrace.reward.scorer import Scorer
+    from tailrace.reward.settings import CodeSettings, JudgeSettings, Kind, PoolSettings, VerifierSettings, kind_of
+    from tailrace.reward.timeouts import AdaptiveTimeout, Anchors
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,3 +48,24 @@ __all__ = [
     "read_verdict",
     "verifier_names",
 ]
+
+_LAZY = {
+    "AdaptiveTimeout": "timeouts",
+    "Anchors": "timeouts",
+    "CodeSettings": "settings",
+    "JudgeSettings": "settings",
+    "Kind": "settings",
+    "PoolSettings": "settings",
+    "RewardScheduler": "scheduler",
+    "Scorer": "scorer",
+    "VerifierSettings": "settings",
+    "kind_of": "settings",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

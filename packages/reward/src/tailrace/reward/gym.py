@@ -11,6 +11,7 @@ import ast
 import math
 import sys
 import warnings
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +29,7 @@ _FUNCTIONS = frozenset(
 )
 
 
+@cache
 def import_reasoning_gym() -> Any:
     """Import and return the package reasoning_gym, whose scorers evaluate literals and arithmetic alone.
 
