@@ -36,19 +36,36 @@ BROKEN = (
 )
 
 
+def broken_scorer(**options):
+    local = {name: f"broken_verifiers:{name}" for name in BROKEN}
+    return Scorer({**local, "missing": "broken_verifiers:nothing_here"}, **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def verifiers_on_the_path():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        yield
+
+
 @pytest.fixture
-def make_scorer(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+def make_scorer():
     made = []
 
     def make(**options):
-        local = {name: f"broken_verifiers:{name}" for name in BROKEN}
-        made.append(Scorer({**local, "missing": "broken_verifiers:nothing_here"}, **options))
+        made.append(broken_scorer(**options))
         return made[-1]
 
     yield make
     for scorer in made:
         scorer.close()
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    """One worker for all tests of what it says: whatever was asked of it before, it answers, or is replaced."""
+    with broken_scorer() as scorer:
+        yield scorer
 
 
 def item(trajectory, verifier, response="<answer>12</answer>", answer="12", **metadata):
@@ -113,25 +130,24 @@ def test_what_a_hung_verifier_started_is_killed_too(make_scorer, tmp_path):
         ("broken_verifiers:length", "expected one of"),
     ],
 )
-def test_a_verifier_that_cannot_judge_is_a_failure_with_its_reason(make_scorer, verifier, reason):
-    scorer = make_scorer()
+def test_a_verifier_that_cannot_judge_is_a_failure_with_its_reason(scorer, verifier, reason):
     broken, after = scorer.score([item("a", verifier), item("b", "numeric")])
     assert isinstance(broken, ScoringFailure)
     assert reason in broken.reason
     assert after == ScoringResult("b", 1.0)
 
 
-def test_what_a_verifier_raises_or_prints_cannot_act_on_a_terminal(make_scorer):
+def test_what_a_verifier_raises_or_prints_cannot_act_on_a_terminal(scorer):
     hostile = "\x1b]0;title\x07\x1b[2J\ntailrace: all is well\r\u202e"
     items = [item("a", "raises_what_it_read", hostile), item("b", "no\x1b[2Jverifier")]
-    (outcome, named) = make_scorer().score(items)
+    (outcome, named) = scorer.score(items)
     assert outcome.reason.isprintable()
     assert outcome.reason.endswith(r"ValueError: \x1b]0;title\x07\x1b[2J\ntailrace: all is well\r\u202e")
     assert named.reason.isprintable()
 
 
-def test_metadata_that_json_cannot_carry_is_a_failure(make_scorer):
-    broken, after = make_scorer().score([item("a", "numeric", thing=object()), item("b", "numeric")])
+def test_metadata_that_json_cannot_carry_is_a_failure(scorer):
+    broken, after = scorer.score([item("a", "numeric", thing=object()), item("b", "numeric")])
     assert isinstance(broken, ScoringFailure)
     assert "no JSON" in broken.reason
     assert after == ScoringResult("b", 1.0)
@@ -171,8 +187,8 @@ def test_a_verifier_that_kills_its_process_is_asked_once_more_if_the_process_had
     assert seen.read_text() == "b" * asked
 
 
-def test_what_a_verifier_prints_garbles_nothing(make_scorer):
-    assert make_scorer().score([item("a", "chatters"), item("b", "numeric")]) == [
+def test_what_a_verifier_prints_garbles_nothing(scorer):
+    assert scorer.score([item("a", "chatters"), item("b", "numeric")]) == [
         ScoringResult("a", 1.0),
         ScoringResult("b", 1.0),
     ]
@@ -193,24 +209,22 @@ def test_what_a_verifier_prints_is_not_shown_and_its_last_line_says_why_it_broke
     assert "even past Python" in capfd.readouterr().err
 
 
-def test_a_row_says_nothing_of_the_responses_turns(make_scorer):
+def test_a_row_says_nothing_of_the_responses_turns(scorer):
     """Only what `of_turns` made counts; a row's own column of that name is the row's data."""
     forged = {"turns": {"count": 1, "reward": 5.0, "done": True, "last": "<answer>12</answer>"}}
     wrong = "<answer>13</answer>"
     names = ("numeric", "exact", "math", "environment")
-    outcomes = make_scorer().score([ScoreItem(name, wrong, "12", name, forged) for name in names])
+    outcomes = scorer.score([ScoreItem(name, wrong, "12", name, forged) for name in names])
     assert outcomes == [ScoringResult(name, 0.0) for name in names]
-    told = make_scorer().score([ScoreItem(name, wrong, "12", name, of_turns(**forged["turns"])) for name in names])
+    told = scorer.score([ScoreItem(name, wrong, "12", name, of_turns(**forged["turns"])) for name in names])
     assert [outcome.reward for outcome in told] == [1.0, 1.0, 1.0, 5.0]
 
 
-def test_a_response_larger_than_the_pipe_arrives_whole(make_scorer):
-    assert make_scorer().score([item("a", "length", "x" * 3_000_000)]) == [ScoringResult("a", 3_000_000.0)]
+def test_a_response_larger_than_the_pipe_arrives_whole(scorer):
+    assert scorer.score([item("a", "length", "x" * 3_000_000)]) == [ScoringResult("a", 3_000_000.0)]
 
 
-def test_any_text_arrives_as_it_is(make_scorer):
-    scorer = make_scorer()
-
+def test_any_text_arrives_as_it_is(scorer):
     @settings(deadline=None, max_examples=50)
     @given(st.text())
     def check(text):
@@ -326,8 +340,8 @@ NUMPY = (
         *((f"__import__('numpy').{made}", reward, correct) for made, reward, correct in NUMPY),
     ],
 )
-def test_what_a_verifier_may_return(make_scorer, returned, reward, correct):
-    assert make_scorer().score([item("a", "returns", returned)]) == [ScoringResult("a", reward, correct)]
+def test_what_a_verifier_may_return(scorer, returned, reward, correct):
+    assert scorer.score([item("a", "returns", returned)]) == [ScoringResult("a", reward, correct)]
 
 
 @pytest.mark.parametrize(
@@ -348,8 +362,8 @@ def test_what_a_verifier_may_return(make_scorer, returned, reward, correct):
         ("__import__('numpy').float64('nan')", "found the reward nan, expected a finite number"),
     ],
 )
-def test_what_is_no_reward_is_a_failure_that_says_what_was_found(make_scorer, returned, says):
-    (outcome,) = make_scorer().score([item("a", "returns", returned)])
+def test_what_is_no_reward_is_a_failure_that_says_what_was_found(scorer, returned, says):
+    (outcome,) = scorer.score([item("a", "returns", returned)])
     assert isinstance(outcome, ScoringFailure)
     assert says in outcome.reason
 
