@@ -219,6 +219,19 @@ def deep(request):
     return _chosen(request.config)(request.node)
 
 
+@pytest.fixture(scope="module")
+def one_verifier_process():
+    """Let a module's checks of prompt files ask one process for our own verifiers; a start takes a quarter second."""
+    from tailrace.pipeline.run.prompts import data_check
+    from tailrace.reward import Scorer
+
+    with Scorer() as kept, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            data_check, "Scorer", lambda own, **more: Scorer(own, **more) if own else contextlib.nullcontext(kept)
+        )
+        yield
+
+
 @pytest.fixture(scope="session")
 def environment_with(tmp_path_factory):
     """Makes an environment of released packages that are not in the lock, by uv, and says where its interpreter is.

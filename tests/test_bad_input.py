@@ -10,6 +10,7 @@ import pytest
 from tailrace.cli.main import main
 from tailrace.contracts import EnginePlugin
 
+pytestmark = pytest.mark.usefixtures("one_verifier_process")
 CONFIG = """
 app = "laminar"
 
@@ -468,7 +469,7 @@ KINDS = {
     "too-few-gpus": (settings("executor.trainer_gpus=64"), None, ["executor.trainer_gpus", "64"]),
     "no-cluster": ([*RUN, "--ray-address", "127.0.0.1:9"], None, ["127.0.0.1:9"]),
     "no-address": ([*RUN, "--ray-address", "here"], None, ["here", "HOST:PORT"]),
-    "too-little-memory": (settings("rollout.replicas=100000"), None, ["rollout.replicas", "100,000", "GB"]),
+    "too-little-memory": (settings("rollout.replicas=2000"), None, ["rollout.replicas", "2,000", "GB"]),
     "run-dir-in-use": ([*RUN, "--run-dir", "model"], None, ["model"]),
     "run-dir-a-file": ([*RUN, "--run-dir", "c.toml"], None, ["c.toml"]),
     "run-dir-below-a-file": ([*RUN, "--run-dir", "c.toml/run"], None, ["c.toml"]),

@@ -10,6 +10,8 @@ from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.prompts.data_check import check_data
 from tailrace.pipeline.run.prompts.reading import read_files
 
+pytestmark = pytest.mark.usefixtures("one_verifier_process")
+
 
 def faults(tmp_path, train, held_out=None, **tables):
     files = {"train": tmp_path / "train.jsonl"}
