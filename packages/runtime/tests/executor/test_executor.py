@@ -689,6 +689,17 @@ def test_one_that_comes_up_is_told_where_to_stop_before_what_to_do():
     assert r1.struck == [FaultKind.KILL]
 
 
+def test_one_whose_step_has_come_is_struck_as_it_comes_up():
+    run = Driven(faults=[parse_fault("trainer@step0")])
+    run.host.comes_up = False
+    run.give(c.Start(1, "trainer", "0"))
+    run.pass_time(2.0)
+    trainer = run.member("trainer", "0")
+    trainer.under_way("ready")[0][1].set_result(Ready())
+    run.settle()  # no tick, which is half a second away and may be later than a short step
+    assert trainer.struck == [FaultKind.KILL]
+
+
 def test_the_driver_is_struck_once_the_log_says_so():
     run = Driven(faults=[parse_fault("controller@1s")])
     run.pass_time(2.0)

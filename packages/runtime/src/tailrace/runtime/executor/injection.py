@@ -72,11 +72,12 @@ class Injection:
         self._inject(now, step, members, lambda _: True)
 
     def came_up(self, now: float, step: int, members: Iterable[Running]) -> None:
-        """Inject those due faults that wait for a phase. Called before members that came up are given anything to do.
+        """Inject what is due for members at a phase or a step. Called before those that came up are given anything to do.
 
-        A member passes a phase such as "pull" as soon as it is up, perhaps for the only time.
+        A member passes a phase such as "pull" as soon as it is up, perhaps for the only time, and a short step is over before
+        the next instant at which others are injected.
         """
-        self._inject(now, step, members, lambda fault: bool(fault.phase))
+        self._inject(now, step, members, lambda fault: bool(fault.phase) or fault.at_step is not None)
 
     def _inject(self, now: float, step: int, members: Iterable[Running], takes: Callable[[Fault], bool]) -> None:
         self._due += self._schedule.due(now, step)
