@@ -119,7 +119,8 @@ def test_a_false_timeout_is_found_by_a_recheck_and_lengthens_the_timeout():
         async with RewardScheduler(code=settings, rechecked=rechecked) as scheduler:
             slow = BUSY.format(seconds=0.5)
             outcomes = [(await collected(scheduler, [one])) for one in (program("right"), program("slow", slow))]
-            assert outcomes[1]["slow"].over_budget == "cpu 0.2 s"
+            # One that gets a fifteenth of a core is over its time on the clock first: a false timeout too.
+            assert outcomes[1]["slow"].over_budget in ("cpu 0.2 s", "wall 3 s")
             await found.wait()
             assert [(recheck.trajectory, recheck.correct) for recheck in rechecks] == [("slow", True)]
             again = await collected(scheduler, [program("again", slow)])
