@@ -80,10 +80,10 @@ def measured_recall(outcomes: Sequence[Outcome]) -> MeasuredRecall | None:
 
 def measured_lengths(lengths: Iterable[int]) -> MeasuredLengths | None:
     """The median and the ninetieth percentile: of n lengths the least that so many are not above; None if there are none."""
-    ordered = sorted(max(1, length) for length in lengths)
+    ordered = sorted(lengths)
     if not ordered:
         return None
-    p50, p90 = (ordered[-(-len(ordered) * share // 100) - 1] for share in (50, 90))
+    p50, p90 = (max(1, ordered[-(-len(ordered) * share // 100) - 1]) for share in (50, 90))
     return MeasuredLengths(float(p50), float(p90), len(ordered))
 
 

@@ -8,6 +8,7 @@ from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from operator import mul
 from statistics import fmean
 from typing import Any
 
@@ -34,8 +35,7 @@ def recall(scores: Sequence[float], lengths: Sequence[int], share: float) -> flo
     """
     _check(scores, lengths)
     count = tail_count(len(scores), share)
-    found = zip(_inside(scores, count), _inside(lengths, count), strict=True)
-    return math.fsum(chosen * long for chosen, long in found) / count
+    return math.fsum(map(mul, _inside(scores, count), _inside(lengths, count))) / count
 
 
 def tail_count(count: int, share: float) -> int:
@@ -78,9 +78,9 @@ def tau_b(scores: Sequence[float], lengths: Sequence[float]) -> float:
 
 def _inside(values: Sequence[float], count: int) -> list[float]:
     """The probability of each to be among the `count` highest, ties broken evenly."""
-    cut = sorted(values, reverse=True)[count - 1]
-    above = sum(value > cut for value in values)
-    tied = sum(value == cut for value in values)
+    falling = sorted(values, reverse=True)
+    cut = falling[count - 1]
+    above, tied = falling.index(cut), falling.count(cut)
     at_cut = (count - above) / tied
     return [1.0 if value > cut else at_cut if value == cut else 0.0 for value in values]
 
@@ -94,7 +94,7 @@ def _check(scores: Sequence[float], lengths: Sequence[float]) -> None:
         raise MeasureError(f"found {len(scores)} scores and {len(lengths)} lengths, expected as many")
     if not len(scores):
         raise MeasureError("found no scores, expected at least one")
-    if any(math.isnan(value) for value in (*scores, *lengths)):
+    if any(map(math.isnan, scores)) or any(map(math.isnan, lengths)):
         raise MeasureError("found a score that is no number, expected numbers")
 
 
