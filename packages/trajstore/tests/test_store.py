@@ -6,7 +6,10 @@ import errno
 import json
 import math
 import resource
+import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -755,6 +758,32 @@ def test_a_store_stays_where_it_is_though_its_process_goes_elsewhere(tmp_path, m
         assert list(Path().iterdir()) == []
     with TrajectoryStore(tmp_path / path) as store:
         assert list(store.recover().held) == ["a"]
+
+
+def test_a_process_that_was_forked_keeps_no_store_locked(tmp_path):
+    """Its process was killed, and a worker that it had forked, such as a loader of data, lived on."""
+    path, gone = tmp_path / "run.db", tmp_path / "gone"
+    done = subprocess.run([sys.executable, "-c", FORKS, path, gone], timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    try:
+        TrajectoryStore(path, open_timeout_s=0.0).close()
+    finally:
+        gone.touch()
+
+
+FORKS = """
+import os, pathlib, signal, sys, time
+from tailrace.trajstore import TrajectoryStore
+store = TrajectoryStore(sys.argv[1])
+if not os.fork():
+    for _ in range(600):
+        if pathlib.Path(sys.argv[2]).exists():
+            break
+        time.sleep(0.1)
+    os._exit(0)
+assert store.recover().held == {}
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def test_a_store_that_cannot_be_opened_on_a_full_disk_is_not_left_locked(tmp_path, monkeypatch):

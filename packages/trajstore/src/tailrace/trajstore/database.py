@@ -28,7 +28,7 @@ Synchronous = Literal["off", "normal", "full"]
 _APPLICATION_ID = 0x54524C53  # "TRLS"
 _FORMAT = 5
 _WAIT_S = 10.0
-_HELD: set[tuple[int, int]] = set()  # the lock files that this process holds
+_HELD: dict[tuple[int, int], int] = {}  # the lock files that this process holds, and their descriptors
 _READERS = 8  # connections that wait for the next to read
 _TOO_LARGE = 2**63  # for an integer of SQLite
 _CHUNK = 500  # ids in one query; SQLite's lowest limit on parameters is 999
@@ -117,7 +117,7 @@ class Database:
             None if path is None else path.absolute()
         )  # readers open it later, wherever the process stands then
         self._lock = threading.RLock()
-        self._held = None if path is None else _take(path, open_timeout_s)
+        self._held: tuple[int, int] | None = None if path is None else _take(path, open_timeout_s)
         self._sharing = threading.Lock()  # of `_readers`; never held while anything is read
         self._readers: list[sqlite3.Connection] = []
         self._open = True
@@ -212,8 +212,7 @@ class Database:
             if hasattr(self, "_connection"):
                 self._connection.close()
             if self._held is not None:
-                _HELD.discard(_identity(self._held))
-                os.close(self._held)
+                _let_go(self._held)
                 self._held = None
 
 
@@ -235,7 +234,22 @@ def _identity(handle: int) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _take(path: Path, timeout_s: float | None) -> int:
+def _let_go(held: tuple[int, int]) -> None:
+    handle = _HELD.pop(held, None)
+    if handle is not None:  # else a process has forked this one, which never had the lock
+        os.close(handle)
+
+
+def _forked() -> None:
+    """Close the descriptors of a process that has just been forked: it would keep the locks beyond the other one's death."""
+    for held in list(_HELD):
+        _let_go(held)
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _take(path: Path, timeout_s: float | None) -> tuple[int, int]:
     """Lock the file beside the database. The kernel releases the lock when the process dies, however it dies."""
     if path.is_dir():
         raise StoreFormatError(f"{path}: found a folder, expected the path of a file")
@@ -267,8 +281,9 @@ def _take(path: Path, timeout_s: float | None) -> int:
             except BaseException:  # the disk is full
                 os.close(handle)
                 raise
-            _HELD.add(_identity(handle))
-            return handle
+            held = _identity(handle)
+            _HELD[held] = handle
+            return held
 
 
 # What a file can hold.
