@@ -244,3 +244,19 @@ def test_a_pulled_version_outlives_the_next_pull_while_it_is_referred_to(serve, 
             with reader.lease(version) as weights:
                 kept.append(weights["w"] if version % 2 else weights["w"].clone())
         assert [set(w.tolist()) for w in kept] == [{0.0}, {1.0}, {2.0}, {3.0}]
+
+
+def test_a_lease_that_no_relay_gives_is_refused_at_once(serve, token, weights):
+    """All relays were asked again and again, until the deadline."""
+    first, second = serve(), serve()
+    with Publisher(first.address, token=token) as publisher:
+        publisher.publish(1, weights(1))
+        publisher.wait(1, 20)
+    with RelayReader([first.address, second.address], token=token) as reader:
+        asked = reader._connection.request
+        reader._connection.request = lambda message, *rest: pytest.fail(str(message)) or asked(message, *rest)
+        with (
+            pytest.raises(ValueError, match="found hold_s=7200, expected seconds from 0 to 3600"),
+            reader.lease(1, hold_s=7200),
+        ):
+            pass

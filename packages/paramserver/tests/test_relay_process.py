@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import uuid
 from pathlib import Path
 
 import pytest
@@ -525,3 +526,14 @@ def test_a_name_of_any_length_is_claimed_and_given_back(token):
     with RelayServer("long" * 2000, token=token) as relay, pytest.raises(RelayNameTaken):
         RelayServer(relay.name, token=token)
     assert RelayProcess.clear(relay.name) == []
+
+
+@pytest.mark.parametrize("around", ["{}\n", "\n{}", " {} "])
+def test_a_token_from_a_file_has_an_end_of_line(token, around):
+    """The relay's process took it without, and called the starter's own token wrong."""
+    relay = RelayProcess.start(f"test-{uuid.uuid4().hex}", token=around.format(token))
+    try:
+        for each in (token, around.format(token)):
+            assert relay_status(relay.address, token=each).name == relay.name
+    finally:
+        relay.close()

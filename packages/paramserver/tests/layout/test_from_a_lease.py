@@ -1,6 +1,9 @@
 """A worker takes its own part of a version that a relay holds whole."""
 
-from tailrace.paramserver import Publisher, RawTensor, RelayReader, RelayServer
+import numpy as np
+import pytest
+
+from tailrace.paramserver import Needs, Publisher, RawTensor, RelayReader, RelayServer
 from tailrace.paramserver.layout import Layout, Planner, copy, from_vllm, message, qwen_tensors
 from tailrace.paramserver.manifest import byte_size
 
@@ -28,3 +31,21 @@ def test_each_worker_gets_its_part(relay_name, token):
     for part in range(4):
         expected = b"".join(down[row * 48 + part * 12 : row * 48 + part * 12 + 12] for row in range(16))
         assert local[f"rank{part}"]["model.layers.1.mlp.down_proj.weight"] == expected
+
+
+@pytest.mark.parametrize("same_host", [True, False])
+def test_tensors_without_elements_are_there_too(relay_name, token, same_host):
+    """A reader with needs could not read a version that has one, such as an index that a quantised layer leaves empty."""
+    weights = {"a": np.arange(5.0), "none": np.zeros((0, 3)), "b": np.arange(100.0), "last": np.zeros((4, 0), np.int8)}
+    with RelayServer(relay_name, token=token) as relay, Publisher(relay.address, token=token) as publisher:
+        publisher.publish(3, weights)
+        with (
+            RelayReader(relay.address, token=token, same_host=same_host, needs=Needs()) as reader,
+            reader.lease(3, timeout_s=30) as lease,
+        ):
+            assert list(lease) == list(weights)
+            assert [tuple(lease[name].shape) for name in weights] == [(5,), (0, 3), (100,), (4, 0)]
+            assert [one.name for one in lease.slices()] == list(weights)
+            copies = {name: np.full_like(value, 7) for name, value in weights.items()}
+            lease.copy_into(copies)
+    assert all(np.array_equal(copies[name], value) for name, value in weights.items())

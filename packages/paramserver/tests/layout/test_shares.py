@@ -1,5 +1,6 @@
 """Ranks publish their own shards; a relay shows the version once all are there; readers take what their ranks need of it."""
 
+import contextlib
 import random
 import threading
 
@@ -52,6 +53,20 @@ def local(tensors, weights, ranks, rank):
         row = tensor.nbytes // tensor.shape[0]
         if first < last:
             yield tensor.name, weights[tensor.name][first * row : last * row]
+
+
+def test_a_tensor_without_elements_is_in_a_version_of_shares_too(serve, token):
+    tensors = (*TENSORS, GlobalTensor("none", "float32", (0, 3)))
+    weights, relay = make(TENSORS, 5), serve()
+    with contextlib.ExitStack() as held:
+        for rank, share in enumerate(shares(split(tensors, 2)).values()):
+            publisher = held.enter_context(Publisher(relay.address, token=token))
+            publisher.publish(1, local(TENSORS, weights, 2, rank), stamp=9, share=share)
+        reader = held.enter_context(RelayReader(relay.address, token=token))
+        lease = held.enter_context(reader.lease(1, timeout_s=30))
+        found = lease.raw()
+        assert {name: bytes(found[name].data) for name in found} == {**weights, "none": b""}
+        assert found["none"].shape == (0, 3)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])

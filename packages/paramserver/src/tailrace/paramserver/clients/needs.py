@@ -43,7 +43,7 @@ class Selection:
     def chunks_of(self, names: Iterable[str]) -> tuple[int, ...]:
         """The chunks that hold any of these tensors."""
         size, found = self.manifest.chunk_bytes, set[int]()
-        for spec, box in (item for name in names for item in self.slices[name]):
+        for spec, box in (item for name in names for item in self.slices[name] if item[0].nbytes):
             first, last = _span(spec, box)
             found.update(range((spec.offset + first) // size, -(-(spec.offset + last) // size)))
         return tuple(sorted(found))
@@ -61,6 +61,8 @@ class Selection:
             memory: bytes, or a flat torch tensor of them.
         """
         tensor = self.tensors[name]
+        if 0 in tensor.shape:
+            return
         itemsize = DTYPES[tensor.dtype]
         strides = dense_strides(tensor.shape, itemsize)
         for spec, box in self.slices[name]:
@@ -107,6 +109,9 @@ class Needs:
                 piece = plan.slices[number]
                 spec = next(spec for spec in specs[piece.tensor] if contains(spec.box, piece.box))
                 slices.setdefault(piece.tensor, []).append((spec, piece.box))
+            for name, tensor in source.tensor.items():
+                if 0 in tensor.shape:  # a plan moves nothing of it
+                    slices[name] = [(specs[name][0], specs[name][0].box)]
             # In order of publication: those of a checkpoint's file, for readers that expect it.
             found = {name: tuple(slices[name]) for name in specs if name in slices}
             self._kept = Selection(manifest, found, source.tensor)

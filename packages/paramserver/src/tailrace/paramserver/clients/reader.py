@@ -25,6 +25,7 @@ from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.machine.segments import own_fields
 from tailrace.paramserver.manifest import Manifest
 from tailrace.paramserver.relays.server import STALL_S
+from tailrace.paramserver.relays.session import MAX_WAIT_S
 from tailrace.paramserver.wire.agreement import Means, Offer, OfferAnswer
 from tailrace.paramserver.wire.channel import Channel, TrafficCounts
 from tailrace.paramserver.wire.receiving import Intake, receive_chunks
@@ -199,13 +200,14 @@ class RelayReader:
         Args:
             version: a version's number.
             timeout_s: how long to wait for it to become visible, and, with several relays, for one that works.
-            hold_s: how long the relay keeps it for us; after that a writer may take its memory.
+            hold_s: how long the relay keeps it for us, 3,600 s at most; after that a writer may take its memory.
             verify: compare every chunk with its checksum first. A pull over the network is always checked.
 
         Raises:
             VersionRetired: a newer version has taken its place.
             VersionNotYet: it did not become visible in time. The message says so if it is there but sealed.
             ChunkDamaged: what is in memory is not what was published.
+            ValueError: `hold_s` is longer than a relay keeps a version without a renewal.
             LeaseExpired: on leaving, if the lease was lost before and the memory was given to another version: what was
                 read may be a mixture.
             RelayUnreachable, RelayTimeout: no relay answers.
@@ -265,6 +267,10 @@ class RelayReader:
                     ) from error
 
     def _lease(self, version: int, wait_s: float, deadline: float, hold_s: float) -> tuple[Channel, int, WeightLease]:
+        if not 0 <= hold_s <= MAX_WAIT_S:  # no relay would take it
+            raise ValueError(
+                f"found hold_s={hold_s!r}, expected seconds from 0 to {MAX_WAIT_S:.0f}; renew the lease in time"
+            )
         message = {"op": "lease", "version": version, "wait_s": wait_s, "hold_s": hold_s, **own_fields()}
         answer = self._connection.request(message, wait_s, deadline)
         granted, channel = self._machine.now(), self._connection.channel

@@ -86,7 +86,8 @@ def shares(layout: Layout, *, chunk_bytes: int = CHUNK_BYTES) -> dict[str, Share
     chunk_bytes = min(
         chunk_bytes, aligned(-(-room // pieces))
     )  # all begin anew at each rank: its last one is nearly full
-    specs: list[TensorSpec] = []
+    # Tensors without elements have no place in a plan, and take none in the version.
+    specs = [TensorSpec(name, dtype, shape, 0, 0) for name, dtype, shape in layout.tensors if 0 in shape]
     found: dict[str, tuple[dict[str, list[tuple[TensorSpec, SliceCopy]]], Mapping[str, int], int, int]] = {}
     end = 0
     for rank in sorted(layout.shards):

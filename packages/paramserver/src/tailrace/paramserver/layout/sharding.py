@@ -309,7 +309,8 @@ class Layout:
         Raises:
             LayoutInvalid: see the class.
         """
-        shard = Shard.of_boxes(tensors, {tensor.name: [tuple((0, n) for n in tensor.shape)] for tensor in tensors})
+        held = [tensor for tensor in tensors if 0 not in tensor.shape]
+        shard = Shard.of_boxes(held, {tensor.name: [whole(tensor.shape)] for tensor in held})
         return cls(tuple(tensors), dict.fromkeys(ranks, shard))
 
     def in_dtypes(self, choose: Callable[[GlobalTensor], str]) -> Layout:

@@ -75,7 +75,7 @@ class RelayProcess:
         environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
         child = Child(command, stdin=PIPE, stdout=PIPE, environment=environment)
         try:
-            child.send(check_token(token).encode() + b"\n", timeout_s)
+            child.send(check_token(token).strip().encode() + b"\n", timeout_s)
             child.hang_up()
             answer = child.receive(timeout_s)
             if "error" in answer:

@@ -172,7 +172,7 @@ def fetch_version(
         channel.close()
 
 
-_MAX_WAIT_S = 3600.0
+MAX_WAIT_S = 3600.0
 _MAX_HOPS = 64
 _MAX_BYTES = 2**62
 
@@ -204,8 +204,8 @@ def flag_of(message: dict[str, Any], field: str) -> bool:
 def seconds_of(message: dict[str, Any], field: str) -> float:
     """A length of time."""
     value = message.get(field)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _MAX_WAIT_S:
-        raise ProtocolError(f"{field}: found {value!r}, expected seconds from 0 to {_MAX_WAIT_S:.0f}")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MAX_WAIT_S:
+        raise ProtocolError(f"{field}: found {value!r}, expected seconds from 0 to {MAX_WAIT_S:.0f}")
     return float(value)
 
 

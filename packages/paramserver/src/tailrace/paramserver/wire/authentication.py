@@ -41,7 +41,7 @@ def check_token(token: str) -> str:
     Raises:
         AuthenticationFailed: it is empty.
     """
-    if not token:
+    if not token or not token.strip():
         raise AuthenticationFailed("found an empty token, expected a secret shared by relays, publisher and readers")
     return token
 
@@ -133,4 +133,4 @@ def _texts(value: object) -> TypeGuard[list[str]]:
 
 def _proof(token: str, side: str, challenge: str, nonce: str, to: Collection[str]) -> bytes:
     said = json.dumps([side, challenge, nonce, list(to)])
-    return hmac.new(token.encode(), said.encode(), "sha256").hexdigest().encode()
+    return hmac.new(token.strip().encode(), said.encode(), "sha256").hexdigest().encode()
