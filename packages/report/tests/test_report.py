@@ -77,7 +77,8 @@ def finished(tmp_path_factory):
     directory, _ = a_run(tmp_path_factory.mktemp("runs") / "finished", configured(faults=faults, relays=2))
     totals = {"wall_s": 100.0, "tokens_per_s": 10.0, "lost_trajectories": 0, "consumed_twice": 0, "contradictions": 0}
     write_json(directory.summary, totals)
-    row = {"trajectory": "0.0", "prompt": [1, 2], "tokens": [3], "versions": [0], "reward": 1.0, "finish": EVIL}
+    row = {"trajectory": "0.0", "consumed_version": 1, "prompt": [1, 2], "tokens": [3], "versions": [0], "reward": 1.0}
+    row["finish"] = EVIL
     talk = row | {
         "trajectory": "0.1",
         "tokens": [3, 4, 5, 6, 7],
