@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from tailrace.fleetsim.cost.capacity import check_parallel, kv_capacity_tokens, kv_shards
@@ -306,7 +307,12 @@ def fit_coefficients(cost: Steps, *, most_running: int = 128, longest: int = 40_
     Raises:
         FitError: the cost contradicts the model.
     """
-    return ThroughputModel.fit(profile_samples(cost, most_running=most_running, longest=longest))
+    return _fitted(tuple(profile_samples(cost, most_running=most_running, longest=longest)))
+
+
+@lru_cache(maxsize=64)  # a fleet asks when it is checked and when it is built, a search for each split
+def _fitted(samples: tuple[Sample, ...]) -> ThroughputModel:
+    return ThroughputModel.fit(samples)
 
 
 def throughput_error(model: ThroughputModel, samples: Sequence[Sample]) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from functools import lru_cache
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -234,6 +235,7 @@ def load_machine(name: str | Path) -> MachineProfile:
     return parse_machine(text, where)
 
 
+@lru_cache(maxsize=4)  # a check of a configuration asks several times, and a file takes a quarter of a second
 def parse_machine(text: str, where: str) -> MachineProfile:
     """The machine in a file's text.
 

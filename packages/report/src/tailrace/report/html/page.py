@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -35,16 +36,9 @@ def render_page(template: str, *, title: str, charts: Sequence[Chart], **context
         context: what else the template asks for.
     """
     with extra("tailrace-report", "html"):
-        import jinja2
         from plotly.offline import get_plotlyjs
 
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_part),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+        environment = _environment()
     html: str = environment.get_template(template).render(
         title=title,
         style=_part("colors.css") + _part("page.css"),
@@ -55,6 +49,19 @@ def render_page(template: str, *, title: str, charts: Sequence[Chart], **context
         **context,
     )
     return html
+
+
+@cache  # it keeps templates that it has compiled
+def _environment() -> Any:
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.FunctionLoader(_part),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def write_page(path: Path, html: str) -> Path:
