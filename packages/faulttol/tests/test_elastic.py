@@ -1,16 +1,18 @@
 """Elastic groups: what is created, replaced, evicted and scaled, and around what hooks; and the example on real Ray."""
 
+import pickle
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from tailrace.contracts import RecoveryAction, RecoveryPolicy
 from tailrace.faulttol import GroupError, Isolate, RoleAware
-from tailrace.faulttol.elastic import Change, Does, ElasticGroup, GroupKeeper, Hooks
+from tailrace.faulttol.elastic import Change, Does, ElasticGroup, GroupKeeper, Hooks, NamedActors, NamedCaller
 from tailrace.faulttol.elastic.group import Liveness
 
 README = Path(__file__).parents[1] / "README.md"
@@ -212,6 +214,111 @@ def test_a_thread_that_ends_for_another_reason_says_so_too(actors):
         keeper._thread.join(60)
     assert str(keeper.failure) == "replica: a round was broken off: ConnectionError: the scheduler is gone"
     assert isinstance(keeper.failure.__cause__, ConnectionError)
+
+
+class StandIn(ModuleType):
+    """Stands for Ray as callers need it: actors by name, and calls of them, which end as their function says."""
+
+    class RayActorError(Exception):
+        pass
+
+    class ActorUnavailableError(RayActorError):
+        pass
+
+    class GetTimeoutError(Exception):
+        pass
+
+    class RayTaskError(Exception):
+        pass
+
+    def __init__(self):
+        super().__init__("ray")
+        self.exceptions = self.util = self
+        self.living = {}
+
+    def get_actor(self, name, namespace):
+        if name not in self.living:
+            raise ValueError(name)
+        answers = self.living[name]
+        return SimpleNamespace(ask=SimpleNamespace(remote=lambda: answers))
+
+    def list_named_actors(self, all_namespaces):
+        return [{"name": name, "namespace": "mine"} for name in self.living] if all_namespaces else list(self.living)
+
+    def get(self, answers, timeout):
+        return answers()
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    found = StandIn()
+    monkeypatch.setitem(sys.modules, "ray", found)
+    return found
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_caller_finds_a_member_that_was_replaced_any_number_of_times(ray, actors, detached):
+    """Beyond eight times it found nobody, whoever made it."""
+    named = NamedActors("mine", detached=detached)
+    unused, group = NamedCaller(named, "data"), Probed(actors, "data", object)
+    group._actors, group._incarnations = named, {"0": 30}
+    ray.living = {"mine/data-0-30": lambda: "here", "mine/data-0-x-1": None, "mine/data-00-31": None, "other": None}
+    assert group.caller("0").call("ask", timeout_s=0.01) == "here"
+    assert unused.call("ask", timeout_s=5) == "here"
+    assert pickle.loads(pickle.dumps(unused)).call("ask", timeout_s=0.01) == "here"
+
+
+def test_a_thread_that_finds_nobody_takes_no_successor_from_another(ray):
+    """Two threads share a caller. One looked for a successor just before there was one, and then nobody was found any more."""
+    looks, looked = threading.Event(), threading.Event()
+
+    class Slow(NamedActors):
+        def newest(self, *arguments, **named):
+            found = super().newest(*arguments, **named)
+            if threading.current_thread() is not threading.main_thread() and found is None:
+                looks.set()
+                assert looked.wait(20)
+            return found
+
+    caller, answers = NamedCaller(Slow("mine"), "data"), []
+    other = threading.Thread(target=lambda: answers.append(caller.call("ask", timeout_s=20)))
+    other.start()
+    assert looks.wait(20)
+    ray.living = {"mine/data-0-1": lambda: "here"}
+    assert caller.call("ask", timeout_s=5) == "here"
+    looked.set()
+    other.join(20)
+    assert answers == ["here"]
+    assert caller.call("ask", timeout_s=5) == "here"
+
+
+def test_a_late_word_of_one_that_died_takes_no_successor_away(ray):
+    caller, calls = NamedCaller(NamedActors("mine"), "data"), []
+
+    def dies():
+        calls.append(True)
+        if len(calls) == 1:  # meanwhile another thread hears of the death before, and finds the successor
+            ray.living = {"mine/data-0-2": lambda: "here"}
+            assert caller.call("ask", timeout_s=5) == "here"
+        raise ray.RayActorError
+
+    ray.living = {"mine/data-0-1": dies}
+    assert caller.call("ask", timeout_s=5) == "here"
+    assert len(calls) == 2
+
+
+def test_a_member_that_could_not_be_reached_is_asked_again(ray):
+    """It lives, and nobody looked for it any more."""
+    caller, tries = NamedCaller(NamedActors("mine"), "data"), []
+
+    def cut_off():
+        tries.append(True)
+        if len(tries) < 3:
+            raise ray.ActorUnavailableError
+        return "here"
+
+    ray.living = {"mine/data-0-1": cut_off}
+    assert caller.call("ask", timeout_s=5) == "here"
 
 
 @pytest.mark.long

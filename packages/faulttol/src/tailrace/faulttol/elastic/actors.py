@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,7 +12,7 @@ from tailrace.contracts import extra
 from tailrace.faulttol.errors import LateAnswerError, MemberGoneError
 
 LOOK_AHEAD = 8
-"""Most incarnations that may have died unnoticed by who looks for the newest."""
+"""Incarnations that may have died unnoticed by who looks for the newest; Ray lists all actors for who has missed more."""
 
 
 def actor_name(run: str, role: str, id_: str, incarnation: int) -> str:
@@ -59,18 +60,29 @@ class NamedActors:
         except ValueError:
             return None
 
-    def newest(self, role: str, id_: str, after: int = 0) -> tuple[int, Any] | None:
+    def newest(self, role: str, id_: str, after: int = 0, *, listed: bool = False) -> tuple[int, Any] | None:
         """The newest incarnation that lives, and Ray's handle of it; None if none does.
 
         Args:
             role, id_: whose.
             after: an incarnation that is gone, and all before it.
+            listed: look among all actors that Ray lists, and not among the next `LOOK_AHEAD` incarnations alone.
         """
-        for incarnation in range(after + LOOK_AHEAD, after, -1):
+        following = range(after + 1, after + 1 + LOOK_AHEAD)
+        for incarnation in reversed(self._listed(role, id_, after) if listed else following):
             actor = self.find(role, id_, incarnation)
             if actor is not None:
                 return incarnation, actor
         return None
+
+    def _listed(self, role: str, id_: str, after: int) -> list[int]:
+        """The incarnations that Ray lists, rising."""
+        names = _ray().util.list_named_actors(all_namespaces=self._detached)
+        if self._detached:
+            names = [found["name"] for found in names if found["namespace"] == self.run]
+        beginning = actor_name(self.run, role, id_, 0)[:-1]
+        numbers = [name.removeprefix(beginning) for name in names if name.startswith(beginning)]
+        return sorted(number for number in map(int, filter(str.isdecimal, numbers)) if number > after)
 
     def end(self, actor: Any) -> None:
         """End an actor without cleaning up."""
@@ -113,11 +125,14 @@ def _ray() -> Any:
 
 
 _RETRY_S = 0.1
+_LIST_EVERY, _LIST_AT = 20, 5  # misses in a row: listing costs Ray more than asking for a name
 _GIVEN_UP_S = 0.02
 
 
 class NamedCaller:
-    """Calls the newest incarnation of a member, from any process of the cluster, and waits for the result. It can be pickled.
+    """Calls the newest incarnation of a member, from any process of the cluster, and waits for the result.
+
+    It can be pickled, and threads may share it.
 
     Args:
         actors: the run's actors.
@@ -128,8 +143,9 @@ class NamedCaller:
 
     def __init__(self, actors: NamedActors, role: str, id_: str = "0", before: int = 0) -> None:
         self._actors, self._role, self._id = actors, role, id_
-        self._incarnation = before
-        self._actor: Any = None
+        self._lock = threading.Lock()
+        self._known: tuple[int, Any] = (before, None)  # the newest incarnation; without an actor it is gone
+        self._misses = 0
 
     def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
         """Call a method and wait for its result; if the member is gone, its next incarnation is looked for.
@@ -144,13 +160,17 @@ class NamedCaller:
 
         deadline = time.monotonic() + timeout_s
         while True:
+            called = None
             try:
-                answer = self.send(self._actor or self._find(), method, arguments)
-                return ray.get(answer, timeout=max(0.01, deadline - time.monotonic()))
+                called = self._newest()
+                answer = self.send(called[1], method, arguments)
+                found = ray.get(answer, timeout=max(0.01, deadline - time.monotonic()))
+                self._misses = 0
+                return found
             except ray.exceptions.GetTimeoutError as error:
                 raise LateAnswerError(f"{self}: {method} did not return within {timeout_s:.0f} s") from error
             except (ray.exceptions.RayActorError, MemberGoneError) as error:
-                self._actor = None
+                self._missed(called, gone=not isinstance(error, ray.exceptions.ActorUnavailableError))
                 if time.monotonic() + _RETRY_S > deadline:
                     raise MemberGoneError(f"{self} is gone, and no successor came within {timeout_s:.0f} s") from error
                 time.sleep(_RETRY_S)
@@ -161,16 +181,36 @@ class NamedCaller:
         """Begin a call. Returns Ray's reference of its result."""
         return getattr(actor, method).remote(*arguments)
 
-    def _find(self) -> Any:
-        """The newest incarnation after the one that is gone."""
-        found = self._actors.newest(self._role, self._id, self._incarnation)
-        if found is None:
+    def _newest(self) -> tuple[int, Any]:
+        """The newest incarnation, after the one that is gone."""
+        incarnation, actor = self._known
+        if actor is None:
+            found = self._actors.newest(
+                self._role, self._id, incarnation, listed=self._misses % _LIST_EVERY == _LIST_AT
+            )
+            with self._lock:
+                if found is not None and found[0] > self._known[0]:
+                    self._known = found
+        known = self._known
+        if known[1] is None:
             raise MemberGoneError(f"{self} is not there")
-        self._incarnation, self._actor = found
-        return self._actor
+        return known
+
+    def _missed(self, called: tuple[int, Any] | None, *, gone: bool) -> None:
+        """A call failed. Another thread may have found a newer incarnation meanwhile: that one is not gone.
+
+        Args:
+            called: whom; None if nobody was found.
+            gone: whether it is; else it could not be reached, and may be again.
+        """
+        with self._lock:
+            self._misses += 1
+            if called is not None and called is self._known:
+                self._known = (called[0] if gone else called[0] - 1, None)
 
     def __str__(self) -> str:
         return f"{self._role} {self._id}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._actors, self._role, self._id, max(0, self._incarnation - 1))
+        incarnation, actor = self._known
+        return type(self), (self._actors, self._role, self._id, incarnation if actor is None else incarnation - 1)

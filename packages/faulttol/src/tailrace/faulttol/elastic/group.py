@@ -229,7 +229,7 @@ class ElasticGroup:
 
     def caller(self, id_: str) -> NamedCaller:
         """A caller that finds whoever has the id at the time of a call; it can be given to other workers."""
-        return NamedCaller(self._actors, self.role, id_)
+        return NamedCaller(self._actors, self.role, id_, max(0, self._incarnations.get(id_, 0) - 1))
 
     def close(self) -> None:
         """End all workers."""
