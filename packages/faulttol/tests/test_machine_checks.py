@@ -1,5 +1,6 @@
 """Checks of a machine: a good one passes, and each fault that can be made here is found."""
 
+import json
 import os
 import random
 import resource
@@ -74,6 +75,25 @@ def test_the_program_wants_a_directory_and_a_name(names, tmp_path):
     )
     assert done.returncode != 0
     assert f"found {len(names)} arguments" in done.stderr
+
+
+def test_what_a_check_prints_is_not_taken_for_its_answer(tmp_path):
+    (tmp_path / "talks.py").write_text(
+        "import os\n\nprint('loading')\n\n\nclass Talks:\n    def run(self, directory):\n"
+        "        print('looking')\n        os.system('echo a tool speaks')\n        return 'all is well'\n"
+    )
+    info = tmp_path / "talks-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: talks\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\ntalks = talks:Talks\n")
+    done = subprocess.run(
+        [sys.executable, "-m", machine_checks.__name__, str(tmp_path), "talks"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert json.loads(done.stdout) == {"fit": True, "found": "all is well"}
+    assert done.stderr.splitlines() == ["loading", "looking", "a tool speaks"]
 
 
 # ---- what each finds ------------------------------------------------------------------------------------------------

@@ -8,6 +8,9 @@ from importlib.util import find_spec
 
 import pytest
 
+from tailrace.runtime.executor.seam import Bundle
+from tailrace.runtime.hosts.ray_placement import PlacementGroups
+
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
 
 DRIVER = """
@@ -72,3 +75,22 @@ def test_members_of_a_part_share_its_device():
     assert said["again"] == [first[1]]
     assert said["states"]["a-run/trainer-1"] == "REMOVED"
     assert said["states"]["a-run/trainer-2"] in ("PENDING", "INFEASIBLE")
+
+
+def test_a_later_controller_finds_a_group_that_was_replaced_any_number_of_times(monkeypatch):
+    import ray
+
+    names = ["a-run/ranks-9", "a-run/ranks-12", "a-run/ranks-2-40", "b-run/ranks-13"]
+    rows = [{"name": name, "state": "CREATED"} for name in names] + [{"name": "a-run/ranks-14", "state": "REMOVED"}]
+    monkeypatch.setattr(ray.util, "placement_group_table", lambda group=None: {} if group else dict(enumerate(rows)))
+
+    def get(name):
+        if name not in names:
+            raise ValueError(name)
+        return f"group {name}"
+
+    monkeypatch.setattr(ray.util, "get_placement_group", get)
+    monkeypatch.setattr(ray.util, "placement_group", lambda *_, **__: "another group beside it")
+    groups = PlacementGroups("a-run", detached=True)
+    options = groups.options(Bundle("ranks", 0, (1.0,), "pack"), [], {})
+    assert options["scheduling_strategy"].placement_group == "group a-run/ranks-12"

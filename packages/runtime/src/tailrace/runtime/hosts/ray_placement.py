@@ -14,7 +14,6 @@ from typing import Any
 
 from tailrace.runtime.executor.seam import Bundle
 
-_LOOK_AHEAD = 8  # most groups of a name that were replaced by an earlier controller
 _A_LITTLE = 0.001  # a part must take something: CPUs, where its members take no GPUs
 
 
@@ -54,10 +53,9 @@ class PlacementGroups:
         """Remove the groups of the run, with the members that stand there; an earlier controller may have made them."""
         import ray
 
-        for row in ray.util.placement_group_table().values():
-            if row["name"].startswith(f"{self._run}/") and row["state"] != "REMOVED":
-                with suppress(ValueError):  # it is gone meanwhile
-                    self._remove(ray.util.get_placement_group(row["name"]))
+        for row in self._standing(f"{self._run}/"):
+            with suppress(ValueError):  # it is gone meanwhile
+                self._remove(ray.util.get_placement_group(row["name"]))
         self._groups.clear()
 
     def _make(self, bundle: Bundle, number: int, avoid: Sequence[str], labels: Mapping[str, str], at: str) -> Any:
@@ -76,14 +74,21 @@ class PlacementGroups:
         """The newest group of a name that another controller of the run made, and its number; 0 and None if there is none."""
         import ray
 
-        for number in range(_LOOK_AHEAD, 0, -1):
-            try:
+        beginning = self._name(name, "")
+        ends = [row["name"].removeprefix(beginning) for row in self._standing(beginning)]
+        for number in sorted((int(end) for end in ends if end.isdecimal()), reverse=True):
+            with suppress(ValueError):  # it is gone meanwhile, or is another's
                 return number, ray.util.get_placement_group(self._name(name, number))
-            except ValueError:  # there is none
-                continue
         return 0, None
 
-    def _name(self, name: str, number: int) -> str:
+    def _standing(self, beginning: str) -> list[Any]:
+        """Ray's rows of the groups whose names begin so, without those that were removed."""
+        import ray
+
+        rows = ray.util.placement_group_table().values()
+        return [row for row in rows if row["name"].startswith(beginning) and row["state"] != "REMOVED"]
+
+    def _name(self, name: str, number: int | str) -> str:
         return f"{self._run}/{name}-{number}"
 
     def _nodes(self, group: Any) -> Sequence[str]:
