@@ -20,6 +20,27 @@ if TYPE_CHECKING:
     from tailrace.reward.scorer import Scorer
     from tailrace.reward.settings import CodeSettings, JudgeSettings, Kind, PoolSettings, VerifierSettings, kind_of
     from tailrace.reward.timeouts import AdaptiveTimeout, Anchors
+else:
+    _LAZY = {
+        "AdaptiveTimeout": "timeouts",
+        "Anchors": "timeouts",
+        "CodeSettings": "settings",
+        "JudgeSettings": "settings",
+        "Kind": "settings",
+        "PoolSettings": "settings",
+        "RewardScheduler": "scheduler",
+        "Scorer": "scorer",
+        "VerifierSettings": "settings",
+        "kind_of": "settings",
+    }
+
+    def __getattr__(name: str) -> Any:
+        if name in _LAZY:
+            from importlib import import_module
+
+            return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __version__ = "0.1.0"
 __all__ = [
@@ -48,24 +69,3 @@ __all__ = [
     "read_verdict",
     "verifier_names",
 ]
-
-_LAZY = {
-    "AdaptiveTimeout": "timeouts",
-    "Anchors": "timeouts",
-    "CodeSettings": "settings",
-    "JudgeSettings": "settings",
-    "Kind": "settings",
-    "PoolSettings": "settings",
-    "RewardScheduler": "scheduler",
-    "Scorer": "scorer",
-    "VerifierSettings": "settings",
-    "kind_of": "settings",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        from importlib import import_module
-
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
