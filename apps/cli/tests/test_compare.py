@@ -34,6 +34,7 @@ SYNCHRONOUS = 'admission = "on-policy"\nsync = "barrier"\nrelocation = "none"'
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # processes of a pool take longer to start than these simulations
     monkeypatch.delenv("TAILRACE_DEBUG", raising=False)
     Path("laminar.toml").write_text(CONFIG.format(pipeline=""))
     Path("bare.toml").write_text('app = "laminar"\n')

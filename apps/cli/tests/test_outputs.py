@@ -1,5 +1,6 @@
 """Where a command is to write is looked at before its work, which may take hours."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,14 @@ def test_a_ranker_is_not_written_over_a_file(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == "tailrace: --out ranker: found a file, expected a folder\n"
 
 
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("simulated")
+    (folder / "mine.toml").write_text(SIMULATED)
+    assert main(["simulate", str(folder / "mine.toml"), "--out", str(folder / "run")]) == 0
+    return folder
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -67,12 +76,11 @@ def test_a_ranker_is_not_written_over_a_file(tmp_path, monkeypatch, capsys):
         (["compare", "run", "run", "--out", "compared"], "compared/compare.html"),
     ],
 )
-def test_a_full_disk_is_told_with_the_file(tmp_path, monkeypatch, arguments, named):
+def test_a_full_disk_is_told_with_the_file(simulated, tmp_path, monkeypatch, arguments, named):
     """An error of writing has no name by itself: '[Errno 28] No space left on device' was all."""
     pytest.importorskip("duckdb")
     monkeypatch.chdir(tmp_path)
-    Path("mine.toml").write_text(SIMULATED)
-    assert main(["simulate", "mine.toml", "--out", "run"]) == 0
+    shutil.copytree(simulated, tmp_path, dirs_exist_ok=True)
     limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
     code = f"{limited}; from tailrace.cli.main import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-B", "-c", code, *arguments]  # it would leave half of each module's bytecode

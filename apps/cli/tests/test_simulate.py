@@ -35,6 +35,7 @@ workload = { response = [{ median = 900, sigma = 0.9 }], correlation = 0.3 }
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # processes of a pool take longer to start than these simulations
     Path("mine.toml").write_text(CONFIG)
     Path("bare.toml").write_text('app = "laminar"\n')
 
