@@ -88,6 +88,14 @@ DEAR = (
 )
 """The dearest long tests. Each has a part without others that are `long` or have a timeout of their own."""
 
+WITH_VLLM = (
+    "packages/paramserver/tests/bridges/test_vllm.py",
+    "packages/rollout/tests/test_replica_on_real_engines.py",
+    "packages/rollout/tests/test_vllm_engine.py",
+    "packages/rollout/tests/test_vllm_weights.py",
+)
+"""Files that share a process without --deep: vLLM's import and its first engine take 10 processor seconds in each."""
+
 COST, BEGAN_S = "processor_s", pytest.StashKey()
 FILES_FOR_ONE_PROCESS = 3
 """A command line that names no folder and no more files than these is run without helper processes, which take seconds."""
@@ -118,6 +126,19 @@ def pytest_xdist_auto_num_workers(config):
     if all(path.suffix == ".py" for path in named) and len(named) <= FILES_FOR_ONE_PROCESS:
         return 0
     return min(8, 5 * (os.cpu_count() or 1) // 2)
+
+
+def pytest_xdist_make_scheduler(config, log):
+    if config.getoption("dist") != "loadfile" or config.getoption("deep") or config.getoption("deep_part"):
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class FilesAndVLLM(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return WITH_VLLM[0] if file in WITH_VLLM else file
+
+    return FilesAndVLLM(config, log)
 
 
 def pytest_report_header(config):
