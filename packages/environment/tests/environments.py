@@ -116,6 +116,23 @@ class ToldAgain(Told):
     snapshot = restore = None
 
 
+class ToldOnce(ToldAgain):
+    """The same without anything."""
+
+    replayable = False
+
+
+class FirstMade(Sum):
+    """Of several workers with a folder the first one loads; the others do not."""
+
+    def __init__(self, folder):
+        super().__init__()
+        try:
+            Path(folder, "made").touch(exist_ok=False)
+        except FileExistsError:
+            time.sleep(600)
+
+
 class SlowlyMade(Sum):
     """Where there is a file ``hold`` in the folder, it is made once there is ``go``. Such a one leaves ``closed``."""
 

@@ -1,5 +1,6 @@
 """Conversations as tokens, beside plain transformers: the whole, and what each next request has beyond the turn before."""
 
+import contextlib
 import json
 import random
 
@@ -142,6 +143,21 @@ def test_tool_calls_are_read_and_written(tmp_path):
         "<tool_call>",
     ):
         assert ours.message(tokenizer.encode(broken).ids, (), True, 1) == {"role": "assistant", "content": broken}
+
+
+def test_arguments_of_a_tool_call_are_any_text(tmp_path):
+    """No session ends by what the model writes, however nested, nor by a harness that leaves arguments out."""
+    tokenizer = write_model(tmp_path / "model", TOOLS)
+    ours = ChatTemplate(str(tmp_path / "model"))
+    for depth in (100, *range(880, 1000), 100_000):
+        nested = depth * "[" + depth * "]"
+        for arguments in (json.dumps(nested), nested):
+            said = tokenizer.encode(f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>').ids
+            message = ours.message(said, (), True, 1)
+            with contextlib.suppress(TemplateError):  # there may be no words for it
+                ours.prompt([message])
+    without = {"role": "assistant", "tool_calls": [{"function": {"name": "add"}}]}
+    assert '"name": "add"' in ours.text(ours.prompt([without]))
 
 
 @pytest.mark.parametrize("said", ["<tool_call>" + 10_000 * " ", 10_000 * "<tool_call>\n"])

@@ -380,6 +380,7 @@ async def _until(holds):
         ({"folder": "/nowhere"}, "found folder = '/nowhere'"),
         ({"tokenizer": "/nowhere"}, "expected the model's directory with tokenizer.json"),
         ({"think_s": 0.0}, "found think_s = 0.0"),
+        ({"turn_s": float("inf")}, "found turn_s = inf"),
         ({"contexts": 0}, "found contexts = 0, expected at least 1"),
     ],
 )
@@ -505,6 +506,7 @@ def test_who_has_read_an_answer_and_asks_for_the_same_is_asking_again(episode, m
         ({"messages": [USER], "logprobs": True}, 400, "found logprobs"),
         ({"messages": [USER], "tools": [1]}, 400, "found 'tools'"),
         ({"messages": [USER], "stop": [3]}, 400, "found 'stop'"),
+        ({"messages": [USER], "stream": True, "stream_options": "all"}, 400, "found 'stream_options'"),
     ],
 )
 def test_a_bad_request_is_answered_as_openai_does(episode, body, status, found):
@@ -536,6 +538,13 @@ def test_who_has_no_key_keeps_nobody_out(monkeypatch):
         assert another.getresponse().status == 200
         another.close()
         known.close()
+
+
+@pytest.mark.parametrize("reward", [True, "1", None, float("nan"), float("inf"), 10**400, -(10**400)])
+def test_what_is_no_reward_is_refused(episode, reward):
+    status, text = call(episode.base_url, episode.key, "reward", {"reward": reward})
+    assert (status, episode.reward) == (400, None)
+    assert "expected a finite number" in json.loads(text)["error"]["message"]
 
 
 def test_a_key_opens_its_own_episode_alone(episode):

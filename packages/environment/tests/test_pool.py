@@ -357,6 +357,37 @@ def test_a_pool_is_used_while_it_is_open_only():
     run(test)
 
 
+@pytest.mark.parametrize("name", ["Told", "ToldAgain", "ToldOnce"])
+def test_a_call_that_a_pool_is_closed_in_says_so(name):
+    async def test():
+        told = pool(name)
+        async with told:
+            opened = await told.open({})
+            call = asyncio.create_task(told.step(opened.session, "sleep 600"))
+            await until(lambda: told.worker_in_call(opened.session) is not None)
+        with pytest.raises(PoolClosedError):
+            await call
+        assert told.counts.lost == 0
+
+    run(test)
+
+
+def test_a_start_that_is_cancelled_leaves_no_worker(tmp_path):
+    async def test():
+        first = pool("FirstMade", {"folder": str(tmp_path)}, workers=2)
+        starting = asyncio.create_task(first.start())
+        await until(lambda: first.pids)
+        (pid,) = first.pids
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert first.pids == ()
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    run(test)
+
+
 def test_another_interpreter_needs_the_standard_library_only(tmp_path):
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\nexec {os.path.realpath(sys.executable)} -I -S "$@"\n')
@@ -416,6 +447,11 @@ def test_an_environment_that_speaks_in_tokens_is_given_tokens():
             os.kill(tokens.pids[0], 9)
             assert (await tokens.step(session, [1])).observation == [12]
             assert tokens.counts.replayed == 1
+            again = await tokens.replay({"begin": 5}, [tuple(map(Indexed, (1, 2))), (3,)])
+            assert [each.observation for each in again.results] == [[8], [11]]
+            with pytest.raises(ActionTooLongError):
+                await tokens.replay({"begin": 5}, [(1,), [1] * (2**20 + 1)])
+            assert tokens.open_sessions == 2
 
     run(test)
 

@@ -58,7 +58,10 @@ class ChatTemplate:
         path = folder / "tokenizer_config.json"
         settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._errors: tuple[type[Exception], ...] = (jinja2.TemplateError, TypeError, ValueError, KeyError)
+        self._errors: tuple[type[Exception], ...] = (
+            *(jinja2.TemplateError, TypeError, ValueError, KeyError),
+            RecursionError,  # of arguments that are as nested as they may be
+        )
         text = template or _own_template(folder, settings)
         if not text:
             raise ValueError(
@@ -210,7 +213,7 @@ def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call["function"])
     try:
         arguments = json.loads(function["arguments"])
-    except (TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return {**call, "function": function}
     return {**call, "function": {**function, "arguments": arguments}}
 

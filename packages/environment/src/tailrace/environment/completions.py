@@ -17,10 +17,10 @@ import contextlib
 import hmac
 import io
 import json
-import math
 import queue
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -418,6 +418,10 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
         raise RefusedError(400, "found 'stop' that is no text and no list of texts")
+    if not isinstance(body.get("stream_options") or {}, dict):
+        raise RefusedError(
+            400, f"found 'stream_options' of type {type(body['stream_options']).__name__}, expected an object"
+        )
     if body.get("tool_choice") == "none":
         tools = []
     read = [_message(place, message) for place, message in enumerate(messages)]
@@ -450,8 +454,15 @@ def _message(place: int, found: Any) -> dict[str, Any]:
     return message if calls else {key: value for key, value in message.items() if key != "tool_calls"}
 
 
+def is_reward(found: Any) -> bool:
+    """Whether it is a finite number, also as a float."""
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return False
+    return abs(found) <= sys.float_info.max
+
+
 def _reward(body: Mapping[str, Any]) -> float:
     reward = body.get("reward")
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+    if not is_reward(reward):
         raise RefusedError(400, f"found reward = {reward!r:.40}, expected a finite number")
     return float(reward)

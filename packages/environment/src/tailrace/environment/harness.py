@@ -34,7 +34,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from tailrace.environment.chat_template import TemplateError, chat_template
-from tailrace.environment.completions import ChatAnswer, ChatRequest, endpoint
+from tailrace.environment.completions import ChatAnswer, ChatRequest, endpoint, is_reward
 from tailrace.processes import Child
 from tailrace.processes.child import SAID_BYTES
 from tailrace.processes.guard import guarded
@@ -125,8 +125,8 @@ class Harness:
                 "found both of command and url or none, expected one: a harness to start, or one that runs"
             )
         for name, value in (("think_s", think_s), ("turn_s", turn_s), ("episode_s", episode_s)):
-            if not value > 0:
-                raise ValueError(f"found {name} = {value!r}, expected a number above 0")
+            if not 0 < value < math.inf:
+                raise ValueError(f"found {name} = {value!r}, expected a finite number above 0")
         if contexts < 1:
             raise ValueError(f"found contexts = {contexts!r}, expected at least 1: the first request begins one")
         if folder and not os.path.isdir(folder):  # noqa: PTH112 - as text, as it was given
@@ -394,6 +394,6 @@ def _reward_of(said: bytes) -> float | None:
     if not isinstance(found, dict) or "reward" not in found:
         return None
     reward = found["reward"]
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+    if not is_reward(reward):
         raise RuntimeError(f"the harness told reward = {reward!r:.40}, expected a finite number")
     return float(reward)

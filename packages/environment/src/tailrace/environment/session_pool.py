@@ -283,12 +283,7 @@ class EnvironmentPool:
             ActionTooLongError: the action is longer than 2**20 characters or tokens. The session stays as it was.
             TypeError: the action is neither text nor token ids. The session stays as it was.
         """
-        record = self._record(session)
-        if not isinstance(action, str):
-            action = list(map(operator.index, action))
-        if len(action) > TEXT_CHARACTERS:
-            unit = "characters" if isinstance(action, str) else "tokens"
-            raise ActionTooLongError(f"found an action of {len(action):,} {unit}, expected at most {TEXT_CHARACTERS:,}")
+        record, action = self._record(session), _as_told(action)
         async with record.busy:
             if record.done:
                 raise SessionError(f"found a turn of session {session}, which is done, expected none")
@@ -328,8 +323,9 @@ class EnvironmentPool:
         """A new session in which these turns are played again, for example those of a pool that is gone.
 
         Raises:
-            SessionError, PoolFullError, SetupError: as in `open` and `step`.
+            SessionError, PoolFullError, SetupError, TypeError: as in `open` and `step`.
         """
+        actions = list(map(_as_told, actions))
         record = await self._begin(row)
         async with record.busy:
             results = [await self._take(record, action) for action in actions]
@@ -451,6 +447,7 @@ class EnvironmentPool:
         """Give the session a worker that has it, with every turn so far."""
         if record.at_home:
             return
+        self._check_open()
         await self._leave(record)
         abilities = self.abilities
         if record.begun and record.state is None and not (abilities.replayable and record.first is not None):
@@ -505,6 +502,16 @@ class EnvironmentPool:
 
 def _closed_within(record: SessionRecord) -> UnknownSessionError:
     return UnknownSessionError(f"found session {record.number} closed within a call, expected it open")
+
+
+def _as_told(action: Action) -> Action:
+    """An action as a worker is told it: text, or a list of token ids."""
+    if not isinstance(action, str):
+        action = list(map(operator.index, action))
+    if len(action) > TEXT_CHARACTERS:
+        unit = "characters" if isinstance(action, str) else "tokens"
+        raise ActionTooLongError(f"found an action of {len(action):,} {unit}, expected at most {TEXT_CHARACTERS:,}")
+    return action
 
 
 def _told(result: StepResult) -> tuple[object, ...]:

@@ -131,7 +131,11 @@ class Workers:
             SetupError: the environment cannot be had.
         """
         self._open = True
-        outcomes = await asyncio.gather(*(self._start() for _ in range(self._count)), return_exceptions=True)
+        try:
+            outcomes = await asyncio.gather(*(self._start() for _ in range(self._count)), return_exceptions=True)
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
         failed = [outcome for outcome in outcomes if outcome is not None]
         if failed:
             await self.stop()
