@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+from functools import cache
 
 import pytest
 from chat_model import CHATML, write_model
@@ -41,10 +42,15 @@ def conversation(draw, turns):
     return said
 
 
+@cache
+def plain_tokenizer(folder):
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+
+
 def reference(folder, messages, template=None):
     """What plain transformers makes of a conversation."""
-    transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    tokenizer = plain_tokenizer(folder)
     given = {} if template is None else {"chat_template": template}
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **given)
     return tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -48,8 +48,10 @@ def options(model, **more):
     return {"command": [sys.executable, str(AGENT)], "tokenizer": str(model[0]), "think_s": 100.0, **more}
 
 
-def opened(model, **more):
-    return EnvironmentPool("harness", options(model, **more), workers=2, sessions=8, call_s=CALL_S, start_s=CALL_S)
+def opened(model, workers=1, **more):
+    return EnvironmentPool(
+        "harness", options(model, **more), workers=workers, sessions=8, call_s=CALL_S, start_s=CALL_S
+    )
 
 
 def row(prompt="less", **about):
@@ -173,7 +175,7 @@ def test_forks_sub_agents_and_rewritten_histories_are_contexts_of_their_own(mode
     """Each turn is trained once, behind what the model read then, whoever is killed in the midst of a branch."""
 
     async def scenario():
-        async with opened(model, replayable=True) as pool:
+        async with opened(model, workers=2, replayable=True) as pool:
             await asyncio.gather(*(branched(pool, model[1], seed) for seed in range(4)))
             for at in (2, 3, 5):
                 await branched(pool, model[1], at, dies_at=at, once=str(tmp_path / str(at)))
@@ -193,7 +195,7 @@ def test_two_hundred_episodes_with_twenty_kills(model, tmp_path):
     kinds = draw.sample(range(200), 20)
 
     async def scenario():
-        async with opened(model, replayable=True, think_s=CALL_S - 1) as pool:
+        async with opened(model, workers=2, replayable=True, think_s=CALL_S - 1) as pool:
             waiting = iter(range(200))
 
             async def player():
@@ -242,7 +244,7 @@ def test_killed_workers_and_harnesses_lose_nothing_that_can_be_replayed(model, t
     tokenizer = model[1]
 
     async def scenario():
-        async with opened(model, replayable=True) as pool:
+        async with opened(model, workers=2, replayable=True) as pool:
             for seed in range(4):
                 about = (
                     {"turns": 3, "dies_at": 1 + seed % 2, "once": str(tmp_path / str(seed))}

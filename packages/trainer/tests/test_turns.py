@@ -94,14 +94,20 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+LOSSES = [
+    {},
+    {"normalisation": "sequence", "temperature": 0.8},
+    {"advantages": "batch", "kl_coefficient": 0.3},
+    {"advantages": "centred", "kl_coefficient": 0.3, "normalisation": "sequence"},
+]
+
+
 @pytest.mark.parametrize(
-    "loss",
+    ("loss", "layout"),
     [
-        {},
-        {"normalisation": "sequence", "temperature": 0.8},
-        {"advantages": "batch", "kl_coefficient": 0.3},
-        {"advantages": "centred", "kl_coefficient": 0.3, "normalisation": "sequence"},
+        pytest.param(loss, layout, marks=pytest.mark.deep if loss is not LOSSES[0] and layout is not LAYOUTS[0] else ())
+        for loss in LOSSES
+        for layout in LAYOUTS
     ],
     ids=str,
 )
