@@ -83,6 +83,19 @@ def test_a_complete_trajectory_is_reported_without_the_engine():
         assert h.of(Finished) == [Finished("r0", "0", LENGTH, FinishReason.LENGTH, answers=2)]
 
 
+def test_a_complete_trajectory_that_ended_at_the_models_context_has_not_stopped():
+    """Its replica died before it could say so, and nothing but its tokens tells the next one."""
+    source = MemorySource(prompts(2))
+    for kept in source.kept.values():
+        kept.tokens, kept.logprobs, kept.versions, kept.finish = [1, 2], [-0.5, -0.5], [0, 0], FinishReason.LENGTH
+    source.kept["1"].tokens, source.kept["1"].logprobs, source.kept["1"].versions = [], [], []  # its prompt filled it
+    with Harness(source) as h:
+        h.pull(0)
+        h.worker.submit(route(2, "0", "1"))
+        h.until("both to finish", lambda: len(h.of(Finished)) == 2)
+        assert [event.reason for event in h.of(Finished)] == [FinishReason.LENGTH] * 2
+
+
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 6), batch=st.integers(1, 4), ahead=st.integers(0, 3))
 def test_any_interleaving_of_commands_loses_nothing(seed, count, batch, ahead):

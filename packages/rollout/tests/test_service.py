@@ -544,6 +544,31 @@ def test_a_ranker_that_fails_costs_the_order_alone(model, answer):
     run(scenario)
 
 
+def test_rankers_that_hang_hold_up_no_update(model):
+    hang = threading.Event()
+
+    class Ranker:
+        def rank(self, prompts):
+            hang.wait(DEADLINE_S)
+            return range(len(prompts))
+
+    async def scenario():
+        service = on_fakes(model, ranker=Ranker(), rank_timeout_s=0.01)
+        service._reader.text = lambda prompts: [str(prompt) for prompt in prompts]
+        async with service:
+            for _ in range(40):  # more than there are threads for an event loop's work
+                assert len([sample async for sample in service.generate([(1,), (2,)], max_tokens=1)]) == 2
+            async with asyncio.timeout(DEADLINE_S / 4):
+                await service.update(fake_weights(101), 1)
+            assert service.status()["unranked"] == 80
+        hang.set()
+
+    try:
+        run(scenario)
+    finally:
+        hang.set()
+
+
 def test_a_request_waits_for_the_version_that_it_wants(model):
     async def scenario():
         async with on_fakes(model) as service:
@@ -614,6 +639,44 @@ def test_a_reader_that_is_cut_gets_every_sample_once(model, seed):
             assert len(have) == 2 * len(prompts)
             service.cancel(stream)
             assert len(service._book) == 0
+
+    run(scenario)
+
+
+def test_a_reader_that_begins_after_another_has_resumed_takes_nothing(model):
+    """Its connection is gone already: what it took, the other one would miss."""
+
+    async def scenario():
+        async with on_fakes(model) as service:
+            stream = await service.open([(1, 2), (3, 4)], 2)
+            late = stream.read()
+            stream.resume(())
+            later = stream.read()
+            stream.resume(())
+            assert len([sample async for sample in stream.read()]) == 4
+            for reader in (late, later):
+                with pytest.raises(ServiceDownError, match="another reader has resumed"):
+                    await anext(reader)
+            service.cancel(stream)
+
+    run(scenario)
+
+
+def test_an_update_for_which_there_is_no_room_leaves_nothing(model, monkeypatch):
+    def full(tensors, path):
+        Path(path).write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    async def scenario():
+        async with on_fakes(model) as service:
+            before = {path.name for path in service.weights.directory.iterdir()}
+            with monkeypatch.context() as patched:
+                patched.setattr("safetensors.torch.save_file", full)
+                with pytest.raises(OSError, match="No space left"):
+                    await service.update(fake_weights(101), 1)
+            assert {path.name for path in service.weights.directory.iterdir()} == before
+            await service.update(fake_weights(102), 2)
+            assert service.version == 2
 
     run(scenario)
 

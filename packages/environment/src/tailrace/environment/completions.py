@@ -28,7 +28,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeGuard
 
 BODY_BYTES = 1 << 24
 """The longest body of a request."""
@@ -454,7 +454,7 @@ def _message(place: int, found: Any) -> dict[str, Any]:
     return message if calls else {key: value for key, value in message.items() if key != "tool_calls"}
 
 
-def is_reward(found: Any) -> bool:
+def is_reward(found: Any) -> TypeGuard[int | float]:
     """Whether it is a finite number, also as a float."""
     if isinstance(found, bool) or not isinstance(found, int | float):
         return False

@@ -289,7 +289,10 @@ class ReplicaWork:
             sampling = self._sampling(refs[id_])
             self._reports.began(id_)
             if resume.complete:
-                reason = finished_with(kept, limited(resume, sampling)) or FinishReason.STOP
+                otherwise = (
+                    FinishReason.STOP if sampling.turns else FinishReason.LENGTH
+                )  # an environment's end, or the context's
+                reason = finished_with(kept, limited(resume, sampling)) or otherwise
                 self._reports.event(Finished(self._replica, id_, len(kept), reason, answers=route.seq))
                 continue
             if resume.turn_ended:  # its replica died before it could say so

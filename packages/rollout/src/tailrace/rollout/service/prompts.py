@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,8 @@ from tailrace.rollout.model_files import begin_tokens
 from tailrace.rollout.resumption import unknown_token
 
 _LOG = logging.getLogger(__name__)
+_RANKERS = 4
+"""Requests that are ranked at once."""
 Prompt = str | Sequence[int]
 
 
@@ -114,6 +117,8 @@ class Ranking:
 
     def __init__(self, ranker: Ranker | None, reader: PromptReader, timeout_s: float) -> None:
         self._ranker, self._reader, self._timeout_s = ranker, reader, timeout_s
+        # Its own: rankers that hang would keep the event loop's threads from updates.
+        self._threads = ThreadPoolExecutor(_RANKERS, thread_name_prefix="ranker")
         self.unranked = 0  # prompts that started in the order given, since the ranker failed
 
     async def order(self, prompts: Sequence[Prompt]) -> Sequence[int]:
@@ -123,10 +128,13 @@ class Ranking:
             return as_given
         try:
             texts = self._reader.text(prompts)
-            order = await asyncio.wait_for(asyncio.to_thread(self._ranker.rank, texts), self._timeout_s)
+            ranking = asyncio.get_running_loop().run_in_executor(self._threads, self._ranker.rank, texts)
+            order = await asyncio.wait_for(ranking, self._timeout_s)
             if _is_order(order, len(prompts)):
                 return [int(position) for position in order]
             problem = "it does not rank each prompt once"
+        except TimeoutError:
+            problem = f"it gave no order within {self._timeout_s:g} s"
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
         self.unranked += len(prompts)

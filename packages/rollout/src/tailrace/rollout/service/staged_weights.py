@@ -71,7 +71,11 @@ class StagedWeights:
         tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in found}
         self._check({name: tuple(tensor.shape) for name, tensor in tensors.items()}, version)
         path = self.incoming(version)
-        save_file(tensors, path)
+        try:
+            save_file(tensors, path)
+        except BaseException:
+            path.unlink(missing_ok=True)  # what is left of it would fill the disk
+            raise
         self.accept(version)
 
     def accept(self, version: int) -> None:

@@ -109,14 +109,18 @@ class Stream:
         self._news.set()
         self._changed()
 
-    async def read(self) -> AsyncGenerator[Sample, None]:
-        """The samples that the reader does not have, as they end.
+    def read(self) -> AsyncGenerator[Sample, None]:
+        """The samples that the reader does not have, as they end. Its reader is the one of this call, whenever that begins.
 
         Raises:
             ServiceDownError: the service has closed, or another reader has resumed this stream.
             RolloutError: the request failed.
         """
-        reader = self._reader
+        return self._read(self._reader)
+
+    async def _read(self, reader: int) -> AsyncGenerator[Sample, None]:
+        if reader != self._reader:
+            raise ServiceDownError("another reader has resumed this request")
         while self._left:
             while not self._unread:
                 if self.error is not None:

@@ -91,7 +91,7 @@ def build_app(
     async def generate(request: Request) -> Response:
         id_ = await requests.open(read_generate(await _body(request, limits.body_bytes), limits))
         return StreamingResponse(
-            _lines(requests, id_), media_type="application/x-ndjson", headers={"X-Request-Id": id_}
+            _lines(requests.read(id_)), media_type="application/x-ndjson", headers={"X-Request-Id": id_}
         )
 
     async def update(request: Request) -> Response:
@@ -122,9 +122,9 @@ def build_app(
     )
 
 
-async def _lines(requests: Requests, id_: str) -> AsyncIterator[bytes]:
+async def _lines(samples: AsyncGenerator[Sample, None]) -> AsyncIterator[bytes]:
     try:
-        async with aclosing(requests.read(id_)) as samples:
+        async with aclosing(samples):
             async for sample in samples:
                 yield _line(_shown(sample))
     except TailraceError as error:
@@ -267,14 +267,16 @@ class Requests:
         self._watch(id_)
         return id_
 
-    async def read(self, id_: str) -> AsyncGenerator[Sample, None]:
-        """The samples of a request. After its reader went it is kept for `linger_s`."""
-        kept = self._kept[id_]
+    def read(self, id_: str) -> AsyncGenerator[Sample, None]:
+        """The samples of a request, for the reader that has opened or resumed it. After that went it is kept for `linger_s`."""
+        return self._read(id_, self._kept[id_], self._kept[id_].stream.read())
+
+    async def _read(self, id_: str, kept: _Kept, samples: AsyncGenerator[Sample, None]) -> AsyncGenerator[Sample, None]:
         kept.readers += 1
         if kept.end is not None:
             kept.end.cancel()
         try:
-            async for sample in kept.stream.read():
+            async for sample in samples:
                 yield sample
         finally:
             kept.readers -= 1
