@@ -186,6 +186,8 @@ def test_the_suites_know_the_numbers_that_the_documentation_lists(why):
         ({"is": "Pulled", "replica": "r0", "version": 3, "extra": 1}, "extra"),
         ({"is": "Finished", "replica": "r0", "trajectory": "t", "tokens": 1, "reason": "bored"}, "bored"),
         ({"is": "Score", "seq": 1, "trajectories": "t"}, "expected a list"),
+        ({"is": "Up", "role": "trainer", "id": "0", "partial": {"3": [1]}}, "Up: "),
+        ({"is": "Scored", "trajectory": "t", "reward": 10**400}, "Scored: "),
     ],
 )
 def test_what_is_no_message_is_refused_by_name(data, says):

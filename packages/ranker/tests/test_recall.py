@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import numpy
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -148,10 +149,14 @@ def test_a_better_order_is_told_from_chance_by_enough_prompts_and_chance_is_not_
         assert sum(max(shares) >= 0.975 for shares in told[prompts, (0.6, 0.6)]) <= 1, "equally good: one in twenty"
 
 
-def test_scores_may_be_arrays():
-    scores, lengths = numpy.array([1.0, 2.0, 3.0, 4.0]), numpy.array([4, 3, 1, 2])
-    assert tau_b(scores, lengths) == tau_b(list(scores), list(lengths))
-    assert recall(scores, lengths, share=0.5) == recall(list(scores), list(lengths), share=0.5)
+@pytest.mark.parametrize("kind", [numpy.array, torch.tensor], ids=["numpy", "torch"])
+@pytest.mark.parametrize(
+    ("scores", "lengths"), [([1.0, 2.0, 3.0, 4.0], [4, 3, 1, 2]), ([1.0, 1.0, 2.0, 2.0], [1, 2, 3, 3])]
+)
+def test_scores_may_be_arrays(kind, scores, lengths):
+    scores, lengths = kind(scores), kind(lengths)
+    assert tau_b(scores, lengths) == tau_b(scores.tolist(), lengths.tolist())
+    assert recall(scores, lengths, share=0.5) == recall(scores.tolist(), lengths.tolist(), share=0.5)
 
 
 @pytest.mark.parametrize("method", [None, 5])

@@ -1,6 +1,8 @@
 """A ranker on disk: the same afterwards, and one line for whatever happened to it."""
 
+import contextlib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,29 @@ def test_it_is_the_same_afterwards(saved, tmp_path):
     assert loaded.predict(PROMPTS) == ranker.predict(PROMPTS)
     loaded.save(directory)
     assert LengthRanker.load(directory).version == 2
+
+
+@pytest.mark.parametrize("room", range(5))
+def test_a_disk_that_is_full_leaves_the_ranker_that_was_there(saved, monkeypatch, room):
+    directory, ranker = saved
+    before = {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    ranker.update(made_examples(20, seed=9))
+    written = []
+    write = Path.write_bytes
+
+    def full(self, content):
+        if len(written) == room:
+            write(self, content[: len(content) // 2])
+            raise OSError(28, "No space left on device")
+        written.append(write(self, content))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        with pytest.raises(OSError, match="No space left") if room < len(before) else contextlib.nullcontext():
+            ranker.save(directory)
+    after = {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    assert (after == before) == (room < len(before))
+    assert LengthRanker.load(directory).version == (1 if room < len(before) else 2)
 
 
 def test_nothing_is_pickled(saved):

@@ -114,7 +114,9 @@ def _build(kind: type, fields: dict[str, typing.Any]) -> typing.Any:
         return kind(**fields)
     except KeyError as error:
         raise CodecError(f"{kind.__name__} has no field {error}") from error
-    except TypeError as error:
+    except CodecError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
         raise CodecError(f"{kind.__name__}: {error}") from error
 
 

@@ -59,6 +59,10 @@ def tau_b(scores: Sequence[float], lengths: Sequence[float]) -> float:
         MeasureError: as of `recall`.
     """
     _check(scores, lengths)
+    scores, lengths = (
+        list(map(float, scores)),
+        list(map(float, lengths)),
+    )  # equal numbers of a tensor differ in their hash
     pairs = sorted(zip(scores, lengths, strict=True))
     total = math.comb(len(pairs), 2)
     tied_scores = _tied(scores)

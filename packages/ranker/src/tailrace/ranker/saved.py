@@ -107,7 +107,10 @@ def registered_name(method: Method) -> str:
 def write_ranker(directory: Path, ranker: SavedRanker) -> None:
     """Write a ranker. A reader sees the old files, or a checksum that does not fit, until ``ranker.json`` is there.
 
+    All is written before a file takes its name: what cannot be written, as where the disk is full, leaves the old ranker.
+
     Raises:
+        OSError: it cannot be written.
         RankerOptionError: a predictor's file has a name that is not allowed.
     """
     files = {_EXAMPLES: to_json([dataclasses.asdict(example) for example in ranker.memory])}
@@ -125,9 +128,17 @@ def write_ranker(directory: Path, ranker: SavedRanker) -> None:
         "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }
     (directory / _PREDICTOR).mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        _write(directory / name, content)
-    _write(directory / _NOTE, to_json({**note, "checksum": _checksum(note)}))
+    files[_NOTE] = to_json({**note, "checksum": _checksum(note)})
+    unfinished = {name: directory / f"{name}.{os.getpid()}.unfinished" for name in files}
+    try:
+        for name, content in files.items():
+            unfinished[name].write_bytes(content)
+    except BaseException:
+        for path in unfinished.values():
+            path.unlink(missing_ok=True)
+        raise
+    for name, path in unfinished.items():
+        path.replace(directory / name)
 
 
 def read_ranker(directory: Path) -> SavedRanker:
@@ -212,9 +223,3 @@ def _bytes(directory: Path, name: str) -> bytes:
 
 def _checksum(note: Mapping[str, Any]) -> str:
     return hashlib.sha256(to_json(note)).hexdigest()
-
-
-def _write(path: Path, content: bytes) -> None:
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    unfinished.write_bytes(content)
-    unfinished.replace(path)
