@@ -542,6 +542,27 @@ def test_who_has_no_key_keeps_nobody_out(monkeypatch):
         known.close()
 
 
+def test_connections_for_which_no_thread_starts_keep_nobody_out(monkeypatch):
+    monkeypatch.setattr(completions, "MOST_CONNECTIONS", 4)
+    house = completions.Endpoint()
+    episode, failing = house.open(turn_s=30.0), threading.Event()
+    at, process = urlsplit(episode.base_url), ThreadingHTTPServer.process_request
+
+    def exhausted(self, request, client_address):
+        if failing.is_set():
+            raise RuntimeError("can't start new thread")
+        process(self, request, client_address)
+
+    monkeypatch.setattr(ThreadingHTTPServer, "process_request", exhausted)
+    failing.set()
+    for _ in range(8):
+        with socket.create_connection((at.hostname, at.port), timeout=30) as refused:
+            assert refused.recv(1) == b""
+    failing.clear()
+    assert call(episode.base_url, episode.key, "models", None, "GET")[0] == 200
+    assert not house._server._unknown
+
+
 @pytest.mark.parametrize("reward", [True, "1", None, float("nan"), float("inf"), 10**400, -(10**400)])
 def test_what_is_no_reward_is_refused(episode, reward):
     status, text = call(episode.base_url, episode.key, "reward", {"reward": reward})

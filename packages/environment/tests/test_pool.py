@@ -372,6 +372,25 @@ def test_a_call_that_a_pool_is_closed_in_says_so(name):
     run(test)
 
 
+@pytest.mark.parametrize("name", ["Told", "ToldAgain", "ToldOnce"])
+def test_a_call_that_waits_for_another_of_its_session_hears_that_it_was_closed(name, tmp_path):
+    async def test():
+        async with pool(name) as told:
+            opened, go = await told.open({}), tmp_path / "go"
+            first = asyncio.create_task(told.step(opened.session, f"wait-for {go}"))
+            await until(lambda: told.worker_in_call(opened.session) is not None)
+            second = asyncio.create_task(told.step(opened.session, "1"))
+            await asyncio.sleep(0)
+            await told.close(opened.session)
+            go.touch()
+            assert (await first).observation == "wait-for"
+            with pytest.raises(UnknownSessionError):
+                await second
+            assert (told.counts.lost, told.open_sessions) == (0, 0)
+
+    run(test)
+
+
 def test_a_start_that_is_cancelled_leaves_no_worker(tmp_path):
     async def test():
         first = pool("FirstMade", {"folder": str(tmp_path)}, workers=2)

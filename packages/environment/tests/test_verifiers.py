@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,20 @@ def test_without_verifiers_it_is_one_line():
 def test_a_tokenizer_that_is_not_there_is_one_line():
     with pytest.raises(SetupError, match="found tokenizer = 'nowhere', expected the model's directory"):
         examine_environment("verifiers", {"taskset": "guess", "tokenizer": "nowhere"})
+
+
+def test_a_rollout_that_stands_still_is_told_so():
+    class Still:
+        def play(self, index):
+            return verifiers.Talk()
+
+    rollout = verifiers.Verifiers.__new__(verifiers.Verifiers)
+    rollout._house, rollout._turn_s, rollout._talk = Still(), 0.01, None
+    with pytest.raises(RuntimeError, match=r"the rollout neither asked for a turn nor ended within 0.01 s"):
+        rollout.reset({"metadata": {"task": 0}})
+    rollout._known, rollout._answer = [1], Future()
+    with pytest.raises(RuntimeError, match=r"the rollout neither asked for a turn nor ended within 0.01 s"):
+        rollout.step([2])
 
 
 @pytest.fixture(scope="session")

@@ -544,6 +544,12 @@ def test_a_ranker_that_fails_costs_the_order_alone(model, answer):
     run(scenario)
 
 
+@pytest.mark.parametrize("ahead", [0, -1])
+def test_a_window_without_room_is_refused(model, ahead):
+    with pytest.raises(OptionError, match=f"ahead: found {ahead}, expected at least 1"):
+        on_fakes(model, ahead=ahead)
+
+
 def test_rankers_that_hang_hold_up_no_update(model):
     hang = threading.Event()
 

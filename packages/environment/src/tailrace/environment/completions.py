@@ -218,14 +218,21 @@ class _Server(ThreadingHTTPServer):
                 with contextlib.suppress(OSError):  # it has gone
                     oldest.shutdown(socket.SHUT_RDWR)
             self._unknown[request] = None
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread starts
+            self._left(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self.know(request)
-            self._room.release()
+            self._left(request)
+
+    def _left(self, request: Any) -> None:
+        self.know(request)
+        self._room.release()
 
     def know(self, request: Any) -> None:
         """Note that a connection has shown its key, or has ended."""

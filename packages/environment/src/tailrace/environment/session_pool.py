@@ -447,7 +447,7 @@ class EnvironmentPool:
         """Give the session a worker that has it, with every turn so far."""
         if record.at_home:
             return
-        self._check_open()
+        self._record(record.number)
         await self._leave(record)
         abilities = self.abilities
         if record.begun and record.state is None and not (abilities.replayable and record.first is not None):

@@ -231,7 +231,7 @@ class Verifiers:
         if type(metadata.get("task")) is not int:
             raise ValueError(f"found the metadata {metadata!r:.80}, expected the number of a task as 'task'")
         self._talk = self._house.play(metadata["task"])
-        kind, found = self._talk.heard.get(timeout=self._turn_s)
+        kind, found = self._heard(self._talk)
         if kind != "asked":
             raise RuntimeError(f"the rollout ended before it asked for a turn: {found}")
         self._known, self._answer = found
@@ -251,7 +251,7 @@ class Verifiers:
         assert self._answer is not None
         behind = [*self._known, *action]
         self._answer.set_result(list(action))
-        kind, found = self._talk.heard.get(timeout=self._turn_s)
+        kind, found = self._heard(self._talk)
         if kind == "failed":
             raise RuntimeError(f"the rollout failed: {found}")
         if kind == "over":
@@ -268,6 +268,12 @@ class Verifiers:
                 "renderer encodes it again from its text"
             )
         return {"observation": self._known, "done": False, "fresh": True}
+
+    def _heard(self, talk: Talk) -> tuple[str, Any]:
+        try:
+            return talk.heard.get(timeout=self._turn_s)
+        except queue.Empty:
+            raise RuntimeError(f"the rollout neither asked for a turn nor ended within {self._turn_s:g} s") from None
 
     def close(self) -> None:
         """Cancel the rollout if it goes on."""

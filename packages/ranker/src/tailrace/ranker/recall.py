@@ -59,10 +59,8 @@ def tau_b(scores: Sequence[float], lengths: Sequence[float]) -> float:
         MeasureError: as of `recall`.
     """
     _check(scores, lengths)
-    scores, lengths = (
-        list(map(float, scores)),
-        list(map(float, lengths)),
-    )  # equal numbers of a tensor differ in their hash
+    # Equal numbers of a tensor differ in their hash.
+    scores, lengths = list(map(float, scores)), list(map(float, lengths))
     pairs = sorted(zip(scores, lengths, strict=True))
     total = math.comb(len(pairs), 2)
     tied_scores = _tied(scores)

@@ -90,6 +90,8 @@ class StreamGenerationService:
     ) -> None:
         if replicas < 1:
             raise OptionError(f"replicas: found {replicas}, expected at least 1")
+        if ahead is not None and ahead < 1:
+            raise OptionError(f"ahead: found {ahead}, expected at least 1")
         self._model = Path(model)
         options = options.given if isinstance(options, EngineOptions) else dict(options or {})
         longest = CacheShape.read(str(model)).max_len
