@@ -12,6 +12,7 @@ import sys
 import tempfile
 import zlib
 from collections import Counter, defaultdict
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -250,6 +251,17 @@ def one_verifier_process():
         patch.setattr(
             data_check, "Scorer", lambda own, **more: Scorer(own, **more) if own else contextlib.nullcontext(kept)
         )
+        yield
+
+
+@pytest.fixture(scope="module")
+def one_probe_of_each_sandbox():
+    """Let a module's choices of a sandbox probe each of them once; the program of a probe takes a quarter second."""
+    from tailrace.reward.sandbox import select
+
+    probed = cache(select.probe_sandbox)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(select, "probe_sandbox", lambda name, modules=(): probed(name, tuple(modules)))
         yield
 
 

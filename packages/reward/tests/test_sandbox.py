@@ -16,6 +16,7 @@ from tailrace.reward.sandbox.scratch import DEEPEST, remove, scratch_size
 from tailrace.reward.sandbox.seccomp import PROTECTED, asking_filter, program_filter, protecting_filters
 from tailrace.reward.sandbox.select import Probe
 
+pytestmark = pytest.mark.usefixtures("one_probe_of_each_sandbox")
 SLEEP = "import os, time\nif os.fork() == 0: os.fork()\ntime.sleep(60)"
 LOCAL = ("sandlock", "bubblewrap")
 

@@ -10,6 +10,8 @@ import pytest
 from tailrace.reward.sandbox import Limits, NoSandboxError, RunVerdict, probe_sandbox, select_sandbox
 from tailrace.reward.sandbox.fusion import fusion_sandbox
 
+pytestmark = pytest.mark.usefixtures("one_probe_of_each_sandbox")
+
 
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self):

@@ -24,6 +24,7 @@ from tailrace.reward import (
 from tailrace.reward.functions import VerifierWorker
 from tailrace.reward.process import WorkerProcess
 
+pytestmark = pytest.mark.usefixtures("one_probe_of_each_sandbox")
 HERE = Path(__file__).parent
 TESTS = {"entry_point": "f", "tests": [{"args": [n], "expected": 2 * n} for n in range(3)]}
 DOUBLES = "def f(x):\n    return 2 * x\n"

@@ -12,6 +12,7 @@ from tailrace.pipeline.run.scorer_setup import score_settings
 from tailrace.reward.code import read_tests
 from tailrace.reward.tasks import get_task, write_jsonl
 
+pytestmark = pytest.mark.usefixtures("one_probe_of_each_sandbox")
 WHOLE = {
     "prompt": "Read a number and print its double.",
     "answer": "print(2 * int(input()))",
