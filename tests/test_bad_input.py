@@ -10,7 +10,7 @@ import pytest
 from tailrace.cli.main import main
 from tailrace.contracts import EnginePlugin
 
-pytestmark = pytest.mark.usefixtures("one_verifier_process")
+pytestmark = pytest.mark.usefixtures("one_verifier_process", "one_probe_of_each_sandbox")
 CONFIG = """
 app = "laminar"
 

@@ -7,7 +7,7 @@ import pytest
 
 from tailrace.cli.main import main
 
-pytestmark = pytest.mark.usefixtures("one_verifier_process")
+pytestmark = pytest.mark.usefixtures("one_verifier_process", "one_probe_of_each_sandbox")
 ROWS = [{"question": f"{number} + 1?", "solution": number + 1} for number in range(3)]
 COLUMNS = 'prompt_column = "question"\nanswer_column = "solution"\n'
 

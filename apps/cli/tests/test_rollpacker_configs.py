@@ -6,6 +6,7 @@ import pytest
 
 from tailrace.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("one_probe_of_each_sandbox")
 CONFIGS = sorted((Path(__file__).parents[3] / "configs" / "rollpacker").glob("*.toml"))
 RUNNABLE = [
     path for path in CONFIGS if "--dry-run --devices" not in path.read_text()
