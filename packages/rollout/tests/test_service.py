@@ -544,6 +544,42 @@ def test_a_ranker_that_fails_costs_the_order_alone(model, answer):
     run(scenario)
 
 
+def test_a_version_that_is_loaded_is_not_served_yet(model):
+    """A request that waits for it does not start under the one before if no replica can load it."""
+    loading, fail = threading.Event(), threading.Event()
+
+    class Choosy(TensorFakeEngine):
+        def load_weights(self, weights):
+            weights = list(weights)
+            if int(dict(weights)["w"]) == 101:
+                loading.set()
+                fail.wait(DEADLINE_S)
+                raise MemoryError("no room")
+            super().load_weights(weights)
+
+    async def scenario():
+        async with on_fakes(model, replicas=1, engine=lambda path, options: Choosy(max_num_seqs=4)) as service:
+            updating = asyncio.create_task(service.update(fake_weights(101), 1))
+            await asyncio.to_thread(loading.wait, DEADLINE_S)
+            assert service.version == service.status()["version"] == 0
+
+            async def read():
+                return [one async for one in service.generate([(1, 2)], at_least_version=1, version_timeout_s=0.5)]
+
+            reading = asyncio.create_task(read())
+            await asyncio.sleep(0.05)
+            fail.set()
+            with pytest.raises(UpdateFailedError):
+                await updating
+            with pytest.raises(VersionTimeoutError):
+                await reading
+
+    try:
+        run(scenario)
+    finally:
+        fail.set()
+
+
 @pytest.mark.parametrize("ahead", [0, -1])
 def test_a_window_without_room_is_refused(model, ahead):
     with pytest.raises(OptionError, match=f"ahead: found {ahead}, expected at least 1"):

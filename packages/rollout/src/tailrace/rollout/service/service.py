@@ -125,6 +125,7 @@ class StreamGenerationService:
         self._streams: list[Stream] = []  # in the order in which they came
         self._where: dict[str, Stream] = {}  # by sample, from its order to its end
         self._serial = itertools.count()
+        self._version = 0
         self._error: ServiceDownError | None = None
 
     # ------------------------------------------------------------------------------------------------ what one calls
@@ -132,7 +133,7 @@ class StreamGenerationService:
     @property
     def version(self) -> int:
         """The weight version that is served; 0 is the model as it was given."""
-        return 0 if self._replicas is None else self._replicas.version
+        return self._version
 
     @property
     def context(self) -> int:
@@ -381,6 +382,7 @@ class StreamGenerationService:
             self._weights.forget(version if failed else before)
             if failed:
                 raise UpdateFailedError(f"{failed[0]}; version {before} is served")
+            self._version = version
         self._tell_news()
 
     def _tell_news(self) -> None:
