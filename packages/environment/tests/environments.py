@@ -123,7 +123,7 @@ class ToldOnce(ToldAgain):
 
 
 class FirstMade(Sum):
-    """Of several workers with a folder the first one loads; the others do not."""
+    """The first of several workers with a folder loads; the others do not."""
 
     def __init__(self, folder):
         super().__init__()
