@@ -1,7 +1,9 @@
 """Elastic groups: what is created, replaced, evicted and scaled, and around what hooks; and the example on real Ray."""
 
+import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -324,14 +326,22 @@ def test_a_member_that_could_not_be_reached_is_asked_again(ray):
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.deep
-def test_the_readmes_group_runs(tmp_path):
+def test_the_readmes_group_runs_under_uv_run(tmp_path):
+    """Ray sent the working directory about to start its workers through uv too, and refused one outside of the project."""
     pytest.importorskip("ray")
     section = README.read_text().split("\n## Elastic groups of workers on Ray\n")[1]
     (example,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     (printed,) = re.findall(r"```text\n(.*?)```", section, re.DOTALL)
     (tmp_path / "example.py").write_text(example)
+    through = ["uv", "run", "--no-sync", "--project", str(README.parents[2])] if shutil.which("uv") else []
     done = subprocess.run(
-        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False
+        [*through, sys.executable, "example.py"],
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name != "RAY_ENABLE_UV_RUN_RUNTIME_ENV"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     own = [line for line in done.stdout.splitlines(keepends=True) if "(raylet)" not in line]  # Ray tells of deaths, too
