@@ -288,9 +288,17 @@ def test_a_version_may_be_any_whole_number_and_nothing_else():
     manager: Any = StalenessManager(bound=1, batch_size=1)
     zero = Indexed(0)
     assert manager.can_reserve(zero)
+    assert manager.fork().allows(zero)
+    assert manager.fork().take("a", zero) == 1
     assert manager.reserve("a", zero) == 1
     assert manager.entries(1)[0].version == 0
+    fork = manager.fork()
     for version in ("0", 0.0, math.nan, None):
-        for call in (manager.can_reserve, lambda given: manager.reserve("b", given)):
+        for call in (
+            manager.can_reserve,
+            lambda given: manager.reserve("b", given),
+            fork.allows,
+            lambda given: fork.take("b", given),
+        ):
             with pytest.raises(VersionError, match="expected a whole number"):
                 call(version)

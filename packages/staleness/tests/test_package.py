@@ -22,10 +22,11 @@ def code_below(heading):
     return re.search(r"```python\n(.*?)```", section, re.DOTALL).group(1)
 
 
-def test_readme_example(tmp_path):
-    printed = run(code_below("Alone, in ten lines"), tmp_path)
-    shown = re.search(r"\nprints\n\n(.*?)\n\n", (PACKAGE / "README.md").read_text(), re.DOTALL).group(1)
-    assert printed.strip() == "\n".join(line.strip() for line in shown.splitlines())
+def test_readme_examples_print_what_it_says(tmp_path):
+    shown = re.findall(r"```python\n([^`]*)```\n\nprints\n\n(.*?)\n\n", (PACKAGE / "README.md").read_text(), re.DOTALL)
+    assert len(shown) == 2
+    for code, said in shown:
+        assert run(code, tmp_path).strip() == "\n".join(line.strip() for line in said.splitlines())
 
 
 def test_a_loop_of_its_own(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from tailrace.contracts import TailraceError
 
 
@@ -67,3 +69,15 @@ def whole(name: str, value: int, *, least: int = 0) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise LimitError(f"found {name}={value!r}, expected a whole number of at least {least}")
     return value
+
+
+def plain_version(version: int) -> int:
+    """A version of numpy as an `int`, which has the bits that masks are made of.
+
+    Raises:
+        VersionError: it is no whole number.
+    """
+    try:
+        return operator.index(version)
+    except TypeError:
+        raise VersionError(f"found version {version!r}, expected a whole number") from None

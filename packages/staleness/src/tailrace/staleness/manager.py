@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from typing import Any, Generic
 
@@ -16,6 +15,7 @@ from tailrace.staleness.errors import (
     UnknownBufferError,
     UnknownEntryError,
     VersionError,
+    plain_version,
     whole,
 )
 from tailrace.staleness.restore import broken, place_all, read_state
@@ -98,7 +98,7 @@ class StalenessManager(Generic[Key]):
         """
         slots = self._slots
         if type(version) is not int:
-            version = _plain(version)
+            version = plain_version(version)
         if not 0 <= version <= slots.version:
             return False
         deadline = version + self._bound - slots.version
@@ -117,7 +117,7 @@ class StalenessManager(Generic[Key]):
         """
         slots = self._slots
         if type(version) is not int:
-            version = _plain(version)
+            version = plain_version(version)
         if not 0 <= version <= slots.version:
             raise VersionError(
                 f"cannot reserve {key!r}: found version {version!r}, which is "
@@ -388,11 +388,3 @@ class StalenessManager(Generic[Key]):
                 f"found buffer {buffer_version}, which was consumed, expected {self.version} or later; {self.describe()}"
             )
         return slot
-
-
-def _plain(version: int) -> int:
-    """A version of numpy as an `int`, which has the bits that masks are made of."""
-    try:
-        return operator.index(version)
-    except TypeError:
-        raise VersionError(f"found version {version!r}, expected a whole number") from None

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Generic, Protocol
 
 from tailrace.staleness.buffers import Key, KeyIn
-from tailrace.staleness.errors import DuplicateError, OutdatedForkError, StalenessBoundExceeded, VersionError
+from tailrace.staleness.errors import (
+    DuplicateError,
+    OutdatedForkError,
+    StalenessBoundExceeded,
+    VersionError,
+    plain_version,
+)
 
 
 class Forked(Protocol[KeyIn]):
@@ -65,7 +71,13 @@ class Tentative(Generic[Key]):
         self._taken: dict[Key, tuple[int, int]] = {}  # key -> its place in the order, its version
 
     def allows(self, version: int) -> bool:
-        """Whether one more trajectory may start at a version, after those that were taken here."""
+        """Whether one more trajectory may start at a version, after those that were taken here.
+
+        Raises:
+            VersionError: the version is no whole number.
+        """
+        if type(version) is not int:
+            version = plain_version(version)
         return self._latest(version) is not None
 
     def take(self, key: Key, version: int) -> int:
@@ -76,9 +88,11 @@ class Tentative(Generic[Key]):
 
         Raises:
             StalenessBoundExceeded: no buffer has an empty entry for that version.
-            VersionError: the version is negative or newer than the trainer's.
+            VersionError: the version is no whole number, negative or newer than the trainer's.
             DuplicateError: the key has an entry already, here or in the manager.
         """
+        if type(version) is not int:
+            version = plain_version(version)
         if not 0 <= version <= self._version:
             raise VersionError(
                 f"cannot take {key!r}: found version {version!r}, expected 0 to the trainer's {self._version}"
