@@ -199,6 +199,7 @@ def test_answers_are_text(answer, text):
         ("reward_model.x", "found ground_truth, style in 'reward_model', expected 'x' in it"),
         ("reward_model.style.x", "found str in 'reward_model.style', expected 'x' in it"),
         ("turns.2", "found list in 'turns', expected '2' in it"),
+        pytest.param(f"turns.{'9' * 5000}", "found list in 'turns', expected '999", id="an index of many digits"),
         ("reward_model", "found dict in column 'reward_model', expected text or a number"),
     ],
 )

@@ -205,6 +205,19 @@ def test_a_partial_trajectory_may_be_given_up(store):
     assert store.statuses(["a", "b"]) == {"a": Status.DISCARDED, "b": Status.DISCARDED}
 
 
+def test_a_trim_that_forgets_nothing_for_an_error_refuses_no_rollback(store, tmp_path):
+    finish(store, *"abc")
+    store.consume(["a"], 1)
+    assert store.trim(1) == 1
+    store.consume(["b"], 2)
+    store.consume(["c"], 3)
+    with pytest.raises(FileNotFoundError):
+        store.trim(3, tmp_path / "nowhere" / "trained.packed")
+    assert store.rollback(1) == ["b", "c"]
+    with pytest.raises(TrajectoryStateError, match="expected 1 or later"):
+        store.rollback(0)
+
+
 def test_an_id_is_one_trajectory(store):
     store.begin("r0", 0, [item("a")])
     with pytest.raises(TrajectoryStateError, match="another prompt or group"):

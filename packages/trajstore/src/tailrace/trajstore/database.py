@@ -160,7 +160,8 @@ class Database:
             connection = self._ready()
             connection.execute("BEGIN IMMEDIATE")
             try:
-                yield connection
+                with _told():
+                    yield connection
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
@@ -177,7 +178,7 @@ class Database:
     def reading(self) -> Iterator[sqlite3.Connection]:
         """What is committed now, to read beside writes and other readers. A store in memory keeps other threads out."""
         if self.path is None:
-            with self.locked() as connection:
+            with self.locked() as connection, _told():
                 yield connection
             return
         with self._sharing:
@@ -188,7 +189,8 @@ class Database:
             reader.execute("PRAGMA query_only = ON")
         try:
             reader.execute("BEGIN")
-            yield reader
+            with _told():
+                yield reader
         finally:
             reader.rollback()
             with self._sharing:
@@ -287,6 +289,15 @@ def _take(path: Path, timeout_s: float | None) -> tuple[int, int]:
 
 
 # What a file can hold.
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """What SQLite says of text that is no UTF-8, in words of this package."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise TrajectoryDataError(f"found {error.object!r}, expected text that UTF-8 can hold") from None
 
 
 def whole(name: str, value: int) -> int:

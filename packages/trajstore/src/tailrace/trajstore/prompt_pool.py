@@ -358,7 +358,7 @@ def _value(where: str, row: dict[str, Any], column: str) -> Any:
         value = _parsed(value) if isinstance(value, str) else value
         if isinstance(value, Mapping) and name in value:
             value = value[name]
-        elif isinstance(value, list | tuple) and name.isdecimal() and int(name) < len(value):
+        elif isinstance(value, list | tuple) and name.isdecimal() and len(name) < 20 and int(name) < len(value):
             value = value[int(name)]
         else:
             has = ", ".join(map(str, value)) or "none" if isinstance(value, Mapping) else type(value).__name__

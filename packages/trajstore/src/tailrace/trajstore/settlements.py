@@ -369,10 +369,17 @@ class Settlements:
         self.trainer_version = durable_version
         return [name for name, _ in lost]
 
-    def fence(self, durable_version: int) -> None:
-        """Refuse a rollback to before this version from now on."""
+    def fence(self, durable_version: int) -> int:
+        """Refuse a rollback to before this version from now on. Returns the version of which that was said before."""
         with self._database.transaction() as connection:
-            _set(connection, _TRIMMED, max(durable_version, _setting(connection, _TRIMMED) or 0))
+            before = _setting(connection, _TRIMMED) or 0
+            _set(connection, _TRIMMED, max(durable_version, before))
+        return before
+
+    def unfence(self, durable_version: int) -> None:
+        """Refuse a rollback to before this version only: nothing was forgotten since `fence`."""
+        with self._database.transaction() as connection:
+            _set(connection, _TRIMMED, durable_version)
 
     def trimmable(self, durable_version: int) -> list[tuple[int, str, bool, int]]:
         """What `TrajectoryStore.trim` forgets: number, id, whether it was trained on, tokens; by version."""

@@ -340,7 +340,7 @@ class TrajectoryStore:
         """Mark a batch as trained on: all of it or, on any error, none.
 
         If the same batch was already consumed for the version, nothing changes, so a caller that lost the answer may repeat
-        the call.
+        the call. What several calls consumed for a version is one batch: only a call with all of it is a repetition.
 
         Args:
             ids: the trajectories of the batch.
@@ -393,14 +393,19 @@ class TrajectoryStore:
         until = time.monotonic() + within_s
         with self._trimming:
             durable_version = whole("durable version", durable_version)
-            self._ledger.fence(durable_version)
+            before = self._ledger.fence(durable_version)
             forgotten = 0
-            for part in _slices(self._ledger.trimmable(durable_version)):
-                if self._closing or (forgotten and time.monotonic() >= until):
-                    break
-                trained = [name for _, name, was_trained, _ in part if was_trained]
-                archived = None if archive is None or not trained else self._archive(Path(archive), trained)
-                forgotten += self._ledger.forget([num for num, *_ in part], durable_version, archived)
+            try:
+                for part in _slices(self._ledger.trimmable(durable_version)):
+                    if self._closing or (forgotten and time.monotonic() >= until):
+                        break
+                    trained = [name for _, name, was_trained, _ in part if was_trained]
+                    archived = None if archive is None or not trained else self._archive(Path(archive), trained)
+                    forgotten += self._ledger.forget([num for num, *_ in part], durable_version, archived)
+            except BaseException:
+                if not forgotten:
+                    self._ledger.unfence(before)
+                raise
             return forgotten
 
     def _archive(self, archive: Path, names: Sequence[str]) -> Archived:
