@@ -59,7 +59,8 @@ def test_a_fault_is_read_back_as_it_is_written(fault):
              "burn:replica@1s", "stall:@1s", "stall:hang:replica@1s",
              "replica:@1s", "replica:1:2@1s", "replica@60s x3", "replica@٣s", "data@every", "data@every0", "data@every1.5",
              "trainer@step3:", "trainer@step3:decode", "replica@1s:tool", "data@1s:fetch", "trainer@every3:fetch",
-             "raise:environment:worker@1s", "controller@1s:fetch", f"replica@{'9' * 400}s"]
+             "raise:environment:worker@1s", "controller@1s:fetch", f"replica@{'9' * 400}s",
+             pytest.param(f"trainer@step{'9' * 5000}", id="many digits"), pytest.param(f"data@every{'9' * 5000}", id="many")]
 )  # fmt: skip
 def test_what_is_not_a_fault(text):
     with pytest.raises(FaultError, match="expected") as caught:

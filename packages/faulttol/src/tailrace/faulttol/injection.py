@@ -49,7 +49,7 @@ WORKER = "worker"
 """Instead of an environment's id, or behind it and a dot: one of the worker processes in which its sessions live."""
 _FORM = re.compile(
     r"(?:(?P<kind>kill|hang|stall|raise):)?(?P<role>[a-z-]+)(?::(?P<member>[^\s:@]+))?"
-    r"@(?:(?P<seconds>\d+(?:\.\d+)?)s|step(?P<step>\d+)|every(?P<every>\d+))(?::(?P<phase>[a-z]+))?",
+    r"@(?:(?P<seconds>\d+(?:\.\d+)?)s|step(?P<step>\d{1,18})|every(?P<every>\d{1,18}))(?::(?P<phase>[a-z]+))?",
     re.ASCII,
 )
 
