@@ -164,6 +164,45 @@ def test_a_callback_that_raises_does_not_end_publishing(serve, token, weights, c
     assert "on_published raised for version 0" in caplog.text
 
 
+def test_a_callback_may_close_the_publisher(serve, token, weights, until, caplog):
+    relay, told = serve(), []
+
+    def close(version, error):
+        publisher.close()
+        told.append((version, error))
+
+    publisher = Publisher(relay.address, token=token, on_published=close)
+    publisher.publish(0, weights(0))
+    until(lambda: told, "the end of the callback")
+    assert told == [(0, None)]
+    assert not caplog.text
+    assert all(staged.memory.fd < 0 for staged in publisher._staged)
+
+
+def test_waiting_for_a_number_that_is_published_twice_is_for_the_later_one(serve, token, weights, check, until):
+    told = []
+    with Publisher(None, token=token, on_published=lambda v, e: told.append((v, type(e)))) as publisher:
+        publisher.publish(1, weights(1))
+        publisher.publish(1, weights(11))
+        with pytest.raises(PublishTimeout, match="1 waiting"):
+            publisher.wait(1, 0.1)
+        relay = serve()
+        publisher.retarget(relay.address)
+        publisher.wait(1, 20)
+        with RelayReader(relay.address, token=token) as reader:
+            publisher.publish(2, weights(2))
+            publisher.wait(2, 20)
+            with reader.lease(1):
+                publisher.publish(3, weights(3))
+                until(lambda: reader.versions() == [2], "version 3 to wait for the slot")
+                publisher.publish(3, weights(33))
+            publisher.wait(3, 20)
+            with reader.lease(3) as held:
+                assert bytes(held.raw()["layer.0.weight"].data)[:1] == bytes([33])
+        until(lambda: len(told) == 5, "all callbacks")
+    assert told == [(1, VersionSuperseded), *((version, type(None)) for version in (1, 2, 3, 3))]
+
+
 def test_a_closed_publisher_refuses(serve, token, weights):
     relay = serve()
     publisher = Publisher(relay.address, token=token)

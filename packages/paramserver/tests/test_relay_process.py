@@ -267,6 +267,13 @@ def test_from_the_command_line(token, relay_name):
     process.stdout.close()
 
 
+@pytest.mark.parametrize("beginning", ["-", "--", "--host="])
+def test_a_name_may_look_like_an_option(spawn, token, relay_name, beginning):
+    relay = spawn(beginning + relay_name)
+    assert relay_status(relay.address, token=token).name == beginning + relay_name
+    assert relay_process._is_relay(relay.pid, beginning + relay_name)
+
+
 def test_no_token_no_relay(relay_name):
     with pytest.raises(PermissionError, match="empty token"):
         RelayProcess.start(relay_name, token="")
@@ -409,7 +416,7 @@ def vars_of(process):
         (),
         ("tailrace.paramserver.relay", "--name", "{name}"),
         ("-m", "tailrace.paramserver.relay", "--name", "another"),
-        ("-m", "tailrace.paramserver.relay", "--name={name}"),
+        ("-m", "tailrace.paramserver.relay", "--name={name}x"),
     ],
 )
 def test_what_is_no_relay_of_the_name_is_not_killed(victim, spawn, relay_name, arguments):

@@ -19,7 +19,7 @@ from tailrace.paramserver import (
     shares,
 )
 from tailrace.paramserver.clients.staging import StagedState
-from tailrace.paramserver.layout import GlobalTensor, Layout, from_vllm, qwen_tensors
+from tailrace.paramserver.layout import GlobalTensor, Layout, LayoutMismatch, from_vllm, qwen_tensors
 from tailrace.paramserver.layout.fsdp2 import chunk
 from tailrace.paramserver.manifest import byte_size
 
@@ -275,6 +275,23 @@ def test_a_worker_reads_what_it_needs_by_a_plan_that_is_made_once(serve, token, 
                 if not same_host:
                     assert reader.transfers["bytes_received"] < 0.8 * total
     assert [need.made for need in needs.values()] == [1] * 4
+
+
+def test_a_digest_needs_the_whole_version(serve, token, trainer):
+    tensors = tuple(qwen_tensors(TIED))
+    relay = serve()
+    trainer(tensors, 2, relay.address).publish(1, make(tensors, 1))
+    need = Needs(lambda found: from_vllm(found, TIED, tp=4), next(iter(from_vllm(tensors, TIED, tp=4).shards)))
+    digests = set()
+    for needs in (None, need):
+        with RelayReader(relay.address, token=token, needs=needs) as reader, reader.lease(1, timeout_s=20) as held:
+            digests.add(held.digest)  # all of it is there
+    with RelayReader(relay.address, token=token, same_host=False) as reader, reader.lease(1, timeout_s=20) as held:
+        digests.add(held.digest)
+    assert len(digests) == 1
+    reader = RelayReader(relay.address, token=token, same_host=False, needs=need)
+    with reader, reader.lease(1, timeout_s=20) as held, pytest.raises(LayoutMismatch, match="expected all"):
+        _ = held.digest
 
 
 def compare(tensor, box, found, expected):

@@ -153,13 +153,17 @@ class Buffers:
             if manifest is not None:
                 self._last_stamp = max(self._last_stamp, stamp)
             staged.manifest = None if manifest is None else dataclasses.replace(manifest, stamp=stamp)
+            if (
+                manifest is not None
+            ):  # what became of an earlier publication of this number meanwhile says nothing of this
+                self._outcomes.forget(manifest.version)
             self._changed.notify_all()
 
     def supersede(self, staged: Staged, by: int) -> None:
         """Note that a version will never be visible, since a newer one replaces it. Call it with the condition held."""
         error = VersionSuperseded(f"version {staged.version} was superseded by version {by} before it was pushed")
         self.superseded.append(staged.version)
-        self._outcomes.record(staged.version, error)
+        self._outcomes.record(staged.version, error, again=staged.version == by)
         staged.state, staged.manifest = StagedState.EMPTY, None
 
     def next(self) -> Staged | None:

@@ -244,7 +244,16 @@ class WeightLease(Mapping[str, Any]):
 
     @property
     def digest(self) -> str:
-        """Sixteen hexadecimal digits of the checksums of all chunks: the same wherever this publication is held whole."""
+        """Sixteen hexadecimal digits of the checksums of all chunks: the same wherever this publication is held whole.
+
+        Raises:
+            LayoutMismatch: only the part that is needed was pulled over the network.
+        """
+        if len(self._checksums) < self.manifest.chunk_count:
+            raise LayoutMismatch(
+                f"found {len(self._checksums)} chunks of version {self.version} in the part that was pulled, expected all "
+                f"{self.manifest.chunk_count} for its digest: lease it by a reader without needs"
+            )
         checksums = [self._checksums[index] for index in range(self.manifest.chunk_count)]
         return f"{checksum(b''.join(value.to_bytes(8, 'big') for value in checksums)):016x}"
 

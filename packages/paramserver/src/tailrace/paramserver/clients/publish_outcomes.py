@@ -40,9 +40,14 @@ class PublishOutcomes:
         """Forget a version's outcome, since it is published again."""
         self._known.pop(version, None)
 
-    def record(self, version: int, error: ParamServerError | None) -> None:
-        """Note that a version is visible, or why not. Call it with the condition held."""
-        self._known[version] = error
+    def record(self, version: int, error: ParamServerError | None, *, again: bool = False) -> None:
+        """Note that a version is visible, or why not. Call it with the condition held.
+
+        Args:
+            again: a later publication of the number is on its way: who waits, waits for that one.
+        """
+        if not again:
+            self._known[version] = error
         while len(self._known) > _REMEMBERED:
             del self._known[next(iter(self._known))]
         self._reports.append((version, error))

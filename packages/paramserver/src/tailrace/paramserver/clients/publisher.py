@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -293,7 +294,8 @@ class Publisher:
                 self._epoch += 1
                 self._pusher.cut()
             self._thread.join(HANDSHAKE_S)
-        self._reporter.join(HANDSHAKE_S)
+        if threading.current_thread() is not self._reporter:  # else `on_published` closes us
+            self._reporter.join(HANDSHAKE_S)
         for staged in self._staged:
             staged.memory.close()
         if late:
@@ -397,4 +399,7 @@ class Publisher:
             if outcome is None and staged.sealed:
                 self._changed.notify_all()  # visible, and reported, once it is revealed
             else:
-                self._outcomes.record(staged.version, outcome)
+                others = (other for other in self._staged if other.version == staged.version)
+                self._outcomes.record(
+                    staged.version, outcome, again=any(other.order > staged.order for other in others)
+                )

@@ -57,7 +57,7 @@ class RelayProcess:
         """
         if replace:
             _kill_namesake(name)
-        command = [sys.executable, "-m", _MODULE, "--name", name, "--host", host]
+        command = [sys.executable, "-m", _MODULE, f"--name={name}", "--host", host]
         command += ["--port", str(port), "--slots", str(slots), "--parent-pid", str(os.getpid())]
         command += ["--slot-timeout-s", str(slot_timeout_s), "--stall-s", str(stall_s)]
         if transports is not None:
@@ -155,7 +155,10 @@ def _is_relay(pid: int, name: str) -> bool:
         ours = process.stat().st_uid == os.getuid()
     except OSError:  # it has ended, or this system does not tell
         return False
-    return ours and _contains(arguments, [b"-m", _MODULE.encode(), b"--name", os.fsencode(name)])
+    named = os.fsencode(name)
+    return ours and any(
+        _contains(arguments, [b"-m", _MODULE.encode(), *form]) for form in ([b"--name=" + named], [b"--name", named])
+    )
 
 
 def _contains(words: Sequence[bytes], part: Sequence[bytes]) -> bool:
