@@ -544,6 +544,27 @@ def test_a_ranker_that_fails_costs_the_order_alone(model, answer):
     run(scenario)
 
 
+def test_an_update_whose_service_closes_while_it_is_written_says_so(model):
+    async def scenario():
+        service, writing, go = on_fakes(model, replicas=1), threading.Event(), threading.Event()
+
+        def stage():
+            writing.set()
+            go.wait(DEADLINE_S)
+            service.weights.stage(fake_weights(101), 1)
+
+        await service.start()
+        updating = asyncio.create_task(service.update_with(stage, 1))
+        await asyncio.to_thread(writing.wait, DEADLINE_S)
+        await service.close()
+        go.set()
+        with pytest.raises(ServiceDownError, match="the service is closed"):
+            await updating
+        assert not service.weights.directory.exists()
+
+    run(scenario)
+
+
 def test_a_version_that_is_loaded_is_not_served_yet(model):
     """A request that waits for it does not start under the one before if no replica can load it."""
     loading, fail = threading.Event(), threading.Event()

@@ -376,7 +376,11 @@ class StreamGenerationService:
             before = self.version
             if version <= before:
                 raise UpdateRefusedError(f"found an update to version {version}, expected one above {before}")
-            await asyncio.to_thread(stage)
+            try:
+                await asyncio.to_thread(stage)
+            except Exception:
+                self._check()  # as the service closed, its directory went
+                raise
             assert self._replicas is not None
             failed = await self._replicas.pull(version, self._pull_timeout_s)
             self._weights.forget(version if failed else before)
