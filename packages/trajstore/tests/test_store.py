@@ -779,7 +779,7 @@ def test_a_process_that_was_forked_keeps_no_store_locked(tmp_path):
     done = subprocess.run([sys.executable, "-c", FORKS, path, gone], timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     try:
-        TrajectoryStore(path, open_timeout_s=0.0).close()
+        TrajectoryStore(path, open_timeout_s=20.0).close()  # the worker may not have run yet as its process was killed
     finally:
         gone.touch()
 
