@@ -4,7 +4,9 @@ Standard library only. A type is here when two packages need it. A name's file i
 child process that needs an error and a weight's name is up without the events.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tailrace.contracts.lazy import loads_lazily
 
 if TYPE_CHECKING:
     from tailrace.contracts.axes import BASES, Tried, check_options, check_policy
@@ -185,35 +187,6 @@ if TYPE_CHECKING:
         TrajectoryView,
         Unstarted,
     )
-else:
-    _FILES = (
-        "errors",
-        "clock",
-        "trajectory",
-        "packed",
-        "engine",
-        "reasons",
-        "facts",
-        "views",
-        "commands",
-        "events",
-        "codec",
-        "recovery",
-        "policies",
-        "detection",
-        "axes",
-    )  # those first that load few others
-
-    def __getattr__(name: str) -> Any:
-        from importlib import import_module
-
-        if name in __all__:
-            for file in _FILES:
-                found = vars(import_module(f"{__name__}.{file}"))
-                if name in found:
-                    return globals().setdefault(name, found[name])
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
 
 __version__ = "0.1.0"
 __all__ = [
@@ -394,3 +367,26 @@ __all__ = [
     "shown",
     "weight_slices",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = loads_lazily(
+        __name__,
+        __all__,
+        (
+            "errors",
+            "clock",
+            "trajectory",
+            "packed",
+            "engine",
+            "reasons",
+            "facts",
+            "views",
+            "commands",
+            "events",
+            "codec",
+            "recovery",
+            "policies",
+            "detection",
+            "axes",
+        ),
+    )

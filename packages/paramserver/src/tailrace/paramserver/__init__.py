@@ -6,7 +6,9 @@ frameworks in `tailrace.paramserver.bridges`.
 A name's file is loaded when the name is first asked for: a relay's process is up without publishers, readers and groups.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tailrace.contracts.lazy import loads_lazily
 
 if TYPE_CHECKING:
     from tailrace.paramserver.chunk_size import (
@@ -50,36 +52,6 @@ if TYPE_CHECKING:
     from tailrace.paramserver.relays.server import RelayServer
     from tailrace.paramserver.tensors import RawTensor
     from tailrace.paramserver.wire.authentication import new_token
-else:
-    _FILES = (
-        "errors",
-        "chunk_size",
-        "manifest",
-        "wire.authentication",
-        "tensors",
-        "machine.segments",
-        "relays.server",
-        "relays.process",
-        "clients.needs",
-        "clients.share",
-        "clients.lease_view",
-        "clients.reader",
-        "clients.publisher",
-        "group.coordinator",
-        "group.relay_calls",
-        "group.relay_group",
-    )  # those first that load few others
-
-    def __getattr__(name: str) -> Any:
-        from importlib import import_module
-
-        if name in __all__:
-            for file in _FILES:
-                found = vars(import_module(f"{__name__}.{file}"))
-                if name in found:
-                    return globals().setdefault(name, found[name])
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
 
 __version__ = "0.1.0"
 __all__ = [
@@ -129,3 +101,27 @@ __all__ = [
     "left_segments",
     "remove_left",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = loads_lazily(
+        __name__,
+        __all__,
+        (
+            "errors",
+            "chunk_size",
+            "manifest",
+            "wire.authentication",
+            "tensors",
+            "machine.segments",
+            "relays.server",
+            "relays.process",
+            "clients.needs",
+            "clients.share",
+            "clients.lease_view",
+            "clients.reader",
+            "clients.publisher",
+            "group.coordinator",
+            "group.relay_calls",
+            "group.relay_group",
+        ),
+    )

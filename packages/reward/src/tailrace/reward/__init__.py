@@ -9,8 +9,9 @@ A verifier's worker imports this package and no scheduler, so `Scorer`, `RewardS
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tailrace.contracts.lazy import loads_lazily
 from tailrace.reward.errors import RewardError, ScorerClosedError, ScoringError, SettingsError
 from tailrace.reward.items import Outcome, Recheck, ScoreItem, ScoringFailure, ScoringResult
 from tailrace.reward.verifiers import Verdict, Verifier, load_verifier, read_verdict, verifier_names
@@ -20,27 +21,6 @@ if TYPE_CHECKING:
     from tailrace.reward.scorer import Scorer
     from tailrace.reward.settings import CodeSettings, JudgeSettings, Kind, PoolSettings, VerifierSettings, kind_of
     from tailrace.reward.timeouts import AdaptiveTimeout, Anchors
-else:
-    _LAZY = {
-        "AdaptiveTimeout": "timeouts",
-        "Anchors": "timeouts",
-        "CodeSettings": "settings",
-        "JudgeSettings": "settings",
-        "Kind": "settings",
-        "PoolSettings": "settings",
-        "RewardScheduler": "scheduler",
-        "Scorer": "scorer",
-        "VerifierSettings": "settings",
-        "kind_of": "settings",
-    }
-
-    def __getattr__(name: str) -> Any:
-        if name in _LAZY:
-            from importlib import import_module
-
-            return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
 
 __version__ = "0.1.0"
 __all__ = [
@@ -69,3 +49,6 @@ __all__ = [
     "read_verdict",
     "verifier_names",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = loads_lazily(__name__, __all__, ("timeouts", "settings", "scheduler", "scorer"))

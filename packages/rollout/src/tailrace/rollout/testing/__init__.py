@@ -10,8 +10,7 @@
 torch and transformers, adapters PEFT too; the fakes need nothing.
 """
 
-from typing import Any
-
+from tailrace.contracts.lazy import loads_lazily
 from tailrace.rollout.testing.fakes import (
     FakeEngine,
     MemorySource,
@@ -37,18 +36,4 @@ __all__ = [
     "save_tiny_model",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "EngineContract":
-        from tailrace.rollout.testing.contract import EngineContract
-
-        return EngineContract
-    if name == "EngineAbilitiesContract":
-        from tailrace.rollout.testing.abilities_contract import EngineAbilitiesContract
-
-        return EngineAbilitiesContract
-    if name == "save_tiny_model":
-        from tailrace.rollout.testing.contract import save_tiny_model
-
-        return save_tiny_model
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = loads_lazily(__name__, __all__, ("contract", "abilities_contract"))
