@@ -462,7 +462,7 @@ def _message(place: int, found: Any) -> dict[str, Any]:
 
 
 def is_reward(found: Any) -> TypeGuard[int | float]:
-    """Whether it is a finite number, also as a float."""
+    """Whether a reward is a number, and finite as a float."""
     if isinstance(found, bool) or not isinstance(found, int | float):
         return False
     return abs(found) <= sys.float_info.max

@@ -289,9 +289,8 @@ class ReplicaWork:
             sampling = self._sampling(refs[id_])
             self._reports.began(id_)
             if resume.complete:
-                otherwise = (
-                    FinishReason.STOP if sampling.turns else FinishReason.LENGTH
-                )  # an environment's end, or the context's
+                # Without a stop token an environment has ended it, or the model's context.
+                otherwise = FinishReason.STOP if sampling.turns else FinishReason.LENGTH
                 reason = finished_with(kept, limited(resume, sampling)) or otherwise
                 self._reports.event(Finished(self._replica, id_, len(kept), reason, answers=route.seq))
                 continue

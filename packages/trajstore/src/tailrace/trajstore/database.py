@@ -113,9 +113,8 @@ class Database:
     def __init__(self, path: Path | None, *, synchronous: Synchronous, open_timeout_s: float | None) -> None:
         if synchronous not in ("off", "normal", "full"):
             raise StoreFormatError(f"found synchronous={synchronous!r}, expected 'off', 'normal' or 'full'")
-        self.path = path = (
-            None if path is None else path.absolute()
-        )  # readers open it later, wherever the process stands then
+        # Readers open it later, whatever the process's directory is then.
+        self.path = path = None if path is None else path.absolute()
         self._lock = threading.RLock()
         self._held: tuple[int, int] | None = None if path is None else _take(path, open_timeout_s)
         self._sharing = threading.Lock()  # of `_readers`; never held while anything is read
@@ -243,7 +242,7 @@ def _let_go(held: tuple[int, int]) -> None:
 
 
 def _forked() -> None:
-    """Close the descriptors of a process that has just been forked: it would keep the locks beyond the other one's death."""
+    """Close the lock files in a process that has just been forked: it would hold the locks after its parent's death."""
     for held in list(_HELD):
         _let_go(held)
 

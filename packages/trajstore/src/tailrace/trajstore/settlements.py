@@ -215,7 +215,7 @@ class Archived(NamedTuple):
 
     Args:
         nbytes: bytes that `TrajectoryStore.trim` has archived there.
-        head_bytes: of its first bytes, by which it is known again, so many; 0: it is not.
+        head_bytes: how many of its first bytes it is known again by; 0 if it cannot be.
         head: their CRC-32.
     """
 

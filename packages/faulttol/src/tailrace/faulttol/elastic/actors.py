@@ -12,7 +12,7 @@ from tailrace.contracts import extra
 from tailrace.faulttol.errors import LateAnswerError, MemberGoneError
 
 LOOK_AHEAD = 8
-"""Incarnations that may have died unnoticed by who looks for the newest; Ray lists all actors for who has missed more."""
+"""How many incarnations a search by names looks at. A caller that has missed more finds the newest in Ray's list of actors."""
 
 
 def actor_name(run: str, role: str, id_: str, incarnation: int) -> str:

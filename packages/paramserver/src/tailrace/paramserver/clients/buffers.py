@@ -150,12 +150,10 @@ class Buffers:
             stamp = max([self._machine.time_ns(), *(value + 1 for value in (*others, self._last_stamp))])
             if staged.pinned is not None:
                 stamp = staged.pinned
+            staged.manifest = None if manifest is None else dataclasses.replace(manifest, stamp=stamp)
             if manifest is not None:
                 self._last_stamp = max(self._last_stamp, stamp)
-            staged.manifest = None if manifest is None else dataclasses.replace(manifest, stamp=stamp)
-            if (
-                manifest is not None
-            ):  # what became of an earlier publication of this number meanwhile says nothing of this
+                # What became of an earlier publication of this number meanwhile says nothing of this one.
                 self._outcomes.forget(manifest.version)
             self._changed.notify_all()
 

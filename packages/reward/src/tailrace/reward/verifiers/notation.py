@@ -77,9 +77,8 @@ def plain(text: str) -> str:
     if bold := _BOLD.match(text.removesuffix(".")):
         text = _SENTENCE.sub("", bold[2])
     text = _DELIMITERS.sub(lambda found: found["inside"] or "", text)
-    text = _THOUSANDS.sub(
-        lambda found: re.sub(r"\D", "", found[0]), text
-    )  # a bare comma may part two numbers, these do not
+    # A bare comma may part two numbers; what stands between thousands in LaTeX does not.
+    text = _THOUSANDS.sub(lambda found: re.sub(r"\D", "", found[0]), text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = " ".join(text.split())

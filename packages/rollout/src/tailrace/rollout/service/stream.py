@@ -110,7 +110,7 @@ class Stream:
         self._changed()
 
     def read(self) -> AsyncGenerator[Sample, None]:
-        """The samples that the reader does not have, as they end. Its reader is the one of this call, whenever that begins.
+        """The samples that the reader does not have, as they end. Who calls this is the stream's reader from the call on.
 
         Raises:
             ServiceDownError: the service has closed, or another reader has resumed this stream.
