@@ -108,7 +108,7 @@ def _why(work: Path, rank: int, code: int | None) -> str:
 
 
 logger = logging.getLogger(__name__)
-RECIPE_FORMAT = 1
+RECIPE_FORMAT = 2
 """Part of the cache key. Raise it when the same inputs give another model."""
 Progress = Callable[[dict[str, Any]], None]
 Cancel = Callable[[], bool]
