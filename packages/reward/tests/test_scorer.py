@@ -75,7 +75,7 @@ def item(trajectory, verifier, response="<answer>12</answer>", answer="12", **me
 def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

@@ -73,7 +73,7 @@ def children(pid=None):
 def is_a_replica(pid):
     try:
         return b"replica_child" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
