@@ -91,6 +91,7 @@ DEAR = (
 
 WITH_VLLM = (
     "packages/paramserver/tests/bridges/test_vllm.py",
+    "packages/rollout/tests/test_readme.py",
     "packages/rollout/tests/test_replica_on_real_engines.py",
     "packages/rollout/tests/test_vllm_engine.py",
     "packages/rollout/tests/test_vllm_weights.py",
@@ -167,6 +168,7 @@ def pytest_collection_modifyitems(config, items):
     _keep_some(config, items)
     chosen = _chosen(config)
     _set_seeds(items)
+    _set_cases(items)
     _set_examples(items, chosen)
     for item in items:
         if item.get_closest_marker("deep") is not None and not chosen(item):
@@ -320,6 +322,19 @@ def _set_seeds(items):
     for same in alike.values():
         for item in same[max(LEAST_SEEDS, len(same) // 4) :]:
             item.add_marker(pytest.mark.deep)
+
+
+def _set_cases(items):
+    """Of a table of cases of which some stand for all, make the others deep; those that stay are spread over the table."""
+    tables = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("cases") is not None:
+            tables[item.parent.nodeid, item.originalname].append(item)
+    for table in tables.values():
+        [most] = table[0].get_closest_marker("cases").args
+        for number, item in enumerate(table):
+            if number and number * most // len(table) == (number - 1) * most // len(table):
+                item.add_marker(pytest.mark.deep)
 
 
 def _set_examples(items, chosen):

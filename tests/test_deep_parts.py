@@ -48,6 +48,10 @@ def test_of_minutes(case): ...
 @pytest.mark.parametrize("seed", range(16))
 def test_repeated(seed, kind): ...
 
+@pytest.mark.cases(3)
+@pytest.mark.parametrize("case", range(7))
+def test_table(case): ...
+
 def test_short(): ...
 """
 LONG = {
@@ -58,12 +62,14 @@ LONG = {
     *(f"test_long[{seed}]" for seed in range(12)),
     *(f"test_dear[{kind}]" for kind in "ab"),
     *(f"test_of_minutes[{case}]" for case in range(100)),
+    *(f"test_table[{case}]" for case in (1, 2, 4, 6)),
     *(f"test_repeated[{seed}-{kind}]" for seed in range(4, 16) for kind in "ab"),
 }
 SHORT = {
     *(f"TestQuick::{name}" for name in ("test_sizes[1]", "test_sizes[2]", "test_ends", "test_comes_back")),
     *(f"TestMiddling::{name}" for name in ("test_sizes[1]", "test_sizes[2]", "test_comes_back")),
     *(f"TestSlow::{name}" for name in ("test_comes_back", "test_its_own")),
+    *(f"test_table[{case}]" for case in (0, 3, 5)),
     *(f"test_repeated[{seed}-{kind}]" for seed in range(4) for kind in "ab"),
     "test_short",
 }

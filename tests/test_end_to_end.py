@@ -108,6 +108,7 @@ def verify(response, answer, metadata):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
+@pytest.mark.deep
 def test_status_summary_and_report_say_the_same_of_a_graded_run(config, tmp_path, here):
     (tmp_path / "graded.py").write_text(GRADED)
     run, own = tmp_path / "run", f"task.verifier={tmp_path / 'graded.py'}:verify"

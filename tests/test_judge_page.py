@@ -3,12 +3,15 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tailrace.trainer.small_model import build_model
 from tailrace.trainer.tokenizer import train_tokenizer
 
 PAGE = Path(__file__).parents[1] / "docs" / "rewards.md"
 
 
+@pytest.mark.deep
 def test_the_program_runs_and_prints_what_the_text_says(tmp_path, monkeypatch, capsys):
     section = PAGE.read_text().split("\n## A language model as a judge\n")[1]
     (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)

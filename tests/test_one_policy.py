@@ -40,6 +40,7 @@ def differing(one, other):
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.cases(40)
 def test_a_configuration_has_one_policy_on_both_sides(path):
     config = configuration(str(path))
     run = build_spec(config)

@@ -194,6 +194,7 @@ def model_directory(path):
         ),
     ],
 )
+@pytest.mark.cases(2)
 def test_a_model_that_does_not_load(fails, tmp_path, break_it, words):
     whole = model_directory(tmp_path / "model")
     (tmp_path / "p.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')

@@ -14,6 +14,7 @@ RUNNABLE = [
 
 
 @pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: path.stem)
+@pytest.mark.cases(5)
 def test_a_dry_run_passes(path, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["run", str(path), "--dry-run"]) == 0

@@ -52,6 +52,7 @@ def test_what_is_not_there(capsys, tmp_path, monkeypatch, arguments, words):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.deep
 def test_a_signal_while_engines_load_leaves_nothing(tmp_path):
     save_tiny_model(tmp_path / "model", seed=3)
     scratch = tmp_path / "scratch"

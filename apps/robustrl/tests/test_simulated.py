@@ -53,6 +53,7 @@ def test_modes_trade_staleness_for_speed():
     assert 0 < steps["async"]["staleness_max"] <= 1
 
 
+@pytest.mark.deep
 def test_nobody_is_taken_for_down_while_it_waits_for_tools():
     found = simulated("tool-waits", "pipeline.steps=1", "pipeline.prompts_per_step=16", "fleet.warm_up=0")
     assert found["false_detections"] == found["late_detections"] == 0

@@ -91,6 +91,7 @@ def test_lengths_that_grow_were_cut_at_half_of_what_they_grow_to() -> None:
         assert lengths.count(longest) < 0.05 * len(lengths)
 
 
+@pytest.mark.deep
 def test_targets_without_simulations() -> None:
     wanted = ["SR-XDC", "SR-LPT", "SR-GPU", "SR-MODEL", "SR-PLATEAU", "SR-ALPHA", "SR-CONV"]
     found = reproduce("streamrl", only=wanted, processes=1)

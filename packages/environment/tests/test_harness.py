@@ -302,6 +302,7 @@ def test_one_that_is_killed_every_time_is_given_up(model):
         ({"turns": 0}, "ended before it asked"),
     ],
 )
+@pytest.mark.cases(3)
 def test_what_a_harness_does_wrong_is_told_by_name(model, about, found):
     async def scenario():
         async with opened(model) as pool:

@@ -41,6 +41,7 @@ def test_every_built_in_keeps_the_contract(name):
         RoleBased(2, 9, 1e-3, 2),
     ],
 )
+@pytest.mark.cases(9)
 def test_contract(policy, seed):
     check_recovery_policy(policy, seed=seed)
 

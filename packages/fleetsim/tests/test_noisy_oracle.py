@@ -20,6 +20,7 @@ def lengths_of(seed, count=COUNT):
 @pytest.mark.parametrize(
     "recalls", [*TABLE_4.values(), {0.2: 0.6}, {0.2: 0.52, 0.1: 0.43, 0.05: 0.33}, {0.3: 0.9, 0.01: 0.8}], ids=str
 )
+@pytest.mark.cases(2)
 def test_so_many_of_the_longest_are_found(recalls):
     found = {share: [] for share in recalls}
     for seed in range(BATCHES):

@@ -73,6 +73,7 @@ def test_they_die_with_a_parent_that_is_killed(tmp_path):
         assert gone(pids), number
 
 
+@pytest.mark.deep
 def test_ctrl_c_for_all_ends_all_at_once(tmp_path):
     process, pids = started(tmp_path)
     os.killpg(process.pid, signal.SIGINT)

@@ -92,6 +92,7 @@ def test_a_gate_that_promises_too_much_is_found_shrunk_and_replayed(tmp_path):
     assert f"fuzz([{found[0].seeds[0]}], admission=...)" in str(fuzz(found[0].seeds[:1], admission=Lax(2), shrink_s=0))
 
 
+@pytest.mark.deep
 def test_processes_find_the_same(deep):
     alone, beside = (fuzz(12 if deep else 4, processes=count, shrink_s=0, sync="interrupting") for count in (1, 2))
     assert alone.summary.ended == beside.summary.ended

@@ -122,6 +122,7 @@ def test_peers_send_by_the_transport_that_they_have(serve, token, transport):
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.deep)])
+@pytest.mark.cases(1)
 def test_sources_that_are_killed_in_mid_transfer_cost_no_more_than_what_was_on_its_way(
     spawn, peer, token, until, kills
 ):

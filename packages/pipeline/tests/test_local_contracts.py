@@ -19,6 +19,9 @@ class TestRoundsLocal(RoundsContract):
         return LocalHost(started_s)
 
 
+@pytest.mark.inherited(
+    deep=[ModesContract.test_a_trainer_struck_in_every_phase_ends_on_the_bits_of_a_run_without_faults]
+)
 class TestModesLocal(ModesContract):
     def make_host(self, started_s):
         return LocalHost(started_s)

@@ -399,6 +399,7 @@ print("done")
 """
 
 
+@pytest.mark.deep
 def test_a_full_disk_is_one_line(tmp_path):
     def limit():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

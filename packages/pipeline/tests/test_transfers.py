@@ -76,6 +76,7 @@ def test_a_run_uses_the_transport_that_it_is_told(transfers, transport):
 @pytest.mark.parametrize(
     "codec", ["delta", "fp8", *(pytest.param(each, marks=pytest.mark.deep) for each in ("none", "bf16"))]
 )
+@pytest.mark.cases(2)
 def test_a_run_uses_the_codec_that_it_is_told(transfers, model, codec):
     for counts in transfers(WeightTransfer(codec=codec)):
         if codec == "delta":

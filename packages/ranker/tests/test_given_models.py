@@ -140,6 +140,7 @@ def test_layers_that_compute_again_learn_the_same(objective, small_model):
         *(pytest.param(each, 0, marks=pytest.mark.deep) for each in OBJECTIVES[1:]),
     ],
 )
+@pytest.mark.cases(3)
 def test_bfloat16_computes_in_it_and_keeps_what_learns_in_float32(objective, rank, small_model):
     method = Sft(objective=objective, dtype="bfloat16", **OPTIONS | {"lora_rank": rank})
     predictor = method.fit(made_examples(60), setting(small_model))
@@ -272,6 +273,7 @@ def test_adapters_of_another_model_are_refused(small_model, tmp_path):
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.cases(2)
 def test_it_learns(objective, small_model):
     """Longer prompts have longer responses: a random model with all its weights learns that from 80 of them."""
     examples = [Example("go " * size, (10 * size, 11 * size)) for size in range(1, 41) for _ in range(2)]

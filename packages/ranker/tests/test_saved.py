@@ -66,6 +66,7 @@ def test_nothing_is_pickled(saved):
     "name", ["ranker.json", "examples.json", "predictor/trees.safetensors", "predictor/quantiles.json"]
 )
 @pytest.mark.parametrize("how", ["missing", "empty", "cut", "one bit"])
+@pytest.mark.cases(6)
 def test_damage_is_one_line_that_names_the_file(saved, name, how):
     directory, _ = saved
     file = directory / name

@@ -286,6 +286,7 @@ def test_a_replica_that_is_added_later_has_the_size_of_the_others():
 
 
 @pytest.mark.parametrize(("tp", "unit"), [(1, 4), (2, 4), (4, 8)])
+@pytest.mark.cases(1)
 def test_whole_units_come_and_go(tp, unit):
     each = unit // tp
     policy = Balanced(count=2 * each, tp=tp, devices=4 * unit, unit_devices=unit)

@@ -70,6 +70,7 @@ RIGHT = "def f(x):\n    return 2 * x\n"
         "n = 0\ndef f(x):\n    global n\n    n += 1\n    return 2 * x if n == 1 else None\n",
     ],
 )
+@pytest.mark.cases(4)
 def test_right_programs_are_right(scored, program):
     found = scored(program)
     assert found.right
@@ -100,6 +101,7 @@ def test_right_programs_are_right(scored, program):
         "import builtins, json\njson.dumps = lambda value: '2'\nbuiltins.len = lambda _: 2\ndef f(x):\n    return x\n",
     ],
 )
+@pytest.mark.cases(6)
 def test_wrong_programs_are_wrong_and_nothing_worse(scored, program):
     found = scored(program)
     assert not found.right
@@ -120,6 +122,7 @@ def test_wrong_programs_are_wrong_and_nothing_worse(scored, program):
         ),
     ],
 )
+@pytest.mark.cases(4)
 def test_programs_that_use_up_a_limit_say_which(scored, program, limit):
     found = scored(program, timeout_s=0.3)
     assert not found.right
@@ -145,6 +148,7 @@ def test_programs_that_use_up_a_limit_say_which(scored, program, limit):
         ("f", "def f(x):\n    return 2 * x\nif __name__ == '__main__':\n    print(f(int(input())))\n"),
     ],
 )  # fmt: skip
+@pytest.mark.cases(4)
 def test_functions_and_methods_are_called_as_python_has_them(scored, entry_point, program):
     assert scored(program, call() | {"entry_point": entry_point}, 5.0).right
 

@@ -693,6 +693,7 @@ def plain(program, folder):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.cases(30)
 def test_programs_end_as_under_plain_python(judged, tmp_path, name):
     status, stdout = plain(PROGRAMS[name], tmp_path)
     assert judged(PROGRAMS[name], stdout) is (status in (0, 120))

@@ -142,6 +142,7 @@ HOMES = {
 
 
 @pytest.mark.parametrize("kind", HOMES)
+@pytest.mark.cases(4)
 def test_a_file_is_a_module_like_any_other(tmp_path, kind):
     outcome = judged(tmp_path, HOMES[kind])
     assert getattr(outcome, "reward", outcome) == 0.5
@@ -221,6 +222,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.cases(5)
 def test_a_function_that_expects_something_else_is_refused_in_a_line_with_the_right_signature(tmp_path, kind):
     outcome = judged(tmp_path, FOREIGN[kind])
     assert isinstance(outcome, ScoringFailure)

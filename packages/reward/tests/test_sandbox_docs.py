@@ -13,6 +13,7 @@ from tailrace.reward.sandbox.testing import HOSTILE
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 
 
+@pytest.mark.deep
 def test_the_example_runs_and_is_short(capsys):
     if not any(probe_sandbox(name).works for name in AUTOMATIC):
         pytest.skip("no sandbox works here")

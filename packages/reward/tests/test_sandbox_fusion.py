@@ -63,6 +63,7 @@ def _run(server, program, **options):
     return asyncio.run(fusion_sandbox(server.url).run(program, **options))
 
 
+@pytest.mark.deep
 def test_programs_run_on_the_server(server):
     ran = _run(server, "print(input())", stdin=b"hello\n")
     assert (ran.verdict, ran.exit_code, ran.stdout, ran.isolation) == (RunVerdict.OK, 0, b"hello\n", "sandbox-fusion")

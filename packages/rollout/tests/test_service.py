@@ -343,6 +343,7 @@ def test_a_process_killed_in_the_middle_loses_nothing(model):
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="there is no SIGSTOP")
+@pytest.mark.deep
 def test_a_process_that_is_suspended_is_replaced(model, monkeypatch):
     """It says nothing any more, not even that it stands still, and its connection stays."""
     monkeypatch.setattr("tailrace.rollout.service.replicas._SILENT_S", 1.0)

@@ -152,6 +152,7 @@ def test_a_reader_that_does_not_come_back_is_forgotten(tmp_path):
     asyncio.run(scenario())
 
 
+@pytest.mark.deep
 def test_a_reader_that_reads_slowly_stops_generation(tmp_path):
     async def scenario():
         async with served(tmp_path, ahead=64) as client:

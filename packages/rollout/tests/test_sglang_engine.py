@@ -200,6 +200,7 @@ def test_tokens_that_the_model_lacks_never_reach_the_server(server, engine):
         ({"meta": {"output_token_logprobs": []}}, "0 log-probabilities"),
     ],
 )
+@pytest.mark.cases(5)
 def test_a_server_that_fails_in_generation_is_noticed(server, model, plan, message):
     ends = "kill_after" in plan or "hang_after" in plan
     with SGLangStandIn(1, KEY) if ends else nullcontext(server) as server:
@@ -428,6 +429,7 @@ def test_new_weights_are_served_and_wrong_ones_refused(server, engine):
         pytest.param({"__end_weight_update": {"kill": True}}, EngineDiedError, "failed", marks=pytest.mark.deep),
     ],
 )
+@pytest.mark.cases(3)
 def test_a_server_that_fails_in_an_update_is_noticed(model, plan, error, message):
     with SGLangStandIn(1, KEY) as server:
         engine = joined(server, model)
@@ -567,6 +569,7 @@ def test_events_may_come_in_any_pieces():
             EventStream().feed(bad)
 
 
+@pytest.mark.deep
 def test_it_imports_nothing_heavy():
     code = (
         "import sys\nimport tailrace.rollout.sglang\n"

@@ -17,6 +17,13 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(find_spec("vllm") is None, re
 
 
 @pytest.mark.inherited(deep=[EngineContract.test_a_small_cache_makes_it_preempt_and_changes_no_token])
+@pytest.mark.inherited(
+    deep=[
+        EngineContract.test_a_small_cache_makes_it_preempt_and_changes_no_token,
+        EngineContract.test_a_seed_gives_the_same_tokens_whatever_runs_beside_it,
+        EngineContract.test_samples_follow_the_distribution,
+    ]
+)
 class TestVLLMEngine(EngineContract):
     options: ClassVar = {"gpu_memory_utilization": 0.2}  # on a GPU a test builds a second engine beside the first
     seeds = True
@@ -29,6 +36,12 @@ class TestVLLMEngine(EngineContract):
         return build_engine("vllm", model_path, options)
 
 
+@pytest.mark.inherited(
+    deep=[
+        EngineAbilitiesContract.test_an_adapter_survives_the_first_level_and_not_the_second,
+        EngineAbilitiesContract.test_other_noise_follows_a_sleep,
+    ]
+)
 class TestVLLMAbilities(EngineAbilitiesContract):
     abilities = engine_abilities("vllm")
     options: ClassVar = {"gpu_memory_utilization": 0.2}

@@ -328,6 +328,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.cases(5)
 def test_a_damaged_checkpoint_is_left_out_and_hides_no_other(saved, model_path, damage):
     spoil, says = DAMAGE[damage]
     spoil(saved / "2")

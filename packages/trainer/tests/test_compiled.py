@@ -210,6 +210,7 @@ def test_an_attempt_that_breaks_is_one_line(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["deepspeed", "megatron"])
+@pytest.mark.cases(1)
 def test_other_backends_refuse_it_by_name(backend):
     pytest.importorskip({"megatron": "megatron.core"}.get(backend, backend))
     says = f"found compile = True with backend {backend}, expected False, or backend fsdp2"

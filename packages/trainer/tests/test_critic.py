@@ -116,6 +116,7 @@ def adamw(model, lr):
         pytest.param({"whiten": False, "gamma": 0.97, "lam": 0.8}, 1, marks=pytest.mark.deep),
     ],
 )
+@pytest.mark.cases(2)
 def test_steps_are_those_of_plain_transformers(model_path, init, options, epochs):
     """Two batches of two mini-batches: both models' weights, and what the metrics say."""
     settings = CriticConfig(init=init, lr=0.02, value_clip=0.05, epochs=epochs, grad_clip_norm=0.5)
@@ -381,6 +382,7 @@ def test_several_ranks_rows_or_another_backend_compute_what_one_process_does_and
         pytest.param("deepspeed", "fsdp2", marks=pytest.mark.deep),
     ],
 )
+@pytest.mark.cases(2)
 def test_a_backend_goes_on_with_the_critic_that_another_one_saved(model_path, init, tmp_path, saved_by, read_by):
     needs(saved_by, read_by)
     config = dataclasses.replace(PPO, dtype="float32", critic=CriticConfig(init=init, lr=0.02))

@@ -81,6 +81,7 @@ def kept_by(policy, batch):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", [LlamaConfig, Qwen2Config, Qwen3Config])
+@pytest.mark.cases(8)
 def test_a_layer_keeps_what_is_predicted_to_the_byte(kind, dtype, masked, packed):
     config = kind(**SMALL, **({"head_dim": 16} if kind is Qwen3Config else {}))
     of_layers = [kept(config, layers, dtype, masked=masked, packed=packed) for layers in (2, 4)]
@@ -93,6 +94,7 @@ def test_a_layer_keeps_what_is_predicted_to_the_byte(kind, dtype, masked, packed
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", [Qwen2Config, Qwen3Config])
+@pytest.mark.cases(5)
 def test_a_layer_of_megatron_keeps_what_is_predicted_to_the_byte(kind, dtype, masked, packed):
     pytest.importorskip("megatron.core", reason="needs tailrace-trainer[megatron]")
     from tailrace.trainer.megatron_gpt import TensorParallelPolicy

@@ -109,6 +109,7 @@ def test_it_equals_the_whole_batch(model_path, groups, normalisation, dtype, lim
 
 
 @pytest.mark.parametrize("loss", plugins.names("tailrace.loss"))
+@pytest.mark.cases(5)
 def test_it_equals_the_whole_batch_and_a_plain_model_with_every_loss(model_path, groups, loss):
     """A step before it, so that ratios to the proximal policy and the behaviour differ. A loss that needs the batch says so."""
     options = {"loss": loss, "max_response_tokens": 30, "dtype": "float64", "lr": 0.1}

@@ -111,6 +111,7 @@ LOSSES = [
     ],
     ids=str,
 )
+@pytest.mark.cases(6)
 def test_gradient_and_metrics_equal_a_plain_model_token_by_token(model_path, batch, loss, layout):
     config = dataclasses.replace(CPU, **loss, **layout)
     found, metrics = seen(model_path, config, lambda worker: worker.step([batch]))

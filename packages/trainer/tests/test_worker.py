@@ -404,6 +404,7 @@ SPOILT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("found", SPOILT)
+@pytest.mark.cases(8)
 def test_a_trajectory_that_cannot_be_trained_on_is_named(model_path, found):
     good = make_experiences(1, 4, vocab_size=VOCAB, seed=0)
     bad = dataclasses.replace(good[1], trajectory="5.1", **SPOILT[found])

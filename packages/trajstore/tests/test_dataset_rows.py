@@ -81,6 +81,7 @@ def test_a_folder_without_hf_names_what_to_write(folder):
         PromptPool.from_file(folder / "saved")
 
 
+@pytest.mark.deep
 def test_a_folder_of_files_in_offline_mode(folder, tmp_path):
     """A user runs it in a process of its own: what is in the cache or on the disk needs no network, and no bar is drawn."""
     code = (

@@ -562,6 +562,7 @@ def test_who_closes_it_waits_for_what_is_archived(tmp_path, monkeypatch, name):
     assert [row["trajectory"] for row in read_trained(archive)] == ["a", "b", "c"]
 
 
+@pytest.mark.deep
 def test_the_store_stays_bounded(tmp_path):
     """500 steps of 8 trajectories and an evaluation now and then: the file grows no more once the first were trimmed."""
     path, archive, sizes = tmp_path / "store", tmp_path / "trained.jsonl", []

@@ -79,6 +79,7 @@ def live(call, seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.cases(3)
 def test_a_repeated_call_answers_and_leaves_what_one_call_does(tmp_path, seed):
     once, twice = Once(tmp_path / "once.db"), Twice(tmp_path / "twice.db")
     assert live(once, seed) == live(twice, seed)

@@ -176,6 +176,7 @@ def test_a_change_is_advised_only_if_it_gains(laminar):
     assert remedies(laminar, []) == (" ".join(findings(laminar)), [])
 
 
+@pytest.mark.deep
 def test_what_is_advised_is_so_when_it_is_simulated():
     """A trainer with far more devices than it can use, beside replicas that the longest responses hold up."""
     many = watch(configured(SYNCHRONOUS, trainer={"gpus": 32}))

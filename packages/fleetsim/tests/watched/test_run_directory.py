@@ -76,6 +76,7 @@ def page(written):
     return _Page(written[2]["report"].read_text())
 
 
+@pytest.mark.deep
 def test_it_needs_no_network(page):
     assert page.links
     assert all(link.startswith("#") for link in page.links), page.links

@@ -116,6 +116,7 @@ def test_quantiles_of_a_lognormal_are_a_lognormal() -> None:
     ids=["lognormal", "scaled and capped", "mixture", "constant"],
 )
 @pytest.mark.parametrize("factor", [1.0, 1.4])
+@pytest.mark.cases(3)
 def test_the_spread_is_that_of_draws(lengths: Lengths, factor: float) -> None:
     seed, count, most = 7, 50_000, 16_384
     generator, limit = random.Random(seed), lengths.limit(most)

@@ -233,6 +233,7 @@ def test_a_server_that_fails_in_the_middle_stays_paused_until_an_update_succeeds
     check(server, weights_of(2), "2")
 
 
+@pytest.mark.deep
 def test_who_frees_a_group_does_not_wait_for_a_transfer_that_was_given_up(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     with SGLangStandIn() as server:  # it joins, and never receives

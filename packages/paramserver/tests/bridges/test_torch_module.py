@@ -260,6 +260,7 @@ def test_sharded_parameters_are_gathered_one_by_one_and_cut_again(spawn, token, 
             process.communicate()
 
 
+@pytest.mark.deep
 def test_the_example_is_short_and_runs_in_two_processes(tmp_path):
     (example,) = re.findall(r"```python\n(.*?)```", textwrap.dedent(torch_module.__doc__), re.DOTALL)
     assert len([line for line in example.splitlines() if line.strip()]) < 15

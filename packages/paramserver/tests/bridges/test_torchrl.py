@@ -255,6 +255,7 @@ def test_what_relays_do_not_do_is_one_line(serve, sender, token, monkeypatch):
     nothing.shutdown()
 
 
+@pytest.mark.deep
 def test_a_receiver_that_dies_holds_nothing_up(spawn, sender, receiver, token):
     relay, trainer = spawn(), Model(1)
     program = """

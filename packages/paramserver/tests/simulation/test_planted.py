@@ -16,6 +16,7 @@ FIRST = {
 
 
 @pytest.mark.parametrize("bug", PLANTED)
+@pytest.mark.cases(4)
 def test_a_planted_bug_is_found(bug):
     with PLANTED[bug]():
         for seed in [FIRST.get(bug, 0), *range(SEEDS)]:

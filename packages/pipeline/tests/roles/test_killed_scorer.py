@@ -64,6 +64,7 @@ def scored(names, kill_after=None):
     return rewards, pids
 
 
+@pytest.mark.deep
 def test_a_scorer_is_killed_in_the_middle_of_many_scores(deep):
     names = [f"t{number}" for number in range(200 if deep else 80)]
     first, pids = scored(names, kill_after=len(names) // 3)

@@ -94,6 +94,7 @@ RARELY = [pytest.param(victims, marks=pytest.mark.deep) for victims in ((1,), (2
 
 
 @pytest.mark.parametrize("victims", [(0,), (0, 1, 2), *RARELY])
+@pytest.mark.cases(2)
 def test_relays_killed_cost_no_step(run, spawn, check, victims):
     relays = [spawn() for _ in range(3)]
     run.publish(relays)

@@ -3,6 +3,8 @@
 import gc
 import weakref
 
+import pytest
+
 from tailrace import contracts as c
 from tailrace.pipeline.run.launching.garbage_collection import GarbageCollection
 
@@ -30,6 +32,7 @@ def test_collects_after_a_step_and_leaves_what_lives_out_of_later_collections():
         gc.unfreeze()
 
 
+@pytest.mark.deep
 def test_full_collections_take_a_hundredth_of_the_time_and_find_circles_that_died_frozen():
     now = [0.0]
 

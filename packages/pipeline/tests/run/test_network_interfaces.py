@@ -54,6 +54,7 @@ finally:
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.deep
 def test_the_machines_of_a_cluster_are_asked():
     pytest.importorskip("ray")
     asked = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, timeout=180, check=False)

@@ -46,6 +46,7 @@ def model(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.cases(1)
 def test_rows_keep_their_tests_limits_and_times(model, form):
     rows = [*get_task("programs").generate("train", 12, 1), WHOLE]
     config = written(model, form, rows)
@@ -92,6 +93,7 @@ def test_settings_of_programs_reach_the_scheduler(model):
     assert {name: getattr(score_settings(config, ()).code, name) for name in own} == own
 
 
+@pytest.mark.deep
 def test_programs_may_import_the_modules_that_are_named(model):
     row = WHOLE | {"answer": "import numpy\nprint(2 * numpy.int64(input()))"}
     written(model, "jsonl", [row])

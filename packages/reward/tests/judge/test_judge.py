@@ -72,6 +72,7 @@ def test_scores_are_those_of_the_plain_model(judge_model, template, judged_items
 @pytest.mark.parametrize("pipelined", [True, False])
 @pytest.mark.parametrize("share", [0.0, 0.5])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.cases(8)
 def test_streamed_scores_are_the_resident_ones_bit_for_bit(
     judge_model, template, judged_items, kind, share, pipelined, device
 ):

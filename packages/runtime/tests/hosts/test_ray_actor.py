@@ -72,6 +72,7 @@ finally:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.deep
 def test_a_member_comes_up_though_more_call_it_before_than_it_has_threads() -> None:
     pytest.importorskip("ray")
     done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=280, check=False)

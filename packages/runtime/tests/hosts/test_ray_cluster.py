@@ -345,6 +345,7 @@ def test_a_start_and_an_end_of_ray_that_hang_end_with_their_deadlines(tmp_path, 
 
 
 @pytest.mark.parametrize("own", [True, False])
+@pytest.mark.deep
 def test_under_uv_run_workers_are_not_started_through_uv(own):
     """Not even on a cluster that is joined: with `uv run --no-sync` none of its workers came up."""
     program = (
