@@ -204,12 +204,14 @@ def test_a_program_does_not_grow_while_its_supervisor_cannot_look(backend, start
 def test_closing_ends_what_runs(backend):
     async def run():
         sandbox = select_sandbox(backend)
-        task = asyncio.create_task(sandbox.run(SLEEP))
+        sandbox._free = asyncio.Semaphore(1)
+        task, waits = (asyncio.create_task(sandbox.run(program)) for program in (SLEEP, "pass"))
         await _until(lambda: sandbox.pids and len(_below(sandbox.pids[0])) >= 3, "the program does not start")
         below = _below(sandbox.pids[0])
         await sandbox.close()
         await sandbox.close()
-        assert (await task).verdict is RunVerdict.INFRASTRUCTURE
+        for each in (task, waits):
+            assert (await each).verdict is RunVerdict.INFRASTRUCTURE
         assert all(map(_gone, below))
         with pytest.raises(RuntimeError, match="closed"):
             await sandbox.run("pass")

@@ -19,6 +19,9 @@ class Handler(BaseHTTPRequestHandler):
         assert self.path == "/run_code"
         assert asked["language"] == "python"
         body = self.server.answer(asked).encode()
+        if body.startswith(b"SSH"):
+            self.wfile.write(body)
+            return
         self.send_response(200 if body.startswith(b"{") else 500)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -84,8 +87,10 @@ def test_it_is_selected_by_its_url(server):
     [
         "no JSON",
         "{}",
+        "SSH-2.0-of another service\n",
         '{"status": "SandboxError", "message": "no pod"}',
         '{"status": "Success", "run_result": {"status": "Finished"}}',
+        '{"status": "Success", "run_result": {"status": "Finished", "return_code": 0, "stdout": 7}}',
     ],
 )
 def test_a_failure_of_the_server_is_not_the_programs(server, answer):

@@ -8,6 +8,7 @@ time limit.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import time
 import urllib.request
@@ -56,7 +57,7 @@ class FusionSandbox:
         try:
             reply = await asyncio.to_thread(self._post, asked, limits.wall_s + _GRACE_S)
             return _read(reply, time.monotonic() - begun, limits)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"the SandboxFusion server at {self._url} gave no result: {type(error).__name__}: {error}"
             return _failed(reason, time.monotonic() - begun)
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tailrace.processes import ChildEndedError
 from tailrace.processes.asynchronous import AsyncChild
 from tailrace.reward.errors import NoSandboxError
 from tailrace.reward.sandbox.limits import DEFAULT_LIMITS, Limits
@@ -73,7 +74,9 @@ class SupervisedSandbox:
             while True:
                 supervisor, waited = None, bool(self._idle)
                 try:
+                    self._check_open()
                     supervisor = self._idle.pop() if waited else await _Supervisor.start(self._launcher, self._modules)
+                    self._check_open()
                     self._busy.add(supervisor)
                     async with asyncio.timeout(limits.wall_s + _GRACE_S):
                         found = await supervisor.ask(request(source, stdin, limits), self.name)
@@ -94,6 +97,10 @@ class SupervisedSandbox:
                 await self._put_back(supervisor)
                 return found
 
+    def _check_open(self) -> None:
+        if self._closed:  # while the program waited, or its supervisor started
+            raise ChildEndedError("the sandbox was closed")
+
     async def _put_back(self, supervisor: _Supervisor) -> None:
         if self._closed:
             await supervisor.stop()
@@ -101,7 +108,7 @@ class SupervisedSandbox:
             self._idle.append(supervisor)
 
     async def close(self) -> None:
-        """Kill what runs; those runs become infrastructure failures."""
+        """Kill what runs; those runs, and what waits, become infrastructure failures."""
         self._closed = True
         idle, self._idle = self._idle, []
         await asyncio.gather(*(supervisor.stop() for supervisor in (*idle, *self._busy)))
