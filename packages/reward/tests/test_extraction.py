@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.reward import load_verifier
-from tailrace.reward.extraction import boxed, boxes, final_answer, last_number, solution_answer, tagged
+from tailrace.reward.extraction import (
+    boxed,
+    boxes,
+    final_answer,
+    last_number,
+    python_blocks,
+    solution_answer,
+    tagged,
+)
 
 MARKUP = st.lists(
     st.sampled_from(
@@ -95,10 +103,29 @@ def test_all_boxes(text, found):
         ("pages 3\u20135", "5"),
         (r"$12{,}345.5$", "12{,}345.5"),
         (r"it is \(1\,000\,000\).", r"1\,000\,000"),
+        (r"it is $\frac{1}{2}$.", r"\frac{1}{2}"),
+        (r"it is -1\dfrac {1}{20}", r"-1\dfrac {1}{20}"),
+        ("it takes 1 1/2 hours", "1 1/2"),
+        ("in 2024 it was 1/2", "1/2"),
     ],
 )
 def test_the_last_number(text, found):
     assert last_number(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("```json\n{}\n```\nso\n```python\nprint(1)\n```", ["print(1)\n"]),
+        ("```Python3\na\n```\n```\nb\n```\n~~~ py\nc\n~~~", ["a\n", "b\n", "c\n"]),
+        ("```python\nprint(1)```", ["print(1)"]),
+        ("```bash\nls\n```", []),
+        ("```python\nprint(1)", []),
+        ("print(1)", []),
+    ],
+)
+def test_blocks_of_python(text, found):
+    assert python_blocks(text) == found
 
 
 def test_an_answer_behind_marks_is_found_at_once_among_a_million_spaces():

@@ -61,6 +61,8 @@ def test_fractions_are_exact(value):
         (r"\text{5}2", None), ("1_000", None), ("5€6", None), (r"5\ 2", None), (r"5\!2", None), ("0x10", None), ("5,5", None),
         ("1,2345", None),
         ("1,00", None), ("1/0", None), ("nan", None), ("Infinity", None), ("1e999999999", None), ("9" * 500, None),
+        ("-1 1/2", Fraction(-3, 2)), (r"1\frac{1}{2}", Fraction(3, 2)), (r"$-1 \frac{1}{20}$", Fraction(-21, 20)),
+        ("1 3/2", None), ("1 1/0", None), ("1 -1/2", None), (r"1\frac{-1}{2}", None), ("0.5 1/2", None),
         ("", None), ("1 or 2", None), ("1 2", None), ("- 3", -3), ("twelve", None),
     ],
 )  # fmt: skip
@@ -97,6 +99,12 @@ def test_a_float_would_call_these_equal():
 
 def test_without_markup_the_last_number_or_the_whole_text_counts():
     assert numeric("so it is 7 + 5 = 12.", "12", {}) == 1.0
+    for half in (r"so it is $\frac{1}{2}$.", r"so it is \dfrac{1}{2}"):
+        assert [numeric(half, answer, {}) for answer in ("2", "0.5")] == [0.0, 1.0]
+        assert [load_verifier("math")(half, answer, {}) for answer in ("2", "0.5")] == [0.0, 1.0]
+    for more in ("so it takes 1 1/2 h", r"so it is 1\frac{1}{2}."):
+        assert [numeric(more, answer, {}) for answer in ("1/2", "2", "1.5")] == [0.0, 0.0, 1.0]
+        assert [load_verifier("math")(more, answer, {}) for answer in ("1/2", "2", "1.5")] == [0.0, 0.0, 1.0]
     assert exact("  PARIS. ", "Paris", {}) == 1.0
     assert exact("<answer>Paris</answer>", "Lyon", {}) == 0.0
 

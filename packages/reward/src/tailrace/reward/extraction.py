@@ -9,13 +9,15 @@ from dataclasses import dataclass
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _BOXED = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
 _SOLUTION = re.compile(r"(?:^|\n)[ \t]*####[ \t]*(\S[^\n]*)$")
-# A number as people write it: sign, thousands separators, decimals, exponent, or a fraction of two integers. A sign may be the
-# typographic minus (U+2212), and an en dash (U+2013) that is none of a range.
+# A number as people write it: sign, thousands separators, decimals, exponent, or a fraction of two integers, perhaps behind a
+# whole number. A sign may be the typographic minus (U+2212), and an en dash (U+2013) that is none of a range.
 _SIGN = r"(?:[-+\u2212]|(?<![\w.)\]}%])\u2013)?"
 _THOUSANDS = r"(?:,|\{,\}|\\[,!;: ])"  # as people and as LaTeX have it
 _POWER_OF_TEN = r"[eE][-+\u2212]?\d+"
+_FRACTION = r"\\[dtc]?frac\s?\{-?\d+\}\s?\{-?\d+\}"
 _NUMBER = re.compile(
-    rf"{_SIGN}(?:\d{{1,3}}(?:{_THOUSANDS}\d{{3}})+|\d+)(?:\.\d+)?(?:{_POWER_OF_TEN}|\s?/\s?\d+)?|{_SIGN}\.\d+(?:{_POWER_OF_TEN})?"
+    rf"{_SIGN}(?:\d+\s?)?{_FRACTION}|{_SIGN}\d+ \d+\s?/\s?\d+"
+    rf"|{_SIGN}(?:\d{{1,3}}(?:{_THOUSANDS}\d{{3}})+|\d+)(?:\.\d+)?(?:{_POWER_OF_TEN}|\s?/\s?\d+)?|{_SIGN}\.\d+(?:{_POWER_OF_TEN})?"
 )
 
 
@@ -127,6 +129,11 @@ def program_in(response: str, entry_point: str | None = None) -> str:
         return blocks[max(range(len(blocks)), key=lambda place: (ranks[place], place))].text
     inside = tagged(response)
     return response if inside is None else inside
+
+
+def python_blocks(text: str) -> list[str]:
+    """The complete fenced blocks of a text, in Markdown, that are Python or name no language, in order."""
+    return [block.text for block in _blocks(text) if not block.language or _PYTHON.match(block.language)]
 
 
 def _rank(block: _Block, entry_point: str | None) -> int:

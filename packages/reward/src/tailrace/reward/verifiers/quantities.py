@@ -10,6 +10,7 @@ from fractions import Fraction
 _MAX_DIGITS = 400  # with longer numbers or larger exponents, a response could make the scorer compute for ever
 _LATEX_FRACTION = re.compile(r"^([-+]?)\\[dt]?frac\{([-+]?\d+)\}\{([-+]?\d+)\}$")
 _FRACTION = re.compile(r"^([-+]?\d+)\s*/\s*([-+]?\d+)$")
+_MIXED = re.compile(r"^([-+]?)(\d+)(?:\s*\\[dt]?frac\{(\d+)\}\{(\d+)\}|\s+(\d+)\s*/\s*(\d+))$")
 _BEFORE = re.compile(r"^(?:\\[(\[,;! ]|\s|\$)*([-+]?)(?:\\?[$£€]|\\[(\[,;! ]|\s)*")
 _BEHIND = re.compile(r"(?:\\[)\],;! ]|\s|\\?[$£€%]|\\(?:text|mathrm)\{\s*[a-zA-Z .]*\}(?:\^\{?[23]\}?)?)*$")
 _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\}|\\[,!;: ]|(?<=\d)\\!,)(?=\d{3}(?!\d))")
@@ -17,7 +18,7 @@ _PLAIN = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 def parse_number(text: str) -> Fraction | None:
-    r"""The exact value of a number such as ``1,000``, ``-3.50``, ``2e3``, ``3/4``, ``\frac{3}{4}`` or ``$5``, or None.
+    r"""The exact value of a number such as ``1,000``, ``-3.50``, ``2e3``, ``\frac{3}{4}``, ``1 3/4`` or ``$5``; or None.
 
     What may stand around it: dollar signs, a currency, a percent sign, a unit in ``\text{}``. Nothing may stand within it but
     what separates thousands: ``5_2``, ``5 2`` and ``5\text{ or }7`` are no numbers.
@@ -30,6 +31,9 @@ def parse_number(text: str) -> Fraction | None:
     if latex := _LATEX_FRACTION.match(plain):
         sign, top, bottom = latex.groups()
         plain = f"{'-' if sign == '-' else ''}{top}/{bottom}".replace("--", "")
+    if mixed := _MIXED.match(plain):
+        whole, top, bottom = (int(digits) for digits in mixed.groups()[1:] if digits)
+        return Fraction(whole * bottom + top, bottom) * (-1 if mixed[1] == "-" else 1) if top < bottom else None
     if ratio := _FRACTION.match(plain):
         return Fraction(int(ratio[1]), int(ratio[2])) if int(ratio[2]) else None
     if not _PLAIN.fullmatch(plain):
