@@ -41,14 +41,16 @@ def test_a_block_is_answered_with_what_it_prints_and_its_variables_stay():
     ]
     assert texts(block("print('once')\na = 1"), block("print(a)")) == ["once\n", "1\n"]
     assert texts(block("import os\nos.write(1, b'once ')"), block("print(2)")) == ["once ", "2\n"]
-    assert texts("```python\nprint(1)\n```\nor rather\n```py\n  print(2)\n```") == ["2\n"]
+    assert texts("```json\n{}\n```\nor rather\n```Python3\nprint(1)\n```\nor\n```py\n  print(2)\n```") == ["2\n"]
 
 
 def test_a_turn_without_a_block_is_the_end():
     first, last = talk(block("print(1)"), "<answer>1</answer>")
     assert (first.done, first.reward) == (False, 0.0)
     assert last == StepResult(done=True)
-    assert talk("```python\nprint(1)")[0].done
+    assert [each.done for each in talk("```python\nprint(1)", "```bash\nls\n```\nwould do, or\n```json\n{}\n```")] == [
+        True
+    ] * 2
     assert [each.done for each in talk(*[block("print(1)")] * 3, most_calls=3)] == [False, False, True]
 
 

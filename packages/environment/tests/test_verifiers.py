@@ -47,6 +47,40 @@ def test_a_rollout_that_stands_still_is_told_so():
         rollout.step([2])
 
 
+def test_a_rollout_that_is_over_leaves_no_request_that_waits_for_a_turn():
+    """Each that was closed before its turn left a coroutine of the endpoint waiting for ever."""
+    pytest.importorskip("aiohttp.web")
+    house = object.__new__(verifiers.House)
+    house.talks, house._playing, house._context = {}, set(), None
+
+    async def scenario():
+        async def run_episode(task, context, on_trace):
+            on_trace(SimpleNamespace(id="rollout"))
+            await asyncio.Event().wait()
+
+        async def json():
+            return {"token_ids": [1]}
+
+        house._environment = SimpleNamespace(run_episode=run_episode)
+        talk = verifiers.Talk()
+        played = asyncio.create_task(house._play(None, talk))
+        await asyncio.sleep(0)
+        asked = SimpleNamespace(headers={"X-Session-ID": "rollout"}, json=json)
+        waits = [asyncio.create_task(house._generate(asked)) for _ in range(2)]
+        await asyncio.sleep(0)
+        played.cancel()
+        assert [each.status for each in await asyncio.wait_for(asyncio.gather(*waits), 5)] == [410] * 2
+        _, (_, answer) = talk.heard.get_nowait()
+        rollout = verifiers.Verifiers.__new__(verifiers.Verifiers)
+        rollout._talk, rollout._known, rollout._answer, rollout._turn_s = talk, [1], answer, 1.0
+        talk.heard.get_nowait()
+        talk.heard.put(("failed", "its agent went"))
+        with pytest.raises(RuntimeError, match="the rollout failed: its agent went"):
+            rollout.step([2])  # a turn that comes too late
+
+    asyncio.run(scenario())
+
+
 @pytest.fixture(scope="session")
 def theirs(tmp_path_factory):
     """A folder as the page says, with a tokenizer and a chat template in ``model``, and the page's taskset."""

@@ -13,7 +13,6 @@ import hashlib
 import json
 import math
 import random
-import re
 import textwrap
 import threading
 import time
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from tailrace.reward.sandbox import Limits, ProgramRun, Sandbox
 
 
-_FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _HARNESS = Path(__file__).with_name("blocks.py.txt").read_text(encoding="utf-8")
 _CUT = "\n[cut]\n"
 _LATENCY = {"median": 0.0, "sigma": 0.0, "cap": math.inf}
@@ -37,8 +35,9 @@ _LATENCY = {"median": 0.0, "sigma": 0.0, "cap": math.inf}
 class PythonTool:
     """A Python tool. Each turn earns 0: a verifier judges the last one.
 
-    A turn's program is its last complete fenced block. Its answer is what the program prints; after an exception also the
-    exception's last line, at a limit the limit's name. A turn without a block ends the session.
+    A turn's program is its last complete fenced block that is Python or names no language. Its answer is what the program
+    prints; after an exception also the exception's last line, at a limit the limit's name. A turn without a block ends the
+    session.
 
     Args:
         sandbox: a backend of `tailrace.sandbox`; ``auto`` takes the first that works.
@@ -97,7 +96,9 @@ class PythonTool:
         Raises:
             SandboxFailedError: the sandbox failed, not the program.
         """
-        found = _FENCE.findall(action)
+        from tailrace.reward.extraction import python_blocks
+
+        found = python_blocks(action)
         if not found:
             return StepResult(done=True)
         wait_s = self.latency_s(len(self._blocks))

@@ -14,6 +14,7 @@ This file runs in the interpreter that has verifiers (with its renderers and a t
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -22,7 +23,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 _BRANCH_TOKENS = 1 << 16
@@ -38,6 +39,7 @@ class Talk:
     def __init__(self) -> None:
         self.heard: queue.Queue[tuple[str, Any]] = queue.Queue()
         self.traces: list[Any] = []
+        self.answers: list[Future[list[int]]] = []
         self.rollout: Future[None] | None = None
 
 
@@ -135,6 +137,8 @@ class House:
             self._playing.discard(talk)
             for trace in talk.traces:
                 self.talks.pop(trace.id, None)
+            for answer in talk.answers:
+                answer.cancel()  # does nothing to one that was given
 
     async def _generate(self, request: Any) -> Any:
         from aiohttp import web
@@ -144,8 +148,12 @@ class House:
             return web.json_response({"error": "no such rollout"}, status=404, headers={"Connection": "close"})
         body = await request.json()
         answer: Future[list[int]] = Future()
+        talk.answers.append(answer)
         talk.heard.put(("asked", (body["token_ids"], answer)))
-        ids = await asyncio.wrap_future(answer)
+        await asyncio.wait([asyncio.wrap_future(answer)])
+        if answer.cancelled():
+            return web.json_response({"error": "the rollout is over"}, status=410)
+        ids = answer.result()
         logprobs = [
             {"token": f"token_id:{token}", "logprob": 0.0} for token in ids
         ]  # ours are in the trajectory's store
@@ -250,7 +258,8 @@ class Verifiers:
         assert self._talk is not None
         assert self._answer is not None
         behind = [*self._known, *action]
-        self._answer.set_result(list(action))
+        with contextlib.suppress(InvalidStateError):  # the rollout is over, and says so
+            self._answer.set_result(list(action))
         kind, found = self._heard(self._talk)
         if kind == "failed":
             raise RuntimeError(f"the rollout failed: {found}")
