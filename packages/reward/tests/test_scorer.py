@@ -353,6 +353,7 @@ def test_what_a_verifier_may_return(scorer, returned, reward, correct):
         ("{'reward': 1, 'corect': True}", "found an object with the keys 'reward', 'corect', expected 'reward'"),
         ("{'reward': 1, 'correct': 0.5}", "found 'correct' = 0.5, expected true, false or None"),
         ("{'reward': float('inf')}", "found the reward inf, expected a finite number"),
+        ("-1e31", "found the reward -1e+31, expected a finite number, of 1e+30 at most"),
         ("10**400", "found a reward beyond the largest float, expected a finite number"),
         ("10**10000", "found a reward beyond the largest float, expected a finite number"),
         ("[10**10000]", "found an object of the type list, expected a number"),

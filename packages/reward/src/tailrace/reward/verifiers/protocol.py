@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from inspect import Parameter
 from typing import Any, NotRequired, Protocol, TypedDict, TypeVar, cast
@@ -12,6 +11,7 @@ from tailrace.contracts.plugins import load, names
 from tailrace.reward.errors import SignatureError, VerdictError
 
 _KEYS = ("reward", "correct")
+_MOST = 1e30  # of a reward: advantages and errors are made of squares, and trained on in 32 bits
 
 
 class Verdict(TypedDict):
@@ -29,7 +29,7 @@ def read_verdict(found: Any) -> tuple[float, bool | None]:
     """The reward that a verifier returned, and whether it says that the answer is right (None if it does not say).
 
     Raises:
-        VerdictError: it returned something else; a reward is a finite number.
+        VerdictError: it returned something else; a reward is a finite number, of 1e30 at most.
     """
     found = _plain(found)
     if isinstance(found, bool):
@@ -51,8 +51,8 @@ def read_verdict(found: Any) -> tuple[float, bool | None]:
         ) from None
     except OverflowError:
         raise VerdictError("found a reward beyond the largest float, expected a finite number") from None
-    if not math.isfinite(reward):
-        raise VerdictError(f"found the reward {reward}, expected a finite number")
+    if not abs(reward) <= _MOST:  # neither is one that is no number
+        raise VerdictError(f"found the reward {reward}, expected a finite number, of {_MOST:g} at most")
     return reward, correct
 
 
