@@ -180,3 +180,9 @@ def test_of_very_many_spans_and_marks_it_is_seen_where_they_begin(whole):
         assert page.script(note) == ""
         page.script("take({...page.frame, about: null, incidents: [], marks: page.marks.slice(-3)})")
         assert page.script(note) == page.script("` Of these, ${page.cursor.marks - 3} earlier ones are not drawn.`")
+        live = page.script(  # a screen reader says again what is put there again
+            "window.again = []; document.querySelectorAll('[aria-live], [role=log], [role=status], [role=alert]').forEach("
+            "one => new MutationObserver(() => again.push(one.id)).observe(one, {childList: true, subtree: true})); "
+            "page.incidents = []; draw(), find(0).then(() => { again.length = 0; draw(); return find(0); }).then(() => again)"
+        )
+        assert live == []

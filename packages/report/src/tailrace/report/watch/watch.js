@@ -18,6 +18,11 @@ const page = {
 
 const $ = (id) => document.getElementById(id);
 
+// What is put there again is read out again.
+function say(id, text) {
+  if ($(id).textContent !== text) $(id).textContent = text;
+}
+
 function element(name, attributes, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes || {})) made.setAttribute(key, value);
@@ -92,7 +97,7 @@ async function look() {
 
 function trouble(text) {
   $("trouble").hidden = !text;
-  if ($("trouble").textContent !== text) $("trouble").textContent = text;
+  say("trouble", text);
 }
 
 function take(frame) {
@@ -128,9 +133,8 @@ function showLife(frame) {
   }
   const left = life.left_s === null ? "" : ` About ${seconds(life.left_s)} left.`;
   const read = reading ? ` Reading the log: ${Math.floor((100 * reading.read) / reading.of)} %.` : "";
-  const said = `${life.said}${left}${read}`;
   $("life-sign").textContent = SIGNS[life.state] || "…";
-  if ($("life-said").textContent !== said) $("life-said").textContent = said;
+  say("life-said", `${life.said}${left}${read}`);
 }
 
 function draw() {
@@ -473,9 +477,9 @@ function showDevices({ rows, left_out, replicas, replica_devices }) {
 
 function showIncidents({ counts }) {
   const items = page.incidents.slice(-40).reverse().map(([at, said]) => element("li", {}, element("time", {}, seconds(at)), said));
+  if (!items.length) items.push(element("li", {}, "None."));
   const list = $("incidents-list");
-  if (list.children.length !== items.length || (items.length && list.firstChild.textContent !== items[0].textContent)) list.replaceChildren(...items);
-  if (!items.length) list.replaceChildren(element("li", {}, "None."));
+  if (list.children.length !== items.length || list.firstChild.textContent !== items[0].textContent) list.replaceChildren(...items);
   $("counts").textContent = `Prompts: ${counts}.`;
 }
 
@@ -496,7 +500,7 @@ async function find(offset) {
     $("newer").disabled = !offset;
     $("older").disabled = !found.more;
     const forgotten = found.forgotten ? ` ${number(found.forgotten)} older ones are not listed; tailrace explain tells of them.` : "";
-    $("found-note").textContent = `${found.rows.length ? `${offset + 1} to ${offset + found.rows.length}` : "None"} of ${number(found.known)} known.${forgotten}`;
+    say("found-note", `${found.rows.length ? `${offset + 1} to ${offset + found.rows.length}` : "None"} of ${number(found.known)} known.${forgotten}`);
   } catch (error) {
     $("found-note").textContent = error.message;
   }
