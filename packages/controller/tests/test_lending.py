@@ -252,6 +252,53 @@ def test_a_replica_does_not_begin_anew_in_the_instant_in_which_a_trainer_on_its_
     assert not of(c.Restart, run.given)
 
 
+def test_a_replica_of_a_new_size_begins_once_the_cells_have_left_its_devices():
+    """The trainer steps when the policy resizes: on these devices all of its state lies."""
+    told = Told()
+    run = colocated(told)
+    leave = (c.Route, c.Step, c.Offload)
+    run.catch_up(leave=leave)
+    assert run.view.making == 1
+    told.actions.extend([c.ResizeReplica("r0", 2), c.StopReplica("r1")])
+    given = run.go(c.Up("relay", "0"), leave=leave)
+    assert [command.id for command in of(c.Stop, given)] == ["r1"]
+    run.catch_up(c.Step, leave=leave)
+    assert [command.cell for command in of(c.Offload, run.left)] == [0, 1]
+    assert not of(c.Resize, run.given)
+    run.catch_up(c.Offload, leave=leave)
+    assert [command.replica for command in of(c.Resize, run.given)] == ["r0"]
+    told.actions.extend([c.ResizeReplica("r0", 1), c.StartReplica()])
+    run.go(c.Up("relay", "0"), leave=leave)
+    assert [command.id for command in of(c.Start, run.given) if command.role == "replica"] == ["r0", "r1", "r2"]
+
+
+def test_a_new_replica_starts_once_the_cells_have_left_its_devices():
+    told = Told()
+    run = colocated(told)
+    leave = (c.Route, c.Step, c.Offload)
+    run.catch_up(leave=leave)
+    told.actions.append(c.StartReplica())
+    run.go(c.Up("relay", "0"), leave=leave)
+    run.catch_up(c.Step, leave=leave)
+    assert "r2" not in [command.id for command in of(c.Start, run.given)]
+    run.catch_up(c.Offload, leave=leave)
+    assert "r2" in [command.id for command in of(c.Start, run.given)]
+
+
+def test_a_replica_that_waits_for_its_devices_still_waits_if_it_is_resized():
+    told = Told()
+    run = colocated(told)
+    lend_r1(run, told)
+    leave = (c.Route, c.Accumulate, c.Offload)
+    run.go(c.Down("replica", "r1", "killed"), leave=leave)
+    told.actions.append(c.ResizeReplica("r1", 1))
+    run.go(c.Up("relay", "0"), leave=leave)
+    run.catch_up(c.Accumulate, leave=leave)
+    assert not of(c.Resize, run.given)
+    run.catch_up(c.Offload, leave=leave)
+    assert [command.replica for command in of(c.Resize, run.given)] == ["r1"]
+
+
 @pytest.mark.parametrize("action", [c.LendReplica("r9"), c.ReturnReplica("r9")])
 def test_devices_of_nobody_are_not_lent(action):
     told = Told()

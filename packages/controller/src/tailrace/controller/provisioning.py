@@ -28,7 +28,8 @@ class Provisioning:
     """Starts, stops and resizes replicas. A replica is emptied before it stops or is resized, so that its tokens are kept.
 
     Devices change hands in this order: replicas stop; those that grow are resized; then, and after those that shrink, new ones
-    start. So at no time do replicas need more devices than before or after a plan.
+    start. So at no time do replicas need more devices than before or after a plan. Where they are the trainer's too, its cells
+    leave them first, as before a replica that failed begins anew.
     """
 
     def __init__(self, state: State, rounds: RoundHistory, lending: Lending) -> None:
@@ -164,7 +165,7 @@ class Provisioning:
             member = self._members.get(REPLICA, name)
             if member is None or member.health is not c.Health.RESIZING:
                 del self._resizing[name]  # it went down before, and starts at its new size if it is restarted
-            elif not replicas[name].assigned and (gone or not grows):
+            elif not replicas[name].assigned and (gone or not grows) and not self._state.occupied(member):
                 del self._resizing[name]
                 lost(self._state, member)
                 self._members.starts_anew(member)
@@ -186,12 +187,14 @@ class Provisioning:
     def _start_waiting(self) -> None:
         if not self._starting or self._resizing or not self._gone():
             return  # they have the devices still
-        for name, reason in self._starting.items():
+        for name, reason in list(self._starting.items()):
             member = self._members.get(REPLICA, name)
+            if member is not None and self._state.occupied(member):
+                continue
+            del self._starting[name]
             if member is not None:
                 place = self._members.place(member)
                 self._outbox.send(c.Start, role=REPLICA, id=name, place=place, reason=reason, tp=member.own_tp)
-        self._starting.clear()
 
     def _stop(self, action: c.StopReplica) -> None:
         member, replica = self._members.get(REPLICA, action.replica), self._fleet.replicas[action.replica]

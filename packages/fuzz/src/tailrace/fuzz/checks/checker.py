@@ -200,7 +200,9 @@ class Checker:
             self.turns.ends(command)
         elif isinstance(command, c.Resize):
             self.versions.resize(command)
-            self.devices.resize(command)
+            self.devices.resize(command, controller)
+        elif isinstance(command, c.Start):
+            self.devices.start(command, controller)
         elif isinstance(command, c.Step):
             self.training.step(command, controller)
             self.devices.step(controller)

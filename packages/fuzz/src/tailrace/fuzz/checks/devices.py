@@ -64,11 +64,19 @@ class DeviceCheck:
     def restart(self, command: c.Restart, controller: Controller) -> None:
         """A replica begins anew on devices that the trainer's cells have left. If it stood still, no `Down` was there."""
         if command.role == REPLICA:
-            there = sorted({*controller.fleet.replicas[command.id].cells} - self._left)
-            if there and self._trainer_up:
-                raise InvariantError(SHARED, f"{command.id} begins anew while cells {there} have their state there")
+            self._check_left(command.id, controller)
             self.lent.discard(command.id)
             self._holds.pop(command.id, None)
+
+    def start(self, command: c.Start, controller: Controller) -> None:
+        """So does a replica that is new."""
+        if command.role == REPLICA:
+            self._check_left(command.id, controller)
+
+    def _check_left(self, name: str, controller: Controller) -> None:
+        there = sorted({*controller.fleet.replicas[name].cells} - self._left)
+        if there and self._trainer_up:
+            raise InvariantError(SHARED, f"{name} begins anew while cells {there} have their state there")
 
     def left(self, event: c.Finished | c.TurnEnded | c.Interrupted | c.Refused) -> None:
         """A trajectory has left a replica."""
@@ -142,8 +150,9 @@ class DeviceCheck:
             if busy:
                 raise InvariantError(SHARED, f"the trainer is to step on the devices of {busy!r:.100}")
 
-    def resize(self, command: c.Resize) -> None:
-        """A replica gets other devices: nobody else may count on those that it has."""
+    def resize(self, command: c.Resize, controller: Controller) -> None:
+        """A replica begins anew on other devices: nobody else may count on those that it has, nor have its state there."""
+        self._check_left(command.replica, controller)
         if self.lent:
             raise InvariantError(SHARED, f"{command.replica} is resized while devices of {sorted(self.lent)} are lent")
         self._holds.pop(command.replica, None)
