@@ -66,11 +66,18 @@ def test_one_regime_alone_is_fitted_as_far_as_it_was_seen(counts, zero):
         [(1.0, 1, 1.0)] * 5,
         [(1.0, 1, float("nan")), (2.0, 2, 1.0)],
         [(0.0, 1, 2.0), (1.0, 1, 1.0)],
+        [(0.0, 1, 0.0), (1.0, 1, 0.0), (0.0, 2, 0.0)],  # steps that take no time
     ],
 )
 def test_measurements_that_determine_nothing(samples):
     with pytest.raises(FitError, match="found"):
         ThroughputModel.fit(samples)
+
+
+def test_steps_that_take_no_time_have_no_throughput():
+    assert ThroughputModel(1.0, 0.0, 0.0, 0.0).throughput(4.0, 8) == 2.0
+    with pytest.raises(LoadError, match="expected a step that takes time"):
+        ThroughputModel(1.0, 0.0, 0.0, 0.0).throughput(0.0, 8)
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])

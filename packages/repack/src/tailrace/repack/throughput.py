@@ -84,8 +84,15 @@ class ThroughputModel:
         return self.k1 * kv_bytes + max(self.k2, self.k3 * running) + self.k4
 
     def throughput(self, kv_bytes: float, running: int) -> float:
-        """Tokens per second over all running trajectories (equation 2); 0 if none is running."""
-        return running / self.step_latency_s(kv_bytes, running) if running else 0.0
+        """Tokens per second over all running trajectories (equation 2); 0 if none is running.
+
+        Raises:
+            LoadError: a step takes no time.
+        """
+        try:
+            return running / self.step_latency_s(kv_bytes, running) if running else 0.0
+        except ZeroDivisionError:
+            raise LoadError(f"found {self} for {running} trajectories, expected a step that takes time") from None
 
     @property
     def roofline_batch(self) -> int | None:
@@ -118,7 +125,10 @@ class ThroughputModel:
             )
         errors = [_squared_error(model, samples) for model in models]
         enough = min(errors) + 1e-20 * math.fsum(latency**2 for _, _, latency in samples)
-        return next(model for model, error in zip(models, errors, strict=True) if error <= enough)
+        found = next(model for model, error in zip(models, errors, strict=True) if error <= enough)
+        if not found.step_latency_s(0, 1) > 0:
+            raise FitError(f"found {len(samples)} samples by which a step takes no time ({found}), expected some")
+        return found
 
 
 def _squared_error(model: ThroughputModel, samples: Sequence[Sample]) -> float:
