@@ -5,6 +5,7 @@ from scripted import Scripted, of, policy, spec
 
 from tailrace import contracts as c
 from tailrace.controller.controller import Controller
+from tailrace.controller.spec import EvaluationPlan
 
 
 def replayed(run):
@@ -15,9 +16,9 @@ def replayed(run):
     return again
 
 
-def resume(run, **changed):
+def resume(run, *, leave=(), **changed):
     run.forget()
-    return run.go(c.Resumed(tuple(run.controller.trainer.fallbacks), **changed))
+    return run.go(c.Resumed(tuple(run.controller.trainer.fallbacks), **changed), leave=leave)
 
 
 @pytest.mark.parametrize("batching", [{}, {"surplus_groups": 1}])
@@ -69,6 +70,30 @@ def test_fewer_steps_end_a_run_that_has_done_them():
     done = run.view.step
     resume(run, steps=done)
     assert (run.view.finished, run.view.step) == (True, done)
+
+
+def test_what_fewer_steps_end_with_is_evaluated_as_the_last():
+    run = Scripted(spec(steps=50, evaluation=EvaluationPlan(size=2, last=("greedy",))))
+    run.go(c.Tick(), leave=(c.Step,))
+    run.catch_up(leave=(c.Step,))
+    resume(run, steps=1)
+    assert run.view.finished
+    assert [(one.version, one.mode) for one in run.view.evaluations] == [(0, "sampled"), (1, "sampled"), (1, "greedy")]
+    assert replayed(run).state() == run.controller.state()
+
+
+def test_a_run_that_goes_on_after_it_failed_counts_groups_without_a_reward_anew():
+    run = Scripted(spec(failed_groups_limit=2, scoring_attempts=1))
+    run.go(c.Tick(), leave=(c.Score,))
+    first, second, third = ([f"{group}.0", f"{group}.1"] for group in range(3))
+    run.go(c.ScoringFailed(first[0], "no sandbox"), c.ScoringFailed(second[0], "no sandbox"), leave=(c.Score,))
+    assert run.view.failure == "2 groups could not be scored, the last because: no sandbox"
+    run.held = (*third,)
+    resume(run, leave=(c.Score,))
+    run.go(c.ScoringFailed(third[0], "an odd response"), leave=(c.Score,))
+    assert run.view.failure is None
+    run.catch_up()
+    assert run.view.finished
 
 
 def test_a_batch_that_is_whole_after_the_last_step_is_not_trained_on():

@@ -190,6 +190,27 @@ def test_a_gate_that_consumes_nonsense_is_named():
         goes_on(run, run.controller.gate)
 
 
+@pytest.mark.parametrize("method", ["surplus", "expired", "delayed", "reset"])
+def test_a_gate_that_names_groups_that_it_may_not_is_named(method):
+    late = 1 if method == "reset" else 0  # the first one is at the beginning, when there are no groups
+    for answer in ([77], ["0"], [0, 0]):
+        made = lambda right, *_, answer=answer: Wrong(right, method, lambda *_: answer, late)  # noqa: E731
+        admission = policy("admission", "bounded", patience_s=1.0)
+        run = Scripted(spec(admission=Wrong(admission, "gate", made), sync=policy("sync", "interrupting")))
+        run.go(c.Tick())
+        assert f"admission gate policy wrong_policies.Wrong: {method} answered {answer!r}" in ended(run)
+        goes_on(run, run.controller.gate)
+
+
+def test_a_source_that_names_groups_that_it_may_not_is_named():
+    batching = policy("batching", "tail-batching", prompts=2, samples=2)
+    made = Wrong(batching, "open", lambda right, *_: Wrong(right, "surplus", lambda *_: [77]))
+    admission = policy("admission", "on-policy")
+    run = Scripted(spec(batching=made, admission=admission, buffer_groups=None, replica_batch=16))
+    run.go(c.Tick())
+    assert "batching source policy wrong_policies.Wrong: surplus answered [77]" in ended(run)
+
+
 def test_a_gate_that_leaves_out_what_was_trained_on_already_is_named():
     def others(right, candidates, sampler):
         return [candidate.key for candidate in candidates][-2:]
@@ -229,6 +250,12 @@ def test_provisioning_that_stops_a_stranger_is_named():
         assert "provisioning policy " in ended(run)
         assert f"plan answered {plan[0] if plan and plan != ['r0'] else plan!r}" in run.view.failure
         goes_on(run, wrong)
+
+
+@pytest.mark.parametrize("action", [c.StartReplica(tp=0), c.StartReplica(tp=1.5), c.ResizeReplica("r0", 1.5)])
+def test_provisioning_that_wants_no_number_of_devices_is_named(action):
+    run, _ = with_wrong("provisioning", "plan", lambda right, view: [action], left=1)
+    assert f"plan answered {action!r:.100}" in ended(run)
 
 
 def test_provisioning_that_leaves_no_replica_is_named():

@@ -249,6 +249,8 @@ class Controller:
             self.weights.publish()
             if self.trainer.steps and self.trainer.durable < self.trainer.version:
                 self.weights.checkpoint()
+            if (step := self.trainer.step) >= self.trainer.steps:  # a run may go on with no more than it has done
+                self.evaluations.at(self.trainer.version, step, step)
         elif event.role == RELAY:
             self.weights.publish()
         elif event.role == SCORER:
@@ -324,6 +326,8 @@ class Controller:
 
     def _on_resumed(self, event: c.Resumed) -> None:
         """Go on after the driver died: every process is new."""
+        if self.owned.failure is not None:  # what it failed for may be mended
+            self.failed_groups.begin_anew()
         self.owned.failure, self.finished, self.recovering = None, False, True
         if self.costs is not None:
             self.costs.times.before.clear()
@@ -377,8 +381,9 @@ class Controller:
         if not self.batches.wanted:
             self.delayed_since = None
             return False
-        for index in list(self.gate.expired()):
-            self.groups.drop(index, c.GroupEnd.EXPIRED, c.Reason(c.Why.EXPIRED))
+        if expired := self.gate.expired():
+            for index in self.groups.named("admission gate", self.gate, "expired", expired, GroupPhase.BUFFERED):
+                self.groups.drop(index, c.GroupEnd.EXPIRED, c.Reason(c.Why.EXPIRED))
         self._drop_delayed()
         return True
 
@@ -388,10 +393,11 @@ class Controller:
         limit_s = gate.waits_s()
         if limit_s is None:
             return
-        delayed = list(gate.delayed())
+        delayed = gate.delayed()
         if not delayed:
             self.delayed_since = None
             return
+        delayed = self.groups.named("admission gate", gate, "delayed", delayed, GroupPhase.GENERATING)
         if self.delayed_since is None:
             self.delayed_since = self.owned.now
         waited_s = self.owned.now - self.delayed_since

@@ -88,8 +88,22 @@ class Groups:
 
     def drop_surplus(self) -> None:
         """Drop groups that came too late for their batch or round. Call it before another group completes."""
-        for late in [*self._gate.surplus(), *self._rounds.surplus()]:
-            self.drop(late, c.GroupEnd.SURPLUS, c.Reason(c.Why.SURPLUS_GROUP))
+        late: list[int] = []
+        if found := self._gate.surplus():
+            late += self.named("admission gate", self._gate, "surplus", found, GroupPhase.GENERATING)
+        if found := self._rounds.surplus():
+            late += self.named("batching source", self._source, "surplus", found, GroupPhase.GENERATING)
+        for group in late:
+            self.drop(group, c.GroupEnd.SURPLUS, c.Reason(c.Why.SURPLUS_GROUP))
+
+    def named(self, axis: str, owner: object, method: str, answer: Sequence[int], phase: GroupPhase) -> list[int]:
+        """Check that a gate or a source named groups that are in a phase, and return them.
+
+        Raises:
+            PluginAnswerError: it named something else.
+        """
+        known = [group.index for group in self._ledger.groups.values() if group.phase is phase]
+        return chosen(axis, owner, method, answer, known)
 
     def drop(self, group: int, end: c.GroupEnd, reason: c.Reason) -> None:
         """Drop a group, which will not be trained on. Its prompt may come again, if the batching source says so."""

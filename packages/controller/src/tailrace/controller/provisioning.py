@@ -127,6 +127,9 @@ class Provisioning:
             raise answered("provisioning", self._state.spec.provisioning, "plan", action, expected)
 
     def _start(self, action: c.StartReplica) -> None:
+        if action.tp is not None and (type(action.tp) is not int or action.tp < 1):
+            expected = "a whole number of devices of at least 1 for a replica"
+            raise answered("provisioning", self._state.spec.provisioning, "plan", action, expected)
         here = [member.pool for member in self._members.of(REPLICA)]
         pool = pool_for(self._state.spec, here, action.pool)
         if pool is None:
@@ -213,7 +216,8 @@ class Provisioning:
     def _resize(self, action: c.ResizeReplica) -> None:
         member, replica = self._members.get(REPLICA, action.replica), self._fleet.replicas[action.replica]
         assert member is not None  # `plan` has looked
-        if member.health is c.Health.STOPPING or action.tp < 1 or action.tp & (action.tp - 1):
+        fits = type(action.tp) is int and action.tp >= 1 and not action.tp & (action.tp - 1)
+        if member.health is c.Health.STOPPING or not fits:
             expected = "a power of two of devices for a replica that is not stopping"
             raise answered("provisioning", self._state.spec.provisioning, "plan", action, expected)
         if self._lending.lent:

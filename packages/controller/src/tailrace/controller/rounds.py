@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from tailrace import contracts as c
 from tailrace.controller.errors import PolicyError
@@ -81,9 +82,9 @@ class Rounds:
         if self._source is not None:
             self._source.completed(group)
 
-    def surplus(self) -> list[int]:
+    def surplus(self) -> Sequence[int]:
         """Groups that their round does not need."""
-        return [] if self._source is None else list(self._source.surplus())
+        return () if self._source is None else self._source.surplus()
 
     def view(self) -> c.RoundView | None:
         """The open round."""

@@ -23,7 +23,7 @@ class FailedGroups:
         self._ledger, self._fleet, self._scoring, self._sessions = (
             state.ledger, state.fleet, state.scoring, state.sessions,
         )  # fmt: skip
-        self.unscored = 0  # groups without a reward, deferred ones too
+        self.unscored = 0  # groups without a reward, deferred ones too, since the run last failed
         self.refused_since = 0  # groups refused since one was complete
         self.unanswered_since = 0  # groups that an environment did not answer since one was complete
         self.completed = 0  # groups that were complete then
@@ -91,6 +91,10 @@ class FailedGroups:
             self._state.fail(
                 f"environments did not answer {self.unanswered_since} groups in a row, the last: {event.reason}"
             )
+
+    def begin_anew(self) -> None:
+        """Count none of those so far, since a run that failed goes on."""
+        self.unscored = self.refused_since = self.unanswered_since = 0
 
     def _completed(self) -> None:
         """Begin to count anew if a group was complete since the last time."""

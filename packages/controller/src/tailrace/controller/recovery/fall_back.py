@@ -5,6 +5,7 @@ from __future__ import annotations
 from tailrace import contracts as c
 from tailrace.controller.batches import Batches
 from tailrace.controller.groups import Groups
+from tailrace.controller.plugin_faults import chosen
 from tailrace.controller.rounds import Rounds
 from tailrace.controller.state import State
 
@@ -26,7 +27,9 @@ class FallBack:
         """Tell admission which groups have started and which of them are complete. One that it gives up is dropped."""
         state = self._state
         self._rounds.fell_back()
-        for group in state.gate.reset(state.trainer.version, state.ledger.started()):
+        started = state.ledger.started()
+        given_up = state.gate.reset(state.trainer.version, started)
+        for group in chosen("admission gate", state.gate, "reset", given_up, started):
             self._groups.drop(group, c.GroupEnd.EXPIRED, c.Reason(c.Why.EXPIRED))
         self._groups.drop_surplus()
         self._batches.fell_back()
