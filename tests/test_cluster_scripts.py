@@ -34,6 +34,7 @@ exec sleep 30
     "python": 'echo "${ALIVE:-4}"',
     "tailrace": """
 trap 'echo stopped >> "$NOTES"; exit 130' TERM
+for _ in $(seq 600); do if [[ $(grep -c start "$NOTES.ray") -ge 2 ]]; then break; fi; sleep 0.05; done
 touch "$NOTES.up"
 if [[ ${WAITS:-} ]]; then for _ in $(seq 300); do sleep 0.1; done; fi
 exit "${STATUS:-0}"

@@ -26,6 +26,7 @@ fleet.workload.response = [{ median = 500, sigma = 0.9 }]
 """
 
 
+@pytest.mark.deep
 def test_the_best_is_printed_and_written_as_a_configuration(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     (tmp_path / "mine.toml").write_text(CONFIG)

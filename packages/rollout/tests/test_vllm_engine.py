@@ -16,7 +16,6 @@ from tailrace.rollout.testing.contract import greedy, save_tiny_model
 pytestmark = [pytest.mark.long, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM")]
 
 
-@pytest.mark.inherited(deep=[EngineContract.test_a_small_cache_makes_it_preempt_and_changes_no_token])
 @pytest.mark.inherited(
     deep=[
         EngineContract.test_a_small_cache_makes_it_preempt_and_changes_no_token,
