@@ -171,6 +171,25 @@ def test_who_raises_when_told_of_a_score_stops_no_other_one():
     run(test)
 
 
+def test_who_waits_for_room_and_is_cancelled_is_told_and_forgotten():
+    async def test():
+        told = []
+        async with RewardScheduler(math=VerifierSettings(workers=1, queue=1)) as scheduler:
+            pool = scheduler._pool(Kind.MATH)
+            for task in pool._serving:
+                task.cancel()  # so that what is queued stays there
+            await scheduler.submit(number("a"), told.append)
+            waits = asyncio.create_task(scheduler.submit(number("b"), told.append))
+            await asyncio.sleep(0)
+            waits.cancel()
+            await asyncio.wait([waits])
+            assert (waits.cancelled(), told, set(scheduler._jobs)) == (True, [None], {"a"})
+            scheduler.cancel("a")
+            assert not scheduler.busy
+
+    run(test)
+
+
 def test_leaving_the_iteration_cancels_the_rest():
     async def test():
         async with RewardScheduler() as scheduler:

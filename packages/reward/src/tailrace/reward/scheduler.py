@@ -282,7 +282,11 @@ class RewardScheduler:
 
         pool, job = self._pool(kind_of(item.verifier)), Job(item, ended)
         self._note(job)
-        await pool.put(job)
+        try:
+            await pool.put(job)
+        except BaseException:
+            job.end(None)
+            raise
 
     def full(self, kind: Kind) -> bool:
         """Whether another item of a kind would have to wait for room."""
