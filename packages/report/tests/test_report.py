@@ -205,11 +205,15 @@ def test_text_from_the_model_stays_text(finished, tmp_path):
     assert page.tags.count("script") == 3
     assert "evil.example" in page.words
     # a reason of a fault reaches the charts' JSON as well as a table
-    directory = RunDirectory(Path(shutil.copytree(directory.root, tmp_path / "copy")))
+    directory = RunDirectory(Path(shutil.copytree(directory.root, tmp_path / "of \udcff\u202e")))
+    directory.model.mkdir()
+    (directory.model / "tokenizer.json").write_text('{"model": {"type": "of a later version"}}')
     with EventLog(directory.events) as log:
         log.append(1e6, [c.Down("replica", "r0", EVIL)], [])
     again = write_report(directory).read_text()
     assert EVIL not in again
+    assert r"<h1>laminar, of \udcff\u202e</h1>" in again
+    assert "tokenizer.json cannot be read (" in again
     assert _Page(again).tags.count("script") == 3
 
 

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tailrace.contracts import shown
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.figures.results import MeasuredAnswers, Results
 from tailrace.pipeline.run.prompts.reading import treated_rows
@@ -50,7 +51,7 @@ def render(record: Record) -> str:
     groups = _charts(record, measured, time)
     return render_page(
         "report.html.jinja",
-        title=f"{record.config.app}, {record.directory.root.name}",
+        title=shown(f"{record.config.app}, {record.directory.root.name}"),
         simulated=simulated,
         headline=_headline(record, measured, simulated=simulated),
         notes=[*filter(None, [reward_alone(measured)]), *_notes(record)],

@@ -113,10 +113,11 @@ def _sample(why: str, row: dict[str, Any], decode: _Decoder) -> ShownTrajectory:
 
 
 class _Decoder:
-    """Token ids to text with the model's tokenizer; the ids themselves where there is none."""
+    """Token ids to text with the model's tokenizer; the ids themselves where there is none, or none that can be read here."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self._tokenizer: Any = None
+        self._ids = "token ids: "
         path = _tokenizer_path(directory)
         if path is None:
             return
@@ -124,11 +125,14 @@ class _Decoder:
             from tokenizers import Tokenizer
         except ImportError:  # comes with the extras of other packages; ids say the same
             return
-        self._tokenizer = Tokenizer.from_file(str(path))
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # as it is raised for a file that is damaged, or of a later version of the library
+            self._ids = f"token ids, since {shown(f'{path} cannot be read ({error})')}: "
 
     def __call__(self, tokens: list[int]) -> str:
         if self._tokenizer is None:
-            text = "token ids: " + " ".join(map(str, tokens))
+            text = self._ids + " ".join(map(str, tokens))
         else:
             text = shown(str(self._tokenizer.decode(tokens, skip_special_tokens=False)), keep="\n\t")
         return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} … ({len(text)} characters)"

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tailrace import contracts as c
-from tailrace.contracts import TailraceError
+from tailrace.contracts import TailraceError, shown
 from tailrace.controller.evaluations import EvaluationResult
 from tailrace.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.controller.view import RunView, Whereabouts
@@ -170,7 +170,7 @@ class Frames:
         simulated = directory.simulated is not None
         return {
             **facts_of(config, simulated=simulated),
-            "run": directory.root.name,
+            "run": shown(directory.root.name),
             "simulated": simulated,
             "replay": self._followed.speed,
             "most_lanes": MOST_LANES,
