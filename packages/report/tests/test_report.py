@@ -20,6 +20,7 @@ from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.run.figures.metrics import read_metrics
 from tailrace.pipeline.run.figures.results import Estimate, MeasuredAnswers, Results
 from tailrace.pipeline.run.figures.summary import summarise
+from tailrace.pipeline.run.replay import controller_of
 from tailrace.report import run_tables
 from tailrace.report.charts import learning, lengths, staleness
 from tailrace.report.figures.held_out import gain, reward_alone
@@ -263,6 +264,11 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path):
     assert "still running" in page.words
     assert "Nothing has been started yet" in page.words
     assert "loads" not in page.ids
+    controller = controller_of(directory)
+    with EventLog(directory.events) as log:
+        for event in (c.Tick(), c.Down("replica", "r0", "it cannot start")):
+            log.append(0.0, [event], controller.handle_all([event], 0.0))
+    assert "it cannot start" in _Page(write_report(directory).read_text()).words
     directory.unlock()
 
 

@@ -11,11 +11,11 @@ LEAST_WINDOWS, MOST_WINDOWS = 24, 600
 
 
 def effective_time_chart(record: Record, time: TimeAxis) -> Chart | None:
-    """Both figures over time; None where nothing failed, since nothing recovers then.
+    """Both figures over time; None where nothing failed, since nothing recovers then, or no time has passed.
 
     A run that is too short for windows of five minutes has shorter ones, and a very long one longer ones.
     """
-    if not record.folds.outages.all:
+    if not (record.folds.outages.all and record.last_s):
         return None
     window_s = max(min(WINDOW_S, record.last_s / LEAST_WINDOWS), record.last_s / MOST_WINDOWS)
     found = record.folds.effective_time.figures(window_s)
