@@ -1,8 +1,11 @@
+import asyncio
+
 import pytest
 
-from tailrace.reward import load_verifier
+from tailrace.reward import ScoreItem, load_verifier
 from tailrace.reward.errors import JudgeError, ScoringError
 from tailrace.reward.judge import JudgeItem, JudgeTemplate
+from tailrace.reward.judge.process import JudgeBackend
 
 
 def test_fields_are_filled_in_once_and_other_braces_stay():
@@ -41,3 +44,15 @@ def test_it_names_the_field_that_an_item_leaves_empty():
 def test_rows_can_name_it_and_a_worker_without_a_model_says_so():
     with pytest.raises(ScoringError, match="no judge"):
         load_verifier("judge")("<answer>12</answer>", "12", {})
+
+
+@pytest.mark.parametrize(("metadata", "rubric"), [({}, ""), ({"rubric": None}, ""), ({"rubric": "be kind"}, "be kind")])
+def test_a_row_may_have_no_rubric_as_parquet_says_it_too(metadata, rubric):
+    class Asked:
+        async def score(self, items, timeout_s):
+            return [1.0 if items == [JudgeItem("12", rubric=rubric)] else 0.0]
+
+    backend = JudgeBackend(Asked(), 1.0)
+    assert asyncio.run(backend.score(ScoreItem("a", "12", "", "judge", metadata))).reward == 1.0
+    with pytest.raises(ScoringError, match="found the rubric 5, expected text"):
+        asyncio.run(backend.score(ScoreItem("a", "12", "", "judge", {"rubric": 5})))

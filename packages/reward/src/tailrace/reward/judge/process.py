@@ -270,7 +270,7 @@ class JudgeBackend:
 
 
 def _rubric(metadata: Mapping[str, Any]) -> str:
-    found = metadata.get("rubric", "")
-    if not isinstance(found, str):
+    found = metadata.get("rubric")
+    if not isinstance(found, str | None):
         raise ScoringError(f"found the rubric {found!r:.60}, expected text")
-    return found
+    return found or ""
