@@ -153,7 +153,7 @@ def test_a_part_of_the_score_is_no_reward_unless_the_row_asks_for_it():
     response = "<answer>212</answer>"
     assert reasoning_gym_verifier(response, "12", CHAIN) == 0.0
     assert reasoning_gym_verifier(response, "12", CHAIN | {"partial": True}) == pytest.approx(2 / 3)
-    assert reasoning_gym_verifier("<answer>+012.0</answer>", "12", CHAIN) == 1.0
+    assert reasoning_gym_verifier("<answer>+012.0</answer>", "12", CHAIN | {"entry": None}) == 1.0
     assert reasoning_gym_verifier("12, and no tag", "12", CHAIN) == 0.0
 
 

@@ -50,7 +50,7 @@ def reasoning_gym_verifier(response: str, answer: str, metadata: Mapping[str, An
     found = final_answer(said(response, metadata))
     if found is None:
         return 0.0
-    entry = {"answer": answer, "metadata": {"source_dataset": dataset, **metadata.get("entry", {})}}
+    entry = {"answer": answer, "metadata": {"source_dataset": dataset, **(metadata.get("entry") or {})}}
     try:
         value = float(score(found, entry))
     except Exception as error:
