@@ -1,5 +1,7 @@
 """Fleets that cannot exist are refused with the numbers that clash and what would fit, in one line."""
 
+import math
+
 import pytest
 
 from tailrace.contracts import TailraceError
@@ -45,6 +47,9 @@ def test_training_that_does_not_fit_says_how_many_devices_would():
         ({**GOOD, "placement": "colocated", "rollout": {"gpus": 8}}, "expected the same devices"),
         ({**GOOD, "weights": "global", "cross_datacenter": True}, "cannot cross"),
         ({**GOOD, "rollout": []}, "'fleet.rollout'"),
+        ({**GOOD, "rollout": {"gpus": 4, "start_s": math.inf}}, "key 'fleet.rollout.start_s': found inf"),
+        ({**GOOD, "delays": {"report_s": math.inf}}, "key 'fleet.delays.report_s': found inf"),
+        ({**GOOD, "failures": {"per_1000_gpu_days": math.inf}}, "per_1000_gpu_days': found inf"),
         ({**GOOD, "rollout": 4}, "'fleet.rollout'"),
         ({**GOOD, "rollout": [{"gpus": 4}, {}]}, "no 'rollout.1.gpus'"),
         ({**GOOD, "rollout": {"gpu": 4}}, "'fleet.rollout.gpu', expected"),

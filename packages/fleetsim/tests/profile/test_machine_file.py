@@ -28,6 +28,7 @@ def test_a_file_and_a_shipped_one(tmp_path):
         (("format = 1", "format = 7"), "found format 7, expected 1: measure the machine anew"),
         (("k1 = 1e-06", "k1 = -1.0"), "key 'decode.k1': found -1.0, expected: greater than or equal to 0"),
         (("k1 = 1e-06", "k9 = 1.0"), "key 'decode.k1': found"),
+        (("report_s = 0.05", "report_s = 0"), "key 'delays.report_s': found 0, expected: greater than 0"),
         (("k1 = 1e-06", "k1 = 1e-06\nk9 = 1.0"), "found the unknown key 'decode.k9'"),
         (("cores = 2", 'cores = "two"'), "key 'sharing.cores': found 'two', expected: a valid integer"),
         (

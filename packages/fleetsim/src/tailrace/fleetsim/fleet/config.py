@@ -9,11 +9,9 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_v
 
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.hardware.links import CROSS_DATACENTER
-from tailrace.fleetsim.tables import Count, Share, Strict
+from tailrace.fleetsim.tables import Count, Positive, Seconds, Share, Strict
 from tailrace.fleetsim.workload.config import WorkloadConfig
 from tailrace.pipeline.config.loading import explain
-
-Seconds = Annotated[float, Field(ge=0)]
 
 
 class _Strict(BaseModel):
@@ -99,7 +97,7 @@ class SiteLink(_Strict):
         share: share of a version's bytes that cross: below 1 for deltas, or for weights that are sent with fewer bits.
     """
 
-    bandwidth: Annotated[float, Field(gt=0, allow_inf_nan=False)] = CROSS_DATACENTER.bandwidth
+    bandwidth: Positive = CROSS_DATACENTER.bandwidth
     latency_s: Seconds = CROSS_DATACENTER.startup_s
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
 
@@ -122,8 +120,8 @@ class DelayConfig(_Strict):
     """
 
     reward_s: Seconds = 0.0
-    report_s: Annotated[float, Field(gt=0)] = 1.0
-    snapshot_s: Annotated[float, Field(gt=0)] = 5.0
+    report_s: Positive = 1.0
+    snapshot_s: Positive = 5.0
     copy_s: Seconds = 0.0
     checkpoint_s: Seconds = 10.0
     route_s: Seconds = 0.0
@@ -178,9 +176,9 @@ class ScoringPool(_Strict):
     """
 
     workers: Count | None = None
-    min_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    max_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    timeout_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    min_timeout_s: Positive | None = None
+    max_timeout_s: Positive | None = None
+    timeout_factor: Positive | None = None
     at_step_end: bool = False
     slows: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
 
@@ -193,7 +191,7 @@ class FailureConfig(_Strict):
         slow_share: share of replicas that run at `slow_speed`.
     """
 
-    per_1000_gpu_days: Annotated[float, Field(ge=0)] = 0.0
+    per_1000_gpu_days: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     slow_share: Share = 0.0
     slow_speed: Annotated[float, Field(gt=0, le=1)] = 0.7
 
@@ -202,7 +200,7 @@ class Goal(_Strict):
     """The training whose duration and price are wanted: a number of steps or of trained tokens, prompts included."""
 
     steps: Count | None = None
-    tokens: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    tokens: Positive | None = None
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Goal:

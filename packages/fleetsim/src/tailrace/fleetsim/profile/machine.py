@@ -17,7 +17,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from tailrace.fleetsim.errors import ProfileError
-from tailrace.fleetsim.tables import Count, Seconds, Share, Strict, as_tuples, interpolated
+from tailrace.fleetsim.tables import Count, Positive, Seconds, Share, Strict, as_tuples, interpolated
 from tailrace.pipeline.config.loading import explain
 
 SHIPPED = ("two-cores",)
@@ -114,8 +114,8 @@ class DelaysPart(Strict):
     """
 
     route_s: Seconds
-    report_s: Seconds
-    snapshot_s: Seconds
+    report_s: Positive
+    snapshot_s: Positive
     score_s: Seconds
     checkpoint_s: Seconds
     durable_s: Seconds
