@@ -22,10 +22,11 @@ def keys(app):
 
 @pytest.mark.parametrize("app", APPS)
 def test_what_it_prints_is_the_same_configuration(app, capsys, tmp_path):
-    assert main(["config", app, "--set", "pipeline.steps=7"]) == 0
+    settings = "pipeline.steps=7", "reward.judge.template=two\nlines, \x7f and \U0001f600 {response}"
+    assert main(["config", app, *(word for setting in settings for word in ("--set", setting))]) == 0
     printed = tmp_path / "printed.toml"
     printed.write_text(capsys.readouterr().out)
-    read, meant = configuration(str(printed)), configuration(app, settings=("pipeline.steps=7",))
+    read, meant = configuration(str(printed)), configuration(app, settings=settings)
     assert build_spec(read) == build_spec(meant)
     trainers = [trainer_config(config) for config in (read, meant)]
     losses = [open_loss(trainer.loss, trainer.loss_options) for trainer in trainers]  # the defaults are printed
@@ -39,6 +40,7 @@ def test_what_it_prints_is_the_same_configuration(app, capsys, tmp_path):
         "evaluation",
         "checkpoint",
         "relay",
+        "reward",
         "executor",
         "deadlines",
         "faults",

@@ -314,6 +314,9 @@ def test_status_for_scripts(directory, capsys):
     assert found["alive"] is True
     assert 39.0 < found["age_s"] < 3600.0
     assert found["step"] == 12
+    write(directory, training(updated_at=time.time() + 40.0))  # by a machine whose clock is ahead
+    assert main(["status", "--json", str(directory.root)]) == 0
+    assert json.loads(capsys.readouterr().out)["age_s"] == 0.0
 
 
 def test_watching_ends_with_the_run(directory, capsys, monkeypatch):

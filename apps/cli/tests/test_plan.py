@@ -128,7 +128,9 @@ def test_pools_are_written_as_tables_and_said_in_eighty_columns(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(CONFIG + "fleet.sites.cloud.share = 0.5\n")
     best = dataclasses.replace(option(1, POOLS, "own"), settings=POOLS.settings())
-    Path("best.toml").write_text(written(PlanOptions("mine.toml"), Path("best.toml"), "the best", best.settings))
+    options = PlanOptions("mine.toml", settings=('relay.sites={"eu west" = 2}',))
+    Path("best.toml").write_text(written(options, Path("best.toml"), "the best", best.settings))
+    assert configuration("best.toml").relay.sites == {"eu west": 2}
     pools = fleet_config(configuration("best.toml").fleet).rollout
     assert [(pool.device, pool.gpus, pool.tensor_parallel, pool.site) for pool in pools] == [
         ("H800", 4, 4, ""),

@@ -89,6 +89,24 @@ def test_one_table_is_laid_over_each_of_several_and_each_of_several_over_one():
         ),
         ({"seed": -1}, r"key 'seed': found -1, expected: greater than or equal to 0"),
         ({"pipeline": {"steps": 0}}, r"key 'pipeline.steps': found 0, expected: greater than 0"),
+        ({"checkpoint": {"keep_gb": float("inf")}}, r"key 'checkpoint.keep_gb': found inf, expected: a finite number"),
+        (
+            {"reward": {"code": {"timeout_factor": float("inf")}}},
+            r"timeout_factor': found inf, expected: a finite number",
+        ),
+        (
+            {"task": {"mix": {"programs": float("inf")}}},
+            r"key 'task.mix.programs': found inf, expected: a finite number",
+        ),
+        (
+            {"rollout": {"cost_model": {"k1": float("inf"), "k2": 0, "k3": 0, "k4": 0}}},
+            r"cost_model.k1': found inf, expected: a finite number",
+        ),
+        ({"environment": {"call_s": float("nan")}}, r"key 'environment.call_s': found nan, expected: a finite number"),
+        (
+            {"tracking": {"patience_s": 1e10}},
+            r"patience_s': found 10000000000.0, expected: less than or equal to 1000000000",
+        ),
         ({"deadlines": {"step_s": -1.0}}, r"key 'deadlines.step_s': found -1.0"),
         ({"executor": {"name": "slurm"}}, r"key 'executor.name': found 'slurm', expected: 'ray' or 'local'"),
     ],

@@ -28,7 +28,7 @@ def struck(role, id_, kind="kill", phase="", fault=""):
 def test_a_fault_is_struck_noticed_and_made_good():
     log = [
         instant(1.0, c.Up("trainer", "0", machine="m7")),
-        instant(4.0, c.Stepped(3)),
+        instant(4.0, *map(c.Stepped, (1, 2, 3))),
         instant(5.0, struck("trainer", "0", "hang", "backward", "hang:trainer@step3:backward")),
         instant(6.0, c.Down("trainer", "0", "silent for 1 s", c.Cause.SILENT), commands=restarts("trainer", "0")),
         instant(9.5, c.Up("trainer", "0", machine="m8", took={"place": 2.0, "load": 1.5})),
@@ -41,6 +41,20 @@ def test_a_fault_is_struck_noticed_and_made_good():
         "step": 3, "kind": "hang", "struck_s": 5.0, "detected_s": 6.0, "serving_s": 9.5, "action": "restart",
         "reason": "silent for 1 s", "stages": {"detect": 1.0, "place": 2.0, "load": 1.5, "reconnect": 0.5},
     }  # fmt: skip
+
+
+def test_the_step_of_a_fault_counts_batches_also_behind_a_fall_back():
+    """What a trainer published anew, and what it makes from there on, has newer numbers than batches."""
+    log = [
+        *(instant(float(version), c.Stepped(version)) for version in (1, 2, 3)),
+        instant(4.0, c.Down("trainer", "0", "gone", c.Cause.DIED), commands=restarts("trainer", "0")),
+        instant(5.0, c.Up("trainer", "0", version=2), commands=[c.Checkpoint(2, 4, ())]),
+        instant(6.0, struck("trainer", "0")),
+        instant(7.0, c.Up("trainer", "0", version=4)),
+        instant(8.0, c.Stepped(5)),
+        instant(9.0, struck("replica", "r1")),
+    ]
+    assert [one.step for one in fault_figures(log).struck] == [2, 3]
 
 
 def test_a_still_engine_is_noticed_by_the_controller():

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tailrace.contracts import shown
 from tailrace.pipeline.config.described import DEFAULT, Key, described, schema
 from tailrace.pipeline.config.loading import parse_setting
 from tailrace.pipeline.config.target import target_layers
 
 WIDTH = 80
+_BARE = re.compile("[A-Za-z0-9_-]+")
 
 
 def show_config(target: str, settings: Sequence[str], *, as_json: bool, as_schema: bool) -> None:
@@ -44,8 +47,8 @@ def as_toml(keys: Sequence[Key]) -> Iterator[str]:
             yield f"\n[{table}]"
         for name, key in entries:
             yield from _explained(key)
-            value = f"# {name} =" if key.value is None else f"{name} = {_inline(key.value)}"
-            yield value if key.source == DEFAULT else f"{value}  # {key.source}"
+            value = f"# {name} =" if key.value is None else f"{name} = {toml_value(key.value)}"
+            yield value if key.source == DEFAULT else f"{value}  # {shown(key.source)}"
 
 
 def _tables(keys: Sequence[Key]) -> dict[str, list[tuple[str, Key]]]:
@@ -65,15 +68,20 @@ def _tables(keys: Sequence[Key]) -> dict[str, list[tuple[str, Key]]]:
 
 
 def _explained(key: Key) -> list[str]:
-    default = "" if key.default is None else f"; default {_inline(key.default)}"
+    default = "" if key.default is None else f"; default {toml_value(key.default)}"
     text = f"{key.meaning.rstrip('.')}{'. ' if key.meaning else ''}[{key.kind}{default}]"
     return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ")
 
 
-def _inline(value: Any) -> str:
-    """A value on one line. Scalars of JSON are scalars of TOML."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_inline(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_inline, value)) + "]"
-    return json.dumps(value)
+def toml_value(value: Any) -> str:
+    """A value on one line of TOML, whose scalars are those of JSON, but that it knows no surrogates."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{toml_key(key)} = {toml_value(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def toml_key(key: str) -> str:
+    """A key of TOML, in quotes where it needs them."""
+    return key if _BARE.fullmatch(key) else toml_value(key)

@@ -34,8 +34,7 @@ def status(root: Path, *, watch: bool = False, as_json: bool = False) -> None:
     directory = RunDirectory.open(root)
     found, alive = current(directory)
     if as_json:
-        age_s = round(time.time() - found.updated_at, 3)
-        print(json_text({**dataclasses.asdict(found), "alive": alive, "age_s": age_s}))
+        print(json_text({**dataclasses.asdict(found), "alive": alive, "age_s": round(_age_s(found), 3)}))
         return
     console = plain_console()
     if not watch:
@@ -85,10 +84,15 @@ def read_status(directory: RunDirectory) -> RunStatus:
 def view(found: RunStatus, *, alive: bool) -> RenderableType:
     """The display, and whether the run's process lives. A terminal carries out none of its texts: the run may be anybody's."""
     found = RunStatus(**_plain(dataclasses.asdict(found)))
-    age_s = max(0.0, time.time() - found.updated_at)
+    age_s = _age_s(found)
     wall_s = found.wall_s + (age_s if alive and not found.simulated else 0.0)
     last = [Text(incident_line(incident), style="yellow") for incident in found.incidents[-LAST_INCIDENTS:]]
     return Group(panel(found, wall_s=wall_s), *([Text(), *last] if last else []), Text(), _life(found, alive, age_s))
+
+
+def _age_s(found: RunStatus) -> float:
+    """Seconds since it was written; 0 where that was on a machine whose clock is ahead."""
+    return max(0.0, time.time() - found.updated_at)
 
 
 def _plain(value: Any) -> Any:

@@ -20,6 +20,7 @@ from rich.text import Text
 from tailrace.cli.console import plain_console
 from tailrace.cli.errors import INTERRUPTED, CommandError
 from tailrace.cli.outputs import check_file, write_file
+from tailrace.cli.runs.config import toml_key, toml_value
 from tailrace.cli.runs.stopping import interrupts
 from tailrace.cli.simulations.simulate import check_used, read_prices, with_prices
 from tailrace.fleetsim.fleet.config import fleet_config
@@ -149,27 +150,18 @@ def written(options: PlanOptions, out: Path, found: str, settings: Mapping[str, 
     lines = list(_lines(merge(changed, settings)))
     if target.endswith(".toml"):
         app = configuration(target, settings=options.settings).app
-        head = [f"app = {json.dumps(app)}", f"base = {json.dumps(os.path.relpath(target, out.parent))}"]
+        head = [f"app = {toml_value(app)}", f"base = {toml_value(os.path.relpath(target, out.parent))}"]
     else:
-        head = [f"app = {json.dumps(target)}", 'base = "quickstart"']
+        head = [f"app = {toml_value(target)}", 'base = "quickstart"']
     return "\n".join([f"# Found by tailrace plan: {found}.", *head, *lines, ""])
 
 
 def _lines(content: Mapping[str, Any], above: str = "") -> Iterator[str]:
     for key, value in content.items():
         if isinstance(value, Mapping):
-            yield from _lines(value, f"{above}{key}.")
+            yield from _lines(value, f"{above}{toml_key(key)}.")
         else:
-            yield f"{above}{key} = {_inline(value)}"
-
-
-def _inline(value: Any) -> str:
-    """A value of one line. Strings, numbers and truths are written in TOML as in JSON."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_inline(each)}" for key, each in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_inline, value)) + "]"
-    return json.dumps(value)
+            yield f"{above}{toml_key(key)} = {toml_value(value)}"
 
 
 def show(search: Search, console: Console) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
+STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+"""How a table of a configuration file is read: nothing unknown, nothing converted, no number that is none."""
 Positive = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]  # 31 years; some more, and no thread can wait for so long
 Seed = Annotated[int, Field(ge=0, le=1 << 62)]  # as torch and NumPy take them, and some more than it for ranks
-Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0)]
 
 
 def as_tuple(value: Any) -> Any:

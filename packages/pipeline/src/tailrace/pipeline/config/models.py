@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from tailrace.pipeline.config.fields import FilePath, Positive, Seconds, Seed, as_tuple
+from tailrace.pipeline.config.fields import STRICT, FilePath, Positive, Seconds, Seed, as_tuple
 from tailrace.pipeline.config.pools import CostModelConfig, PoolConfig
 from tailrace.pipeline.config.task import TaskConfig
 
@@ -14,7 +14,7 @@ from tailrace.pipeline.config.task import TaskConfig
 class EnvironmentTable(BaseModel):
     """The environment that answers the turns of a response, for tasks that have one."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = STRICT
     name: str | None = None
     """a plugin of tailrace.environment, module:Class or file.py:Class; none: the generated task's own, if it has one"""
     members: Positive = 1
@@ -36,7 +36,7 @@ class EnvironmentTable(BaseModel):
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = STRICT
 
 
 def _as_choice(value: Any) -> Any:
@@ -408,7 +408,7 @@ class CodePoolConfig(_Strict):
     """least timeout of a test"""
     max_timeout_s: Seconds = 30.0
     """largest timeout of a test, which it has while there is no anchor; equal to min_timeout_s: a fixed timeout"""
-    timeout_factor: float = Field(default=1.5, gt=0, allow_inf_nan=False)
+    timeout_factor: float = Field(default=1.5, gt=0)
     """how much longer than the anchor a test may take"""
     recheck_share: float = Field(default=0.05, ge=0, le=1)
     """time for trying a sample of timed-out programs again with the largest timeout, as a share of the time of all scores"""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from tailrace.pipeline.config.fields import Positive
+from tailrace.pipeline.config.fields import STRICT, Positive
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = STRICT
 
 
 class CostModelConfig(_Strict):

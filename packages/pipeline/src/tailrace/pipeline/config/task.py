@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator
 
-from tailrace.pipeline.config.fields import FilePath, Positive, Share, as_tuple
+from tailrace.pipeline.config.fields import STRICT, FilePath, Positive, Share, as_tuple
 
 _OF_THE_CALL = {
     *("conversation", "messages", "tokenize", "chat_template", "continue_final_message", "padding", "truncation"),
@@ -16,7 +16,7 @@ _OF_THE_CALL = {
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = STRICT
 
 
 def _of_templates(options: dict[str, Any]) -> dict[str, Any]:

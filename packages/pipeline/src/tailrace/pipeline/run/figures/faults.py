@@ -70,6 +70,9 @@ class FaultFold:
         self._machines: dict[tuple[str, str], str] = {}
         self._homeless: dict[str, set[tuple[str, str]]] = {}  # members of a machine that was struck
         self._step = 0
+        self._batches = {
+            0: 0
+        }  # trained on when the trainer had a version: one that was published anew has a newer number
         self._returned: dict[tuple[str, str], tuple[float, list[InjectedFault]]] = {}  # since when, and not at work yet
 
     @property
@@ -86,6 +89,7 @@ class FaultFold:
             c.Stop: self._replaced,
             c.Fail: self._failed,
             c.Pulled: self._pulled,
+            c.Checkpoint: self._saves,
             c.Step: self._given,
             c.Accumulate: self._given,
         }
@@ -112,7 +116,12 @@ class FaultFold:
 
     def _stepped(self, now: float, event: c.Stepped) -> None:
         del now
-        self._step = event.version
+        self._step += 1
+        self._batches[event.version] = self._step
+
+    def _saves(self, now: float, command: c.Checkpoint) -> None:
+        del now
+        self._batches.setdefault(command.version, self._step)
 
     def _strikes(self, now: float, event: c.Struck) -> None:
         machine = self._machines.get((event.role, event.id.partition(".")[0]), "")
@@ -135,6 +144,8 @@ class FaultFold:
     def _up(self, now: float, event: c.Up) -> None:
         self._machines[event.role, event.id] = event.machine
         key = event.role, event.id
+        if event.role == TRAINER:
+            self._step = self._batches.get(event.version or 0, self._step)
         returned = list(self._unserved(*key))
         for one in returned:
             one.serving_s = round(now, 3)
