@@ -89,6 +89,7 @@ class Drivers:
 
 def begun(root):
     root.mkdir(exist_ok=True)
+    write_json(RunDirectory(root).config, {})
     with EventLog(RunDirectory(root).events) as log:
         log.append(1.0, [c.Struck("controller", "0", "kill", fault="controller:0@1s")], [])
 
@@ -103,6 +104,16 @@ def test_a_run_whose_driver_was_killed_goes_on_with_the_faults_that_are_left(tmp
         ["laminar", "--run-dir", str(root), "--plain", "--kill", "controller:0@1s", "--kill", "data:0@9s"],
         ["--resume", str(root), "--plain", "--kill", "data:0@9s"],
     ]
+
+
+def test_a_run_that_was_cut_before_its_log_began_goes_on(tmp_path, monkeypatch):
+    """The warm start takes minutes, and a new run is refused in its directory."""
+    directory = RunDirectory.create(tmp_path / "run-000", {})
+    directory.unlock()
+    drivers = Drivers(monkeypatch, (finish, 0))
+    fault = parse_fault("data:0@9s")
+    assert supervise(directory.root, ["laminar"], [fault], still_s=9.0, tell=lambda line: None).ended == "finished"
+    assert drivers.words == [["--resume", str(directory.root), "--plain", "--kill", "data:0@9s"]]
 
 
 def test_one_that_stands_still_is_a_hang_and_one_that_fails_again_and_again_has_failed(tmp_path, monkeypatch):

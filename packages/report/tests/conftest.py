@@ -84,7 +84,7 @@ class Enriched(InstantLog):
 
     def __init__(self, directory):
         super().__init__(keep=True)
-        self.file, self.metrics = EventLog(directory.events), MetricsObserver(directory.metrics, None)
+        self.file, self.metrics = EventLog(directory.events), MetricsObserver(directory.metrics)
 
     def append(self, now, events, commands, heard):
         events = [enriched(event) for event in events]

@@ -19,7 +19,8 @@ from tailrace import contracts as c
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.eventlog import EventLog, read_log
+from tailrace.pipeline.run.eventlog import HEADER, EventLog, read_log
+from tailrace.pipeline.run.figures.metrics import read_metrics
 from tailrace.pipeline.run.launching import attaching, launch
 from tailrace.pipeline.run.launching.attaching import (
     SILENT_S,
@@ -28,6 +29,7 @@ from tailrace.pipeline.run.launching.attaching import (
     make_cluster,
     next_epoch,
     take_over,
+    to_go_on,
 )
 from tailrace.processes import ProcessId
 from tailrace.runtime.errors import RunFailedError, SupersededError
@@ -189,7 +191,7 @@ def test_a_finished_run_has_no_controller_to_replace(directory, keeper):
         take_over(directory)
 
 
-@pytest.mark.parametrize("what", ["no cluster", "a cluster that is gone", "no log"])
+@pytest.mark.parametrize("what", ["no cluster", "a cluster that is gone", "no log", "a log of no instant"])
 def test_without_members_there_is_nothing_to_attach_to(directory, keeper, what):
     if what != "no cluster":
         left(directory, keeper)
@@ -198,6 +200,8 @@ def test_without_members_there_is_nothing_to_attach_to(directory, keeper, what):
         keeper.wait()
     if what == "no log":
         directory.events.unlink()
+    if what == "a log of no instant":
+        directory.events.write_bytes(HEADER)
     directory.unlock()
     with pytest.raises(RunDirectoryError, match=r"found no member of it that lives.*go on with: tailrace run --resume"):
         take_over(directory)
@@ -303,6 +307,15 @@ def test_a_finished_run_keeps_its_summary_until_its_changes_are_written(director
         check_resumed(directory, {"pipeline.steps": [steps + 1, steps]})
 
 
+def test_a_run_whose_driver_died_before_it_decided_anything_begins_with_its_changes_and_faults(directory):
+    """A full disk, or a policy that raises, leaves a log of no instant. Its configuration was that of the first instant later."""
+    directory.events.write_bytes(HEADER)
+    config = RunConfig.model_validate({"pipeline": {"steps": 3}, "faults": ("trainer@step1",)})
+    directory.change(config.model_dump(mode="json"), {"pipeline.steps": [60, 3]})
+    assert directory.began_with() == config
+    assert to_go_on(config, directory).faults == config.faults
+
+
 def test_what_was_trained_on_has_as_long_to_be_written_as_a_checkpoint(directory):
     class WrittenError(Exception):
         pass
@@ -322,18 +335,22 @@ def test_what_was_trained_on_has_as_long_to_be_written_as_a_checkpoint(directory
 def test_a_run_that_cannot_begin_leaves_no_member(directory, monkeypatch):
     closed = []
     host = SimpleNamespace(close=lambda: closed.append("host"))
-    trackers = SimpleNamespace(close=lambda *_, **__: closed.append("trackers"))
+    trackers = SimpleNamespace(close=lambda *_, **__: closed.append("trackers"), log=lambda *_: None)
     monkeypatch.setattr(launch._Launch, "_host", lambda *_, **__: host)
     monkeypatch.setattr(launch._Launch, "_trackers", lambda _: (trackers, []))
-    for name, found in {
-        "check": None,
-        "replay": None,
-        "prepare": SimpleNamespace(model=None),
-        "stops_in_words": [],
-    }.items():
+    for name, found in {"check": None, "prepare": SimpleNamespace(model=None), "stops_in_words": []}.items():
         monkeypatch.setattr(launch, name, lambda *_, found=found, **__: found)
+    view = SimpleNamespace(step_of=lambda version: version, evaluations=[])
+    monkeypatch.setattr(launch, "replay", lambda *_, observe, **__: observe(2.0, [c.Stepped(1)], [], view))
     monkeypatch.setattr(launch, "build_deployment", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "Executor", Mock(side_effect=RunFailedError("no executor")))
+    with pytest.raises(RunFailedError, match="no executor"):
+        launch.launch(RunConfig(), directory)
+    assert closed == ["trackers", "host"]
+    assert [row["step"] for row in read_metrics(directory.metrics)] == [
+        1
+    ]  # which the driver before did not come to write
     directory.metrics.write_text("[]\n")
     with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl, line 1"):
         launch.launch(RunConfig(), directory)
-    assert closed == ["trackers", "host"]
+    assert closed == ["trackers", "host"]  # nothing had begun

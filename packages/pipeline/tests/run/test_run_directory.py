@@ -141,6 +141,22 @@ def test_a_run_that_could_not_be_made_leaves_nothing_behind(tmp_path, monkeypatc
     assert RunDirectory.open(root).read_config() == {"seed": 1}
 
 
+def test_a_run_that_another_made_since_the_directory_was_looked_at_stays(tmp_path, monkeypatch):
+    """Its watcher lets go of the lock before its controller takes it."""
+    root, lock = tmp_path / "run", RunDirectory.lock
+
+    def late(self):
+        monkeypatch.setattr(RunDirectory, "lock", lock)
+        RunDirectory.create(root, {"seed": 1}).unlock()
+        lock(self)
+
+    monkeypatch.setattr(RunDirectory, "lock", late)
+    with pytest.raises(RunDirectoryError, match="found a run, expected a new directory"):
+        RunDirectory.create(root, {"seed": 2})
+    assert RunDirectory.open(root).read_config() == {"seed": 1}
+    assert not RunDirectory(root).running()
+
+
 def test_an_empty_directory_that_was_there_stays(tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(TypeError, match="keys"):

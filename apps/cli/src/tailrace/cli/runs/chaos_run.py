@@ -123,11 +123,10 @@ def supervise(
         )
     while True:
         figures = struck(directory, faults)
-        begun = directory.events.exists()
-        if begun and directory.summary.exists():
+        if directory.summary.exists():
             return WatchedRun("finished", drivers, time.monotonic() - began, figures)
-        left = [fault for fault in faults if str(fault) in figures.not_struck] if begun else list(faults)
-        words = ["--resume", str(root)] if begun else [*command, "--run-dir", str(root)]
+        left = [fault for fault in faults if str(fault) in figures.not_struck]
+        words = ["--resume", str(root)] if directory.config.exists() else [*command, "--run-dir", str(root)]
         drivers += 1
         status = _drive([*words, "--plain", *options(left)], directory, still_s, tell)
         if status == 0:

@@ -142,7 +142,7 @@ class RunWatcher:
             found = f"the run is complete; tailrace report {shlex.quote(str(self.directory.root))} writes its report"
         elif cluster is None:
             found = f"its members ended with it; {go_on}"
-        elif not self.directory.events.exists():
+        elif not self.directory.decided():
             found = f"before the run began; {go_on}"
         elif self._in_a_row > len(self._pauses_s):
             found = f"{self._in_a_row} in a row died without a step between them; {go_on}"

@@ -30,6 +30,7 @@ from tailrace.pipeline import __version__
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
+from tailrace.pipeline.run.eventlog import read_log
 
 FORMAT = 2
 _ASKED_S = 0.2
@@ -92,7 +93,9 @@ class RunDirectory:
             if config.get("private", True):
                 _make_private(root)
             directory.lock()
+            check_new(directory)  # another may have made a run there meanwhile
         except BaseException:
+            directory.unlock()
             _remove_empty(new)
             raise
         try:
@@ -149,7 +152,7 @@ class RunDirectory:
             changed: the value before and after by key.
         """
         content = read_json(self.config)
-        if self.events.exists():
+        if self.decided():
             content.setdefault("began_with", content["run"])
         entry = {"at": time.time(), "changed": {key: list(values) for key, values in changed.items()}}
         content["changes"] = [*content.get("changes", []), entry]
@@ -174,6 +177,14 @@ class RunDirectory:
             RunDirectoryError, ConfigError: the file is missing, damaged or not valid.
         """
         return validate([(str(self.config), self.read_config())])
+
+    def decided(self) -> bool:
+        """Whether a controller has decided anything: the log has an instant, not just its first line.
+
+        Raises:
+            RunDirectoryError: the log is damaged.
+        """
+        return self.events.exists() and next(read_log(self.events), None) is not None
 
     @property
     def trained(self) -> Path:
@@ -339,7 +350,7 @@ def check_new(directory: RunDirectory) -> None:
         if not root.exists():
             _check_parent(root)
             return
-        if root.is_dir() and not any(root.iterdir()):
+        if root.is_dir() and all(path.name == "lock" for path in root.iterdir()):
             return
     except RunDirectoryError:
         raise

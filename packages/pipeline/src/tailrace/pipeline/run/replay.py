@@ -8,19 +8,22 @@ Nobody else knows afterwards who was where and why somebody waited. The controll
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tailrace.contracts import Command
+from tailrace.contracts import Command, Event
 from tailrace.controller.controller import Controller
 from tailrace.controller.errors import ControllerError
+from tailrace.controller.view import RunView
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import FollowedInstant, Instant, read_log
 from tailrace.pipeline.run.pools import relay_count
 from tailrace.runtime.executor.roster import Roster
+
+Observe = Callable[[float, Sequence[Event], Sequence[Command], RunView], None]
 
 
 def controller_of(directory: RunDirectory) -> Controller:
@@ -81,12 +84,20 @@ def take_in(
     return instant.commands
 
 
-def replay(controller: Controller, path: Path, roster: Roster | None = None, *, version: str = "") -> float | None:
+def replay(
+    controller: Controller,
+    path: Path,
+    roster: Roster | None = None,
+    *,
+    version: str = "",
+    observe: Observe = lambda *_: None,
+) -> float | None:
     """Rebuild a controller from the log. Returns the time of its last event; None without one.
 
     Args:
         controller, path, version: see `replayed`.
         roster: a new one, which takes in the log, too.
+        observe: is shown each instant, and the controller's view after it.
 
     Raises:
         RunDirectoryError: see `replayed`.
@@ -95,5 +106,6 @@ def replay(controller: Controller, path: Path, roster: Roster | None = None, *, 
     for instant in replayed(controller, path, version=version):
         if roster is not None:
             roster.note(instant.events, instant.commands, instant.heard)
+        observe(instant.now, instant.events, instant.commands, controller.view)
         last = instant.now
     return last

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tailrace import contracts as c
+from tailrace.controller.evaluations import EvaluationResult
 from tailrace.controller.view import RunView
 from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
 from tailrace.pipeline.run.eventlog import last_line_end
@@ -22,59 +24,65 @@ from tailrace.runtime.executor.executor import Executor
 class MetricsObserver:
     """Writes metrics as they arise.
 
+    A driver that goes on shows it the whole log first, and then says `begin`.
+
     Args:
         path: ``metrics.jsonl``, to which lines are appended. A half last one, of a driver whose disk was full, is cut off.
-        trackers: what gets the same; None: nothing.
 
     Raises:
         RunDirectoryError: a line of it is damaged, or it cannot be written.
     """
 
-    def __init__(self, path: Path, trackers: Trackers | None = None) -> None:
-        written = sum(row["kind"] == "evaluation" for row in read_metrics(path))  # by earlier drivers
+    def __init__(self, path: Path) -> None:
+        written = Counter(row["kind"] for row in read_metrics(path))  # by earlier drivers
         try:
             self._file = path.open("a+b", buffering=0)
             self._end = last_line_end(self._file.fileno(), path.stat().st_size)
             self._file.truncate(self._end)
         except OSError as error:
             raise RunWriteError(error.errno, error.strerror or str(error), str(path)) from error
-        self._trackers = trackers
+        self._trackers: Trackers | None = None
         self._batches: dict[int, dict[str, Any]] = {}
-        self._evaluations = written
+        self._steps, self._evaluations = written["step"], written["evaluation"]
+        self._missing: list[tuple[str, float, dict[str, Any]]] = []
         self.follows = True
         """Whether observed instants belong to the run; False while controls are evaluated."""
 
+    def replay(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
+        """Take in an instant of the log. The driver that logged it may have died before it wrote of it."""
+        for kind, row in self._rows(now, events, commands, run):
+            if kind == "step" and self._steps:
+                self._steps -= 1  # it is there
+            else:
+                self._missing.append((kind, now, row))
+
+    def begin(self, trackers: Trackers) -> None:
+        """Write what is missing behind the log, and tell the trackers of that and of all that comes."""
+        self._trackers = trackers
+        for kind, now, row in self._missing:
+            self._write(kind, now, row)
+        self._missing = []
+
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         """Note a batch when it is taken and write it when it is trained on."""
-        if not self.follows:
-            return
-        stepped = [event for event in events if type(event) is c.Stepped]
-        for event in stepped:
-            batch = self._batches.pop(event.version, {})
-            row = {"step": run.step_of(event.version), "version": event.version, **batch, **event.metrics}
-            self._write("step", now, row)
+        if self.follows:
+            for kind, row in self._rows(now, events, commands, run):
+                self._write(kind, now, row)
+
+    def _rows(
+        self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What an instant brings: each row with its kind."""
+        for event in events:
+            if type(event) is c.Stepped:
+                batch = self._batches.pop(event.version, {})
+                yield "step", {"step": run.step_of(event.version), "version": event.version, **batch, **event.metrics}
         for command in commands:  # a step may begin as soon as the one before it is done
             if type(command) is c.Step:
                 self._batches = {command.version: _batch(command.version, run, now)}
         if len(run.evaluations) > self._evaluations:
-            self._evaluated(now, run)
-
-    def _evaluated(self, now: float, run: RunView) -> None:
-        for result in run.evaluations[self._evaluations :]:
-            measured = MeasuredAnswers.of(result.mode, result)
-            row = {
-                "step": result.step,
-                "version": result.version,
-                "mode": result.mode,
-                "reward": measured.reward.value,
-                "accuracy": None if measured.accuracy is None else measured.accuracy.value,
-                "problems": measured.problems,
-                "failed": result.failed,
-                "length_p50": measured.length_p50,
-                "length_p99": measured.length_p99,
-            }
-            self._write("evaluation", now, row)
-        self._evaluations = len(run.evaluations)
+            yield from (("evaluation", _evaluated(result)) for result in run.evaluations[self._evaluations :])
+            self._evaluations = len(run.evaluations)
 
     def tick(self, now: float, executor: Executor) -> None:
         """Does nothing."""
@@ -100,6 +108,22 @@ class MetricsObserver:
             told = {f"{prefix}/{key}": value for key, value in row.items() if key not in ("step", "version")}
             numbers = {name: value for name, value in told.items() if isinstance(value, int | float)}
             self._trackers.log(row["step"], numbers)
+
+
+def _evaluated(result: EvaluationResult) -> dict[str, Any]:
+    """An evaluation; one of which nothing could be scored has no figures."""
+    measured = MeasuredAnswers.of(result.mode, result) if result.rewards else None
+    return {
+        "step": result.step,
+        "version": result.version,
+        "mode": result.mode,
+        "reward": None if measured is None else measured.reward.value,
+        "accuracy": None if measured is None or measured.accuracy is None else measured.accuracy.value,
+        "problems": len(result.rewards),
+        "failed": result.failed,
+        "length_p50": None if measured is None else measured.length_p50,
+        "length_p99": None if measured is None else measured.length_p99,
+    }
 
 
 def _batch(version: int, run: RunView, now: float) -> dict[str, Any]:

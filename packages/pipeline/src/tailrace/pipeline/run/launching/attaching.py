@@ -72,7 +72,7 @@ def check_left(directory: RunDirectory) -> RayCluster:
             "expected one that died; watch it with: tailrace status --watch"
         )
     cluster = RayCluster.read(directory.root)
-    if cluster is None or not directory.events.exists():
+    if cluster is None or not directory.decided():
         raise RunDirectoryError(
             f"{directory.root}: found no member of it that lives, expected those that its controller left; "
             f"go on with: {resume_command(directory.root)}"
@@ -179,7 +179,7 @@ def to_go_on(config: RunConfig, directory: RunDirectory, faults: Mapping[str, An
         RunDirectoryError: the run is simulated.
     """
     check_real(directory)
-    first = {"faults": (), "mtbf_s": None} if directory.events.exists() else {}
+    first = {"faults": (), "mtbf_s": None} if directory.decided() else {}
     return config.model_copy(update={**first, **(faults or {})})
 
 

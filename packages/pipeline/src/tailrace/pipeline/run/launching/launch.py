@@ -185,16 +185,18 @@ class _Launch:
             self._claim = Claim(directory.root)
         began = directory.began_with()
         controller, faults, roster = controller_of(directory), build_faults(config), Roster()
-        # an unusable log is reported before minutes of preparation
-        past = replay(controller, directory.events, roster, version=directory.version)
-        if past is None:  # nothing was decided yet, so everything may be as it is now
-            controller = Controller(build_spec(config), relays=relay_count(config))
-        elif not controller.finished or config.pipeline.steps > controller.view.steps:
-            self._check_checkpoints(controller)
-        attaches = attaches and not controller.over  # its last steps, such as controls, are taken anew
-        keep_bytecode(cache_directory())
-        host = self._host(attaches=attaches)
         with ExitStack() as undone:  # if it cannot begin
+            metrics = MetricsObserver(directory.metrics)
+            undone.callback(metrics.close)
+            # an unusable log is reported before minutes of preparation
+            past = replay(controller, directory.events, roster, version=directory.version, observe=metrics.replay)
+            if past is None:  # nothing was decided yet, so everything may be as it is now
+                controller = Controller(build_spec(config), relays=relay_count(config))
+            elif not controller.finished or config.pipeline.steps > controller.view.steps:
+                self._check_checkpoints(controller)
+            attaches = attaches and not controller.over  # its last steps, such as controls, are taken anew
+            keep_bytecode(cache_directory())
+            host = self._host(attaches=attaches)
             undone.callback(host.close)
             if isinstance(host, RayHost) and not attaches:
                 if config.executor.ray_address is not None:  # one machine may stand for several sites, a cluster not
@@ -214,7 +216,7 @@ class _Launch:
                 self.status.phase("starting roles")
             trackers, untracked = self._trackers()
             undone.callback(trackers.close, HURRY_S, finished=False)
-            metrics = MetricsObserver(directory.metrics, trackers)
+            metrics.begin(trackers)
             host.time = RealTime(shown_s(self._cluster, past or 0.0) if attaches else past or 0.0)
             if self._cluster is not None and not attaches:
                 dataclasses.replace(self._cluster, began_at=time.time() - host.time.now()).write(directory.root)
