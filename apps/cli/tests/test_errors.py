@@ -149,6 +149,11 @@ def test_a_ray_address_that_swallows_packets_is_given_up_soon(fails, monkeypatch
             one.close()
 
 
+def test_relays_that_could_listen_nowhere_here(fails):
+    line = fails("run", "laminar", "--set", "relay.host=198.51.100.7")
+    assert "key 'relay.host': found '198.51.100.7', where nothing can listen here" in line
+
+
 def test_cuda_where_there_is_none(fails, monkeypatch):
     monkeypatch.setattr("tailrace.cli.runs.preflight._gpus_here", lambda: 0)
     assert "no CUDA device here" in fails("run", "laminar", "--set", "executor.device=cuda")

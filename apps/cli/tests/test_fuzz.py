@@ -65,7 +65,7 @@ def test_a_case_that_holds_is_replayed(capsys, tmp_path):
 def test_a_case_as_a_command_of_run(capsys, tmp_path):
     case = next(case for case in map(draw_case, range(1_000)) if {"kill", "partition"} <= {f.kind for f in case.faults})
     path = tmp_path / "case.json"
-    path.write_text(case.to_json())
+    path.write_text(case.model_copy(update={"replica_versions": 2, "scoring_attempts": 3}).to_json())
     assert main(["fuzz", "--replay", str(path), "--as-run"]) == 0
     out, err = capsys.readouterr()
     words = shlex.split(out)
@@ -73,6 +73,8 @@ def test_a_case_as_a_command_of_run(capsys, tmp_path):
     kill = next(fault for fault in case.faults if fault.kind == "kill")
     assert f"{kill.role}:{kill.member}@step{kill.at_step}" in words
     assert "partition" in err
+    assert "left out, the run has its own: replica_versions = 2\n" in err
+    assert "scoring_attempts" not in err  # 3 is what a run has
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,8 @@ def test_trajectories_are_those_that_were_trained_on(run, capsys):
     file = RunDirectory(run).trajectories / "trained.jsonl"
     file.parent.mkdir(exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in made))
-    rows = asked(capsys, run, "SELECT trajectory, tokens, reward FROM trajectories ORDER BY tokens")
+    rows = asked(capsys, run, "SELECT trajectory, tokens, reward, metadata FROM trajectories ORDER BY tokens")
+    assert [json.loads(row.pop("metadata")) for row in rows] == [row["metadata"] for row in made]
     assert rows == [{"trajectory": f"{place}.0", "tokens": 3 + place, "reward": 0.5} for place in range(4)]
     file.unlink()
     file.parent.rmdir()
@@ -91,7 +92,8 @@ def trained(place):
     return {
         "trajectory": f"{place}.0", "group": str(place), "prompt": [1, 2], "tokens": [7] * length,
         "versions": [0] * length, "logprobs": [-0.5] * length, "observations": [], "generated": length, "reward": 0.5,
-        "finish": "stop", "oldest_version": 0, "completed_version": 0, "consumed_version": 1, "metadata": {},
+        "finish": "stop", "oldest_version": 0, "completed_version": 0, "consumed_version": 1,
+        "metadata": {"prompt": place, "mode": ""} | ({"environment": {"reward": place / 2}} if place else {}),
     }  # fmt: skip
 
 

@@ -5,8 +5,10 @@ import json
 import pytest
 
 from tailrace.cli.main import main
+from tailrace.contracts import Tick
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.run.launching.attaching import to_go_on
 
 
@@ -98,7 +100,8 @@ def test_options_that_have_no_meaning_are_refused(run, capsys, flag):
 
 def test_changes_are_kept_with_what_the_log_began_with(run):
     first = run.configuration()
-    run.events.write_text("")
+    with EventLog(run.events) as log:
+        log.append(1.0, [Tick()], [])
     for steps in (70, 80):
         before = run.configuration()
         now = before.model_copy(update={"pipeline": before.pipeline.model_copy(update={"steps": steps})})

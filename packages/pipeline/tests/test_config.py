@@ -108,6 +108,7 @@ def test_one_table_is_laid_over_each_of_several_and_each_of_several_over_one():
             r"patience_s': found 10000000000.0, expected: less than or equal to 1000000000",
         ),
         ({"deadlines": {"step_s": -1.0}}, r"key 'deadlines.step_s': found -1.0"),
+        ({"executor": {"machines": 100_000}}, r"machines': found 100000, expected: less than or equal to 100"),
         ({"executor": {"name": "slurm"}}, r"key 'executor.name': found 'slurm', expected: 'ray' or 'local'"),
     ],
 )

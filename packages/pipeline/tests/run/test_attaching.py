@@ -308,7 +308,7 @@ def test_a_finished_run_keeps_its_summary_until_its_changes_are_written(director
 
 
 def test_a_run_whose_driver_died_before_it_decided_anything_begins_with_its_changes_and_faults(directory):
-    """A full disk, or a policy that raises, leaves a log of no instant. Its configuration was that of the first instant later."""
+    """A full disk, or a policy that raises, leaves a log of no instant. It kept the old configuration for those to come."""
     directory.events.write_bytes(HEADER)
     config = RunConfig.model_validate({"pipeline": {"steps": 3}, "faults": ("trainer@step1",)})
     directory.change(config.model_dump(mode="json"), {"pipeline.steps": [60, 3]})

@@ -16,6 +16,7 @@ from tailrace.fuzz.faults import CaseFault
 from tailrace.fuzz.policies import POLICIES
 
 APP = "laminar"
+_OWN = {"replica_versions", "scoring_attempts", "environments", "machines", "judge_cell"}
 
 
 def run_arguments(case: Case) -> list[str]:
@@ -38,6 +39,12 @@ def run_command(case: Case) -> str:
 def left_out(case: Case) -> list[CaseFault]:
     """Faults that a real run cannot be told to have."""
     return [fault for fault in case.faults if fault.scripted() is None]
+
+
+def settings_left_out(case: Case) -> dict[str, Any]:
+    """What of a case's pipeline is no default, and the command does not say: a run of that app has its own, or none."""
+    without = set() if case.workload.environment else {"environments"}
+    return case.model_dump(mode="json", include=_OWN - without, exclude_defaults=True)
 
 
 def settings(case: Case) -> list[str]:

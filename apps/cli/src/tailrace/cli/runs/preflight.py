@@ -12,6 +12,7 @@ from tailrace.fleetsim.footprint import Footprint, Machines, footprint
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import registered
 from tailrace.pipeline.errors import Gathered
+from tailrace.pipeline.roles.transfer import NODE
 from tailrace.pipeline.run import build
 from tailrace.pipeline.run.device_shares import cores_here, takes_cores
 from tailrace.pipeline.run.model_check import check_model
@@ -105,6 +106,7 @@ def _machine(config: RunConfig) -> None:
         check_ray(config.executor.ray_address)
     else:
         check_devices(config)
+        _check_relay_host(config.relay.host)
 
 
 def _room(config: RunConfig, root: Path | None) -> None:
@@ -172,6 +174,26 @@ def check_devices(config: RunConfig) -> None:
             f"keys 'executor.replica_gpus' and 'executor.trainer_gpus': found {gpus:g} GPUs asked for and {here} here, "
             "expected no more than there are; --ray-address joins a cluster"
         )
+
+
+def _check_relay_host(host: str) -> None:
+    """Check that relays of a run on this machine alone can listen at their address.
+
+    Raises:
+        NotHereError: they cannot.
+    """
+    if host == NODE:
+        return
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, number) as probe:
+            probe.bind(address)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise NotHereError(
+            f"key 'relay.host': found {host!r}, where nothing can listen here ({reason}), expected an address of this machine, "
+            f"or {NODE!r}"
+        ) from error
 
 
 def check_ray(address: str) -> None:

@@ -174,10 +174,14 @@ def _fill_rows(database: Any, directory: RunDirectory, folder: Path) -> None:
 
 
 def _without_tokens(row: dict[str, Any]) -> dict[str, Any]:
-    """A trained trajectory with the number of its tokens in their place, which old archives hold."""
+    """A trained trajectory with the number of its tokens in their place, which old archives hold.
+
+    Its metadata are text, of which DuckDB makes no columns: they would have what other rows have, too.
+    """
     tokens = row["tokens"]
     return {name: value for name, value in row.items() if name not in _OF_TOKENS} | {
-        "tokens": len(tokens) if isinstance(tokens, list) else tokens
+        "tokens": len(tokens) if isinstance(tokens, list) else tokens,
+        "metadata": json.dumps(row.get("metadata")),
     }
 
 

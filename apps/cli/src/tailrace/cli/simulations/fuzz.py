@@ -20,8 +20,9 @@ from rich.text import Text
 
 from tailrace.cli.console import plain_console
 from tailrace.cli.errors import FAILED, CommandError
+from tailrace.cli.json_text import json_text
 from tailrace.contracts import expected_one_of, plugins
-from tailrace.fuzz.as_run import left_out, run_command
+from tailrace.fuzz.as_run import left_out, run_command, settings_left_out
 from tailrace.fuzz.campaign import CampaignSummary, fuzz
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.policies import POLICIES
@@ -143,6 +144,8 @@ def _replay(path: Path, case: Case) -> int:
 def _as_run(case: Case) -> int:
     for fault in left_out(case):
         print(f"left out, only the simulator has it: {fault.model_dump_json(exclude_defaults=True)}", file=sys.stderr)
+    for name, value in settings_left_out(case).items():
+        print(f"left out, the run has its own: {name} = {json_text(value)}", file=sys.stderr)
     print(run_command(case))
     return 0
 

@@ -24,6 +24,8 @@ from tailrace.paramserver.transport.protocol import load as load_transport
 from tailrace.runtime.errors import CheckpointUnusableError
 
 Codec = Literal["auto", "none", "delta", "bf16", "fp8"]
+NODE = "node"
+"""The host that stands for each machine's own address in the Ray cluster."""
 _CASTS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}
 _RESTORED = "float32"  # represents every value of every cast exactly; an engine converts it to its own dtype
 
@@ -86,7 +88,7 @@ class WeightTransfer:
     @property
     def address(self) -> str:
         """The address under which others reach this process."""
-        if self.host != "node":
+        if self.host != NODE:
             return self.host
         import ray
 
