@@ -91,7 +91,6 @@ DEAR = (
 
 WITH_VLLM = (
     "packages/paramserver/tests/bridges/test_vllm.py",
-    "packages/rollout/tests/test_readme.py",
     "packages/rollout/tests/test_replica_on_real_engines.py",
     "packages/rollout/tests/test_vllm_engine.py",
     "packages/rollout/tests/test_vllm_weights.py",

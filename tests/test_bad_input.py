@@ -727,6 +727,7 @@ def test_the_project_itself_is_right(project, capsys):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.cases(60)
 def test_bad_input_is_named_and_leaves_nothing(project, capsys, kind):
     arguments, prepare, names = KINDS[kind]
     if prepare is not None:

@@ -146,5 +146,6 @@ def test_some_of_what_is_collected_is_run(run):
 
 
 @pytest.mark.parametrize("part", ["0/3", "4/3", "1/", "one"])
+@pytest.mark.cases(1)
 def test_what_is_no_part_is_refused(run, part):
     assert f"--deep-part: found {part!r}, expected a number K" in run("--deep-part=" + part)

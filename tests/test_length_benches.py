@@ -80,6 +80,7 @@ def test_a_replica_without_work_takes_the_longest_that_waits_elsewhere():
     assert [waiting.take(1, 3), waiting.take(1, 3), waiting.take(1, 3)] == [0, 1, None]
 
 
+@pytest.mark.deep
 def test_the_sums_of_a_drift_have_twice_as_many_terms_from_the_middle_on():
     pytest.importorskip("reasoning_gym")
     from ranker_drift import AHEAD, PROMPTS, TERMS, rows

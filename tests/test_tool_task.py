@@ -27,6 +27,7 @@ def ids(tokenizer, text):
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
+@pytest.mark.cases(1)
 def test_what_is_learned_is_each_turn_and_its_end_behind_what_a_rollout_reads(folder, tokenizer):
     rows = TOOL_SUMS.generate("heldout", 100, 2)
     end = tokenizer.token_to_id(EOS)

@@ -34,6 +34,7 @@ def written(path, examples):
     return path
 
 
+@pytest.mark.deep
 def test_every_method_on_prompts_held_out(tmp_path, capsys, quick_methods):
     data, out, figures = (
         written(tmp_path / "data.jsonl", made_examples(80)),

@@ -238,6 +238,7 @@ def test_a_session_that_is_closed_while_it_is_played_again_says_so(tmp_path):
         ("answer {'observation': '', 'done': setattr(self, 'total', 'x' * 2**21) or True}", NonsenseError, "snapshot"),
     ],
 )
+@pytest.mark.cases(6)
 def test_what_fails_a_session_is_said_and_the_others_go_on(action, error, said, tmp_path):
     async def test():
         async with pool("Told", {"greeting": str(tmp_path / "closed")}) as told:

@@ -137,6 +137,7 @@ def test_whole_nodes_of_two_devices_come_and_go():
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.deep) for seed in (2, 3, 4))])
+@pytest.mark.cases(2)
 def test_stationary_iterations_do_neither(seed):
     seen = Seen(config(), seed=seed)
     seen.complete()

@@ -41,6 +41,7 @@ def begins(content):
 
 @pytest.mark.parametrize("prompts", [32, 512])
 @pytest.mark.parametrize("data_s", [0.0, 200.0, 400.0, 600.0])
+@pytest.mark.cases(3)
 def test_engines_alone_take_as_long_as_was_predicted_and_no_other_size_is_faster(prompts, data_s):
     shape = {"prompts_per_step": prompts, "prompts_per_replica": prompts}
     content = config(fleet={"trainer": {"data_s": data_s}}, pipeline=shape)

@@ -1,4 +1,4 @@
-"""120 seeds hold: random pipelines, fleets and faults, the invariants checked at every event."""
+"""60 seeds hold, 400 with --deep: random pipelines, fleets and faults, the invariants checked at every event."""
 
 import pytest
 
@@ -8,24 +8,24 @@ from tailrace.fuzz.draw import draw_case
 from tailrace.fuzz.faults import BreakKind
 from tailrace.fuzz.policies import POLICIES
 
-SEEDS = 120
+SEEDS = (*range(60), 118)  # a rare one: a machine of replicas is lent to the trainer
 
 
 @pytest.fixture(scope="module")
 def summary():
-    return run_seeds(range(SEEDS))
+    return run_seeds(SEEDS)
 
 
 @pytest.mark.long
 def test_the_invariants_hold(summary: CampaignSummary):
     told = [f"{failure}\ntailrace fuzz --seeds 1 --first-seed {seed}" for seed, failure in summary.failures.items()]
     assert not told, "\n\n".join(told)
-    assert summary.seeds == SEEDS
+    assert summary.seeds == len(SEEDS)
 
 
 @pytest.mark.deep
 def test_the_invariants_hold_with_further_seeds():
-    assert run_seeds(range(SEEDS, 400)).failures == {}
+    assert run_seeds(range(60, 400)).failures == {}
 
 
 def test_every_policy_and_every_fault_has_its_turn(summary: CampaignSummary):
@@ -37,7 +37,7 @@ def test_every_policy_and_every_fault_has_its_turn(summary: CampaignSummary):
 def test_what_is_hard_to_get_right_does_happen(summary: CampaignSummary):
     happened = summary.covered["happened"]
     assert {what for what, count in happened.items() if not count} == set()
-    assert summary.ended["finished"] > SEEDS / 2
+    assert summary.ended["finished"] > len(SEEDS) / 2
     assert summary.ended["gave up"] > 0
 
 

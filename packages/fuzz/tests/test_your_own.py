@@ -84,6 +84,7 @@ def test_a_plugin_by_name_is_in_every_case():
     assert {draw_case(seed, {"sync": "barrier"}).pipeline.sync.name for seed in range(20)} == {"barrier"}
 
 
+@pytest.mark.deep
 def test_a_gate_that_promises_too_much_is_found_shrunk_and_replayed(tmp_path):
     found = fuzz(20, admission=Lax(2), shrink_s=1, out=tmp_path).found
     assert found

@@ -49,6 +49,7 @@ def model(tmp_path_factory):
 
 
 @pytest.mark.parametrize("peers", [False, pytest.param(True, marks=pytest.mark.deep)])
+@pytest.mark.cases(1)
 def test_killed_between_full_states_it_repeats_no_batch_that_its_weights_hold(tmp_path, model, peers):
     """It saves weights at each step, and full state only as it comes up. It is killed twice, two published versions later."""
     count = {"provisioning": policy("provisioning", "static", count=3)} if peers else {}

@@ -68,6 +68,7 @@ def test_trackio(tmp_path, monkeypatch):
     }
 
 
+@pytest.mark.deep
 def test_wandb_keeps_the_run_for_later_where_it_knows_no_key(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)

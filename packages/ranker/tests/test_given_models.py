@@ -186,6 +186,7 @@ def test_without_peft_auto_tries_the_other_methods_and_warns(small_model, monkey
     assert ranker.method == "prompt-length"
 
 
+@pytest.mark.deep
 def test_a_comparison_has_a_row_for_each_objective(small_model):
     found = compare(made_examples(60), method="sft", options=OPTIONS, names=["lexical"], init=small_model)
     assert list(found.methods) == ["lexical", "sft:write", "sft:quantiles", "sft:pairwise"]

@@ -187,6 +187,7 @@ def test_reading_by_the_cache_is_reading_anew():
 @pytest.mark.parametrize(
     "method", [Encoder(**SMALL, epochs=8, lr=3e-3), Encoder(**SMALL, epochs=8, lr=3e-3, loss="listmle")]
 )
+@pytest.mark.cases(1)
 def test_an_encoder_finds_more_than_the_length_of_the_prompt(method):
     torch.set_num_threads(1)
     examples, others = made_examples(250, seed=5), made_examples(150, seed=6)

@@ -344,6 +344,7 @@ def test_an_order_that_is_lost_is_noticed_though_few_prompts_were_held_back(monk
     assert found.watch(examples) == found.drifted(examples)
 
 
+@pytest.mark.deep
 def test_a_comparison_measures_all_on_prompts_held_out(small_model):
     from tailrace.ranker import comparison
     from tailrace.ranker.trials import installed_methods

@@ -163,6 +163,7 @@ def test_the_page_loads_nothing_that_is_not_its_own(whole):
         assert refused == "refused"
 
 
+@pytest.mark.deep
 def test_of_very_many_spans_and_marks_it_is_seen_where_they_begin(whole):
     directory, lines = whole
     directory.events.write_bytes(b"".join(lines))

@@ -100,6 +100,7 @@ def test_limits_are_above_zero_and_whole_where_they_count(name, value):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.cases(1)
 def test_a_killed_supervisor_is_no_fault_of_the_program_and_is_replaced(backend, number):
     async def run():
         sandbox = select_sandbox(backend)
@@ -169,6 +170,7 @@ def test_a_killed_caller_takes_everything_along(backend, tmp_path):
     [("if os.fork() == 0: time.sleep(60)", 8), ("threading.Thread(target=time.sleep, args=(60,)).start()", 1)],
     ids=["processes", "threads"],
 )
+@pytest.mark.cases(1)
 def test_a_program_does_not_grow_while_its_supervisor_cannot_look(backend, start, processes):
     program = f"import os, threading, time\nfor _ in range(300):\n    {start}\ntime.sleep(60)"
 

@@ -106,6 +106,7 @@ def _judge_as_tests(backend, names):
 
 @one_backend
 @pytest.mark.parametrize("names", [SOME, pytest.param(sorted(HOSTILE), marks=pytest.mark.deep)], ids=["some", "all"])
+@pytest.mark.deep
 def test_hostile_programs_earn_nothing_and_choose_no_failure_of_the_sandbox(backend, names):
     if not _works(backend).works:
         pytest.skip(f"{backend} does not work here: {_works(backend).reason}")

@@ -108,6 +108,7 @@ def test_the_rows_reference_time_is_the_first_anchor():
     run(test)
 
 
+@pytest.mark.deep
 def test_a_false_timeout_is_found_by_a_recheck_and_lengthens_the_timeout():
     async def test():
         rechecks, found = [], asyncio.Event()

@@ -12,6 +12,7 @@ from tailrace.rollout.testing import save_tiny_model
 README = Path(__file__).parents[1] / "README.md"
 
 
+@pytest.mark.deep
 def test_the_example_runs(tmp_path, capsys):
     [example, _service] = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     save_tiny_model(tmp_path, seed=3)

@@ -111,6 +111,7 @@ def test_every_token_belongs_to_the_version_that_it_is_kept_with(name, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["transformers", pytest.param("vllm", marks=pytest.mark.deep)])
+@pytest.mark.deep
 def test_turns_go_on_behind_their_answers_across_interruption_and_versions(name, tmp_path):
     """Token by token, what a plain model of its version says of it, given all turns and answers before."""
     if importlib.util.find_spec(name) is None:

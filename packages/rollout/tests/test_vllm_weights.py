@@ -78,6 +78,7 @@ def gap(engine, model):
 @pytest.mark.parametrize(
     "kind", ["qwen3_moe", pytest.param("qwen2", marks=pytest.mark.deep), pytest.param("llama", marks=pytest.mark.deep)]
 )
+@pytest.mark.deep
 def test_other_weights_of_a_model_are_served_and_the_old_are_not(models, kind):
     path, old, new = models(kind)
     engine: Any = build_engine("vllm", str(path), OPTIONS)

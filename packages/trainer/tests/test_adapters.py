@@ -135,6 +135,7 @@ def test_no_rows_in_float32_stay_beside_a_base_in_bfloat16(model, monkeypatch):
 @pytest.mark.parametrize(
     "kind", [Qwen3Config, Qwen3MoeConfig, Qwen2MoeConfig, MixtralConfig], ids=lambda kind: kind.model_type
 )
+@pytest.mark.cases(2)
 def test_the_layers_that_files_tell_are_those_that_the_model_has(kind, tmp_path):
     """The files of a mixture have a matrix for each expert and for the router, which are no linear layers of the model."""
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}

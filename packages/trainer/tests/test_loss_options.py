@@ -46,6 +46,7 @@ def gradients(model_path, config, mini_batches, version=None):
 
 
 @pytest.mark.parametrize("loss", ["decoupled-ppo", "tis", "icepop"])
+@pytest.mark.cases(1)
 def test_the_proximal_policy_is_that_before_the_batch(model_path, batch, loss):
     """The last of three mini-batches has ratios to the weights before the first, as a plain model has it."""
     config = dataclasses.replace(CPU, loss=loss, micro_batch_tokens=60)

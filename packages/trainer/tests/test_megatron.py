@@ -162,6 +162,7 @@ def runs(root):
         for case in cases
     ],
 )
+@pytest.mark.cases(4)
 def test_gradients_metrics_and_weights_are_those_of_one_fsdp2_process(runs, ranks, case):
     root = runs(ranks)
     one = load_file(root / ("one qwen2.safetensors" if "qwen2" in case else "one.safetensors"))

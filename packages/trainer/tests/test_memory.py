@@ -184,6 +184,7 @@ MIXTURE = {**SMALL, "head_dim": 16, "moe_intermediate_size": 48, "num_experts": 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.cases(3)
 def test_a_layer_of_a_mixture_keeps_what_is_predicted(dtype, masked, packed):
     """But for where each expert's tokens begin, a number for each expert."""
     config = Qwen3MoeConfig(**MIXTURE)

@@ -94,6 +94,7 @@ def far(one, other):
 
 @pytest.mark.parametrize("normalisation", ["token", "sequence"])
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-6), ("float64", 1e-12)])
+@pytest.mark.cases(2)
 def test_it_equals_the_whole_batch(model_path, groups, normalisation, dtype, limit):
     config = dataclasses.replace(CPU, normalisation=normalisation, dtype=dtype)
     expected = Seen(model_path, config, whole(groups))
@@ -140,6 +141,7 @@ def test_it_equals_the_whole_batch_and_a_plain_model_with_every_loss(model_path,
 
 @pytest.mark.parametrize("kl_coefficient", [0.0, 0.3])
 @pytest.mark.parametrize("normalisation", ["token", "sequence"])
+@pytest.mark.cases(2)
 def test_it_equals_a_plain_model_token_by_token(model_path, groups, normalisation, kl_coefficient):
     # A step before it, so that the policy has left the reference model.
     config = dataclasses.replace(CPU, normalisation=normalisation, dtype="float64", kl_coefficient=kl_coefficient)

@@ -81,6 +81,7 @@ def load(rank, world_size, directory, dtype, cells, by_rows, rendezvous, out: Pa
         ),
     ],
 )
+@pytest.mark.cases(3)
 def test_it_is_what_was_loaded_whole(name, ranks, dtype, cells, tmp_path):
     torch.manual_seed(0)
     lm = AutoModelForCausalLM.from_config(MODELS[name])

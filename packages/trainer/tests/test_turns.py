@@ -150,6 +150,7 @@ def branched():
     ],
     ids=str,
 )
+@pytest.mark.cases(2)
 def test_contexts_train_as_sequences_of_their_own_and_an_episode_counts_once(model_path, branched, loss, layout):
     """Each generated token once, behind what it was drawn behind, by plain transformers on each context; packed or not."""
     config = dataclasses.replace(CPU, **loss, **layout)

@@ -55,6 +55,7 @@ def test_the_bound_is_the_configurations_own(admission, bound):
     assert own_bound(validate([("test", merge(CONTENT, {"pipeline": {"admission": admission}}))])) == bound
 
 
+@pytest.mark.deep
 def test_many_simulations_are_the_same_in_processes_of_their_own():
     config = validate([("test", CONTENT)])
     jobs = [(config, 0), (config, 1)]

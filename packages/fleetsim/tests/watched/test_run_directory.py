@@ -106,6 +106,7 @@ def test_a_heat_map_has_a_row_for_each_replica(page, written):
     assert 0 < max(max(row) for row in heat["z"]) <= top + 0.05
 
 
+@pytest.mark.deep
 def test_names_and_warnings_are_only_text(tmp_path):
     root = tmp_path / "out"
     run_directory.simulate_into(root, configured(LAMINAR, steps=3), name="mine")

@@ -54,6 +54,7 @@ def distance(values: list[int], below: Callable[[float], float]) -> float:
 
 @pytest.mark.parametrize("correlation", [0.0, 0.06, 0.5, 0.92, 1.0])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.cases(3)
 def test_lengths_have_their_distribution_whatever_the_correlation(case: str, correlation: float) -> None:
     response, below = CASES[case]
     seed, groups = 11, 6000

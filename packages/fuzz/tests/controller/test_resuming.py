@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import pytest
 from worlds import expected, patient, play, policy, seeds, world
 
 from tailrace import contracts as c
@@ -105,6 +106,7 @@ def test_a_driver_may_die_again_while_it_comes_back():
         play(seed, world(seed, faults=(*drawn, *deaths, data)))
 
 
+@pytest.mark.deep
 def test_with_no_checkpoint_that_fits_it_says_which_would_and_goes_on_with_one():
     none = 0
     for seed in seeds(20, fits=lambda case: patient(case) and case.pipeline.steps >= 4):

@@ -240,6 +240,7 @@ def test_an_engine_that_cannot_reach_its_relay_says_so(built, serve, token, monk
 
 
 @pytest.mark.deep
+@pytest.mark.deep
 def test_new_weights_of_an_untied_model_are_served_and_the_old_are_not(build, serve, token):
     engine, models = build(tied=False)
     relay = serve()

@@ -91,6 +91,7 @@ def test_kills_and_stops_in_the_middle_of_many_scores(judge_model, template, dee
     asyncio.run(scenario())
 
 
+@pytest.mark.deep
 def test_a_judge_that_cannot_be_made_says_so_at_the_start_and_to_each_item(judge_model, template):
     async def scenario():
         async with JudgeProcess(JudgeConfig(judge_model(), "{answer}")) as process:
