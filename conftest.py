@@ -123,10 +123,14 @@ def pytest_addoption(parser):
 def pytest_xdist_auto_num_workers(config):
     """For `-n auto`, which pyproject.toml sets: five processes for two cores, since tests wait for other processes and for
     deadlines most of the time; with six, Ray's own deadlines pass. None for a few files."""
-    named = [Path(argument.split("::")[0]) for argument in config.args]
-    if all(path.suffix == ".py" for path in named) and len(named) <= FILES_FOR_ONE_PROCESS:
+    if _names_few_files(config):
         return 0
     return min(8, 5 * (os.cpu_count() or 1) // 2)
+
+
+def _names_few_files(config):
+    named = [Path(argument.split("::")[0]) for argument in config.args]
+    return all(path.suffix == ".py" for path in named) and len(named) <= FILES_FOR_ONE_PROCESS
 
 
 def pytest_xdist_make_scheduler(config, log):
@@ -146,7 +150,7 @@ def pytest_report_header(config):
     part = config.getoption("deep_part")
     if part:
         return f"long tests: part {part}"
-    return "long tests: " + ("all" if config.getoption("deep") else "skipped, run them with --deep")
+    return "long tests: " + ("all" if config.getoption("deep") else "left out, --deep runs them")
 
 
 def pytest_itemcollected(item):
@@ -169,9 +173,9 @@ def pytest_collection_modifyitems(config, items):
     _set_seeds(items)
     _set_cases(items)
     _set_examples(items, chosen)
-    for item in items:
-        if item.get_closest_marker("deep") is not None and not chosen(item):
-            item.add_marker(pytest.mark.skip(reason="a long test: --deep runs it"))
+    _leave_out(
+        config, items, [item for item in items if item.get_closest_marker("deep") is not None and not chosen(item)]
+    )
     # A file's tests run in one process. No long file is to start when all others are done.
     long = {item.path for item in items if item.get_closest_marker("long") is not None}
     items.sort(key=lambda item: item.path not in long)
@@ -308,6 +312,17 @@ def _keep_some(config, items):
     kept = {item for found in of.values() for item in found}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def _leave_out(config, items, long):
+    """Deselect long tests, or skip them where few files are named, so that a test that somebody asked for is told of."""
+    if _names_few_files(config):
+        for item in long:
+            item.add_marker(pytest.mark.skip(reason="a long test: --deep runs it"))
+        return
+    config.hook.pytest_deselected(items=long)
+    left = set(long)
+    items[:] = [item for item in items if item not in left]
 
 
 def _set_seeds(items):

@@ -81,10 +81,10 @@ def run(tmp_path):
     file = tmp_path / "test_sample.py"
     file.write_text(SAMPLE)
 
-    def run(*words):
+    def run(*words, of=tmp_path):
         own = ["-c", ROOT / "pyproject.toml", "-p", "conftest", "-p", "no:cacheprovider", "--rootdir", tmp_path]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *own, "-n", "0", "-rp", *words, file],
+            [sys.executable, "-m", "pytest", *own, "-n", "0", "-rp", *words, of],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             cwd=tmp_path,
             capture_output=True,
@@ -98,8 +98,8 @@ def run(tmp_path):
     return run
 
 
-def test_parts_share_no_long_test_and_leave_none_out(run):
-    assert run() == SHORT
+def test_parts_share_no_long_test_and_leave_none_out(run, tmp_path):
+    assert run() == run(of=tmp_path / "test_sample.py") == SHORT  # deselected, and skipped
     assert run("--deep") == SHORT | LONG
     parts = [run("--deep-part", f"{number}/{PARTS}") - SHORT for number in range(1, PARTS + 1)]
     assert set().union(*parts) == LONG
