@@ -247,3 +247,33 @@ def test_a_period_that_ends_with_an_update_is_over():
     run.later(0.25, leave=(c.Route, c.Step))
     assert relocation.plans == [1]
     assert run.controller.coordinator.last_plan_s == 3.0
+
+
+@dataclass(frozen=True)
+class Moves(c.RelocationPolicy):
+    """Does what a test says."""
+
+    plans: list = field(default_factory=list, compare=False)
+
+    def due(self, now_s, last_s, updated):
+        return bool(self.plans)
+
+    def plan(self, cycle):
+        return self.plans.pop()
+
+
+def test_what_has_older_tokens_moves_too_where_versions_mix():
+    """It went back to the pool, and from there to whoever had least: the replica that was to be emptied."""
+    moves = Moves()
+    run = Scripted(spec(relocation=moves, sync=policy("sync", "interrupting"), steps=9, replica_batch=8))
+    run.go(c.Tick(), leave=(c.Route,))
+    run.go(*run.answers(run.left.pop(0)), leave=(c.Route,))
+    source, destination = run.controller.fleet.replicas.values()
+    names = list(source.assigned)
+    assert [(state.version, source.version) for state in source.assigned.states.values()] == [(0, 1)] * len(names)
+    moves.plans.append([c.Move("r0", "r1")])
+    run.later(2.0, leave=(c.Route,))
+    given = run.go(c.Snapshot("r0", 0.0, 0, 0, 0, 1, 10_000), leave=(c.Route,))
+    moved = [route for route in of(c.Route, given) if route.reasons[0].why is c.Why.MOVED]
+    assert [[ref.trajectory for ref in route.trajectories] for route in moved] == [names]
+    assert set(names) <= set(destination.assigned)

@@ -129,7 +129,7 @@ class Coordinator:
         return views, first_of(pool, size)
 
     def _place_moving(self) -> None:
-        """Route interrupted trajectories of a move to their destination, if it still serves their version."""
+        """Route interrupted trajectories of a move to their destination, if it still serves the version that they ran under."""
         arrivals: dict[tuple[str, str], list[TrajectoryState]] = {}
         for name, source in list(self._ledger.moving.items()):
             if name not in self._ledger.waiting:
@@ -137,9 +137,9 @@ class Coordinator:
             trajectory = self._ledger.trajectories[name]
             assert trajectory.destination is not None
             replica = self._fleet.replicas[trajectory.destination]
-            if replica.serves and replica.version == trajectory.version:
+            if replica.serves and replica.version == trajectory.under:
                 arrivals.setdefault((replica.id, source), []).append(trajectory)
-            elif replica.lent or (replica.pulling is None and replica.version != trajectory.version):
+            elif replica.lent or (replica.pulling is None and replica.version != trajectory.under):
                 self._state.unbind(trajectory)
         for (name, source), trajectories in arrivals.items():
             self._state.route(self._fleet.replicas[name], trajectories, c.Reason(c.Why.MOVED, source))
