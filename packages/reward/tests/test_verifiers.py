@@ -80,7 +80,8 @@ def test_number_formats(text, value):
         ("<answer>6 km</answer>", "5", 0.0), ("<answer>5 or 7 km</answer>", "5", 0.0), ("<answer>5 million</answer>", "5", 0.0),
         ("<answer>5_2</answer>", "5", 0.0), ("<answer>5_2</answer>", "52", 0.0), (r"<answer>5\text{ or }7</answer>", "57", 0.0),
         ("<answer>**5**</answer>", "5", 1.0), (r"\boxed {5}", "5", 1.0), (r"\fbox{5 cm}", "5", 1.0),
-        ("<answer>5x</answer>", "5", 0.0),
+        ("<answer>5x</answer>", "5", 0.0), ("<answer>5 %</answer>", "5 km", 0.0), (r"<answer>\$5</answer>", "5%", 0.0),
+        (r"<answer>5\%</answer>", "5", 1.0), ("<answer>5</answer>", "5%", 1.0),
         ("<answer>5</answer>", "So 2 + 3 = 5 pens.\n#### 5", 1.0), ("<answer>2</answer>", "So 2 + 3 = 5 pens.\n#### 5", 0.0),
     ],
 )  # fmt: skip

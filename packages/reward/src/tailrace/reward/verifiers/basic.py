@@ -81,4 +81,4 @@ def _quantity(text: str) -> tuple[Fraction, str] | None:
     value = parse_number(number)
     if value is None and not unit:
         value = parse_number(text)
-    return None if value is None else (value, unit)
+    return None if value is None else (value, unit or "%" * number.endswith("%"))
