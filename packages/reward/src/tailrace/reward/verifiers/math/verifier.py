@@ -131,6 +131,8 @@ def _unmarked(response: str) -> str | None:
     """
     if _BEGUN.search(response):
         return None
+    # A model that goes on with empty lines to its limit would have each space looked at from each other.
+    response = re.sub(r"\s{2,}", lambda found: "\n" if "\n" in found[0] else " ", response)
     for headed in reversed([*_HEADED.finditer(response)]):
         if value(quantity(plain(headed[1]))[0]) is not None:
             return str(headed[1]).rstrip()
