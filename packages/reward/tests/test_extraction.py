@@ -136,6 +136,11 @@ def test_an_answer_behind_marks_is_found_at_once_among_a_million_spaces():
     math = load_verifier("math")
     assert math(f"#### 2{spaces}\nbecause", "2", {}) == 1.0
     lines = spaces.replace("  ", " \n")
-    for response in (f"The answer is 2{lines}", rf"\times{spaces}a 2{lines}.", f"It is ({lines}2{spaces})."):
+    for response in (
+        f"The answer is 2{lines}",
+        rf"\times{spaces}a 2{lines}.",
+        f"It is ({lines}2{spaces}).",
+        f"#### {'~' * 100_000}\n2",
+    ):
         assert math(response, "2", {}) == 1.0
     assert math(f"#### a{spaces}b", "2", {}) == 0.0

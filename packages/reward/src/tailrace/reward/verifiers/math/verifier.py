@@ -134,7 +134,7 @@ def _unmarked(response: str) -> str | None:
     # A model that goes on with empty lines to its limit would have each space looked at from each other.
     response = re.sub(r"\s{2,}", lambda found: "\n" if "\n" in found[0] else " ", response)
     for headed in reversed([*_HEADED.finditer(response)]):
-        if value(quantity(plain(headed[1]))[0]) is not None:
+        if len(headed[1]) <= _MAX_ANSWER and value(quantity(plain(headed[1]))[0]) is not None:
             return str(headed[1]).rstrip()
     response = _STYLE.sub(r"\1", _EMPHASIS.sub(lambda found: f"{found[2] or found[4]} ", response))
     number = last_number(response)
