@@ -35,6 +35,16 @@ def test_numbers_without_a_place_in_the_words_are_said_too():
     )
     assert why(Reason(Why.POLICY, numbers={"mood": 0.5})) == "the policy's own reason (mood 0.5)"
     assert why(Reason(Why.PULLING, numbers={"speed": 2.0})) == "pulling (speed 2)"
+    odd = {
+        "gain": None,
+        "least": "1\x1b",
+        "who": 7.0,
+        "waiting": "many",
+    }  # nothing keeps a policy of somebody else from it
+    assert why(Reason(Why.CHOSEN, numbers=odd)) == (
+        r"the routing policy chose it (gain None, least 1\x1b, who 7, waiting many)"
+    )
+    assert why(Reason(Why.WAITING_TOO_LONG, "r1", odd)).startswith("waiting too long (gain None, ")
 
 
 def test_ends_are_said_in_a_word_and_unknown_ones_as_they_are():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tailrace.contracts import SUSPICIONS, Reason, Why
+from tailrace.contracts import SUSPICIONS, Reason, Why, shown
 
 REASONS = {
     Why.CHOSEN: "the routing policy chose it",
@@ -127,16 +127,20 @@ def why(reason: Reason) -> str:
     """A reason in words, with the numbers that it has beyond those that its words name."""
     template = REASONS.get(reason.why, "{nothing}")
     try:
-        said = template.format(who=reason.who or "another", **reason.numbers)
-    except KeyError:  # a policy of somebody else leaves numbers out, or a reason is new
+        said = template.format(**{**reason.numbers, "who": reason.who or "another"})
+    except (KeyError, TypeError, ValueError):  # a policy of somebody else leaves numbers out, or gives none
         said, template = str(reason.why).replace("-", " "), ""
     said_elsewhere = (*_COUNTED, "task_restarts") if reason.why in _MEMBERS_FAULT else ()
     more = [
-        f"{name} {value:,.4g}"
+        f"{name} {_plain(value)}"
         for name, value in reason.numbers.items()
         if f"{{{name}" not in template and name not in said_elsewhere
     ]
     return f"{said} ({', '.join(more)})" if more else said
+
+
+def _plain(value: Any) -> str:
+    return f"{value:,.4g}" if isinstance(value, int | float) else shown(str(value))
 
 
 def waits(reason: Reason) -> str:
