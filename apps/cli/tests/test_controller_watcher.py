@@ -13,9 +13,11 @@ from tailrace.cli.runs.control import _failed
 from tailrace.cli.runs.controller_process import ATTACH, LOG, LeftController
 from tailrace.cli.runs.controller_watcher import RunWatcher, unwatched, watch
 from tailrace.cli.runs.run import RunOptions, run
+from tailrace.contracts import Tick
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
 from tailrace.pipeline.run.directory import RunDirectory, write_json
+from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.run.figures.status import RunStatus
 from tailrace.runtime.hosts.ray_cluster import CLAIM, RayCluster
 
@@ -69,7 +71,8 @@ class Said:
 @pytest.fixture
 def directory(tmp_path):
     made = RunDirectory.create(tmp_path / "run", RunConfig().model_dump(mode="json"))
-    made.events.write_text("")
+    with EventLog(made.events) as log:
+        log.append(1.0, [Tick()], [])
     return made
 
 
