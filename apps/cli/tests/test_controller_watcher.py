@@ -110,6 +110,18 @@ def test_on_ray_another_one_attaches_at_once_with_the_faults_that_are_left(on_ra
     assert found.last_words == []
 
 
+def test_a_controller_that_trains_and_tells_nothing_for_long_is_told_of_once(directory):
+    """Where members are threads of it nobody takes its place, and the display went on as if it trained."""
+    first, second = step(1), step(2)
+    first.root = second.root = directory.root  # type: ignore[attr-defined]
+    looks = [lambda process: None] * 4
+    found, status = watched(directory, Scripted(first, *looks, second, status=0), still_s=0.15)
+    assert status == 0
+    (line,) = found.shown.lines
+    assert "has told nothing for 0 s" in line
+    assert f"kill -9 {found.process.pid} ends it; go on with: tailrace run --resume {directory.root}" in line
+
+
 def test_too_many_in_a_row_without_a_step_are_enough(on_ray):
     found, status = watched(on_ray, *(Scripted() for _ in range(3)))
     assert status == 128 + signal.SIGKILL

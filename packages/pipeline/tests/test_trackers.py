@@ -274,6 +274,7 @@ class Planned:
     """A tracker of this process that fails where it is told to."""
 
     fails: str = ""
+    kind: type[BaseException] = RuntimeError
     gate: threading.Event | None = None
     taken: list | None = None
     apart: ClassVar[bool] = False
@@ -298,13 +299,14 @@ class Planned:
         if self.gate is not None:
             self.gate.wait(120)
         if self.fails == what:
-            raise RuntimeError(f"no\n {what}")
+            raise self.kind(f"no\n {what}")
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
 @pytest.mark.parametrize("fails", ["open", "log", "close"])
-def test_a_tracker_that_fails_is_one_line_and_the_others_get_all(tmp_path, fails):
+def test_a_tracker_that_fails_is_one_line_and_the_others_get_all(tmp_path, fails, kind):
     taken = []
-    trackers = Trackers({"bad": Planned(fails), "good": Planned(taken=taken)}, TrackedRun(tmp_path, {}), 60.0)
+    trackers = Trackers({"bad": Planned(fails, kind), "good": Planned(taken=taken)}, TrackedRun(tmp_path, {}), 60.0)
     for step in range(20):
         trackers.log(step, {"step/loss": 1.0, "step/nan": float("nan"), "step/inf": float("inf")})
     assert ended(trackers) == [f"tracker bad has ended: no {fails}; metrics.jsonl has the same data"]

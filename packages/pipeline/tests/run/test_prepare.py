@@ -1,6 +1,7 @@
 """What an earlier driver of a run prepared is found again, with the verifier that the configuration names now."""
 
 import json
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_what_another_version_prepared_is_refused_in_a_line(configured):
         prepare(validate(layers), directory, print)
 
 
-def test_a_mix_of_generated_tasks(tmp_path):
+def test_a_mix_of_generated_tasks(tmp_path, monkeypatch):
     """Each task has its share of the prompts, and held-out problems stand in the order that the evaluation plan says."""
     model = tmp_path / "model"
     model.mkdir()
@@ -81,11 +82,18 @@ def test_a_mix_of_generated_tasks(tmp_path):
     task = {"mix": {"short-chain-sum": 2, "programs": 1}, "train_size": 100, "held_out_size": 10}
     config = validate([("mine", {"app": "laminar", "task": task, "model": {"path": str(model)}})])
     directory = RunDirectory.create(tmp_path / "run", config.model_dump(mode="json"))
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda file: (synced.append(str(Path(f"/proc/self/fd/{file}").readlink())), fsync(file))[1]
+    )
     try:
         prepared = prepare(config, directory, print)
         assert prepare(config, directory, print) == prepared
     finally:
         directory.unlock()
+    # a note that outlives a crash of the machine names prompts that do
+    assert {*map(str, (*prepared.train, prepared.held_out))} < {*synced[:-2]}
+    assert synced[-2].startswith(f"{directory.prepared}.")
     assert config.task.parts(100) == {"short-chain-sum": 67, "programs": 33}
     assert [len(path.read_text().splitlines()) for path in prepared.train] == [67, 33]
     assert (prepared.shares, prepared.verifiers) == ((2.0, 1.0), ("reasoning-gym", "code"))

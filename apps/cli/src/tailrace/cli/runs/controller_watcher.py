@@ -45,6 +45,8 @@ from tailrace.runtime.hosts.ray_cluster import CLAIM, RayCluster
 LOOK_S = 0.1
 SILENT_S = 30.0
 """A controller that has not claimed its run for so long stands still, and is killed."""
+STILL_S = 120.0
+"""A controller that trains tells its status twice a second. One that tells nothing for so long is spoken of."""
 PAUSES_S = (0.0, 2.0, 8.0)
 """Pauses before the first, second and third controller in a row that takes another's place without a step between them."""
 _OURS = "tailrace: "
@@ -59,7 +61,7 @@ class RunWatcher:
         process: its controller.
         successor: starts a controller that attaches.
         pauses_s: see `PAUSES_S`.
-        silent_s: see `SILENT_S`.
+        silent_s, still_s: see `SILENT_S` and `STILL_S`.
         faults: of the run, see `ControllerOrder`: a controller that attaches goes on with those that have not struck yet.
     """
 
@@ -71,6 +73,7 @@ class RunWatcher:
         successor: Callable[[], ControllerProcess] = ControllerProcess,
         pauses_s: tuple[float, ...] = PAUSES_S,
         silent_s: float = SILENT_S,
+        still_s: float = STILL_S,
         faults: Mapping[str, Any] | None = None,
     ) -> None:
         self.directory, self.process = directory, process
@@ -81,6 +84,7 @@ class RunWatcher:
         self._log = directory.root / LOG
         self._begins = self._read = self._log.stat().st_size if self._log.exists() else 0
         self._status_at = self._claim_at = 0
+        self._still_s, self._told_s = still_s, math.inf  # when the status was told last, while it is told all the time
         self._step = self._lost_at = -1
         self._in_a_row = 0
         self._claims_of = 0
@@ -183,7 +187,15 @@ class RunWatcher:
                 self._status_at = at
                 if status.pid == self.process.pid:  # otherwise of a controller before this one
                     self._step = status.step
+                    self._told_s = time.monotonic() if status.phase == "training" else math.inf
                     self._show(status)
+        if time.monotonic() - self._told_s > self._still_s:
+            self._told_s = math.inf
+            pid, root = self.process.pid, self.directory.root
+            self.say(
+                f"{_OURS}the controller (process {pid}) has told nothing for {self._still_s:.0f} s, and may stand still: "
+                f"kill -9 {pid} ends it; go on with: {resume_command(root)}"
+            )
 
     def _show(self, status: object) -> None:
         if self.shown is None:

@@ -19,6 +19,7 @@ from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
 from tailrace.pipeline.run.environment_setup import has_own_rows, makes_prompts, no_tool_prefix
 from tailrace.pipeline.run.prompts.environment_prompts import begin_rows
 from tailrace.pipeline.run.prompts.reading import HELD_OUT, TRAIN, FoundPrompts, plain, prompts_file, read_files, sized
+from tailrace.trainer.checkpoint_files import sync
 
 SAMPLED, GREEDY, FORCED, FORCED_GREEDY = "sampled", "greedy", "forced", "forced-greedy"
 NO_TOOL = "no-tool"
@@ -78,7 +79,9 @@ def prepare(config: RunConfig, directory: RunDirectory, progress: Progress) -> P
         if not config.task.generated
         else _generated(config, directory, progress)
     )
-    write_json(note, {name: _noted(getattr(prepared, name), directory) for name in Prepared.__slots__})
+    for path in (*directory.task.rglob("*"), directory.task):  # a crash of the machine leaves all of them, or no note
+        sync(path)
+    write_json(note, {name: _noted(getattr(prepared, name), directory) for name in Prepared.__slots__}, sync=True)
     return prepared
 
 

@@ -131,7 +131,7 @@ class _Lane:
             while (row := self._next()) is not None:
                 tracker.log(*row)
             tracker.close(finished=self._finished)
-        except Exception as error:  # whatever a tracker's library raises: the run goes on
+        except BaseException as error:  # whatever a tracker's library raises, SystemExit too: the run goes on
             if self._left:
                 return
             said = textwrap.shorten(str(error), _LINE, placeholder=" …")
