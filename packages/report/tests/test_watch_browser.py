@@ -187,3 +187,11 @@ def test_of_very_many_spans_and_marks_it_is_seen_where_they_begin(whole):
             "page.incidents = []; draw(), find(0).then(() => { again.length = 0; draw(); return find(0); }).then(() => again)"
         )
         assert live == []
+        added = page.script(
+            "page.incidents = Array.from({length: 50}, (_, at) => [at, 'it went']); draw(); "
+            "window.added = []; new MutationObserver(all => all.forEach(one => added.push(...one.addedNodes)))"
+            ".observe($('incidents-list'), {childList: true}); page.incidents.push([50, 'it came']); draw(); "
+            "new Promise(done => setTimeout(done)).then("
+            "() => [added.map(one => one.textContent), $('incidents-list').children.length])"
+        )
+        assert added == [["50 sit came"], 40]

@@ -478,8 +478,10 @@ function showDevices({ rows, left_out, replicas, replica_devices }) {
 function showIncidents({ counts }) {
   const items = page.incidents.slice(-40).reverse().map(([at, said]) => element("li", {}, element("time", {}, seconds(at)), said));
   if (!items.length) items.push(element("li", {}, "None."));
-  const list = $("incidents-list");
-  if (list.children.length !== items.length || list.firstChild.textContent !== items[0].textContent) list.replaceChildren(...items);
+  const list = $("incidents-list"), known = items.findIndex((item) => list.firstChild && item.textContent === list.firstChild.textContent);
+  list.prepend(...items.slice(0, Math.max(0, known)));
+  while (list.children.length > items.length) list.lastChild.remove();
+  if (known < 0 || list.children.length < items.length) list.replaceChildren(...items);
   $("counts").textContent = `Prompts: ${counts}.`;
 }
 
