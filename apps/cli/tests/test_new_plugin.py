@@ -86,6 +86,7 @@ def test_a_template_names_arguments_as_its_protocol_does(axis, protocol):
 @pytest.mark.parametrize(
     "axis", [QUICK, *(pytest.param(each, marks=pytest.mark.deep) for each in AXES if each != QUICK)]
 )
+@pytest.mark.deep
 def test_a_new_package_installs_passes_its_tests_and_is_fuzzed(axis, capsys, deep):
     name = f"my-own-{axis}"
     assert main(["new-plugin", axis, name]) == 0

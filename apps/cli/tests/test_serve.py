@@ -76,6 +76,7 @@ def test_a_signal_while_engines_load_leaves_nothing(tmp_path):
     assert not list(scratch.glob("tailrace-service-*"))
 
 
+@pytest.mark.deep
 def test_it_serves_a_model_until_a_signal(tmp_path):
     save_tiny_model(tmp_path / "model", seed=3)
     command = [

@@ -47,7 +47,7 @@ def closed_pipe():
     ],
     ids=" ".join,
 )
-@pytest.mark.cases(1)
+@pytest.mark.deep
 def test_a_reader_that_goes_changes_no_status(words):
     whole = started(*words)
     whole.communicate(timeout=120)

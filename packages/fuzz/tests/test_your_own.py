@@ -66,12 +66,14 @@ def test_a_class_is_in_every_case_and_its_options_are_in_the_file(tmp_path):
         run_case(case)
 
 
+@pytest.mark.deep
 def test_an_object_is_that_object():
     mine = Optional(number=7)
     assert all(draw_case(seed, {"routing": mine}).spec({"routing": mine}).routing is mine for seed in range(5))
     assert not fuzz(5, routing=mine).found
 
 
+@pytest.mark.deep
 def test_a_batching_policy_says_how_many_samples_a_group_has():
     mine = Redundant(samples=3, surplus_samples=1, surplus_groups=1)
     assert {draw_case(seed, {"batching": mine}).pipeline.samples_per_prompt for seed in range(10)} == {3}

@@ -197,6 +197,7 @@ def test_an_encoder_finds_more_than_the_length_of_the_prompt(method):
     assert 0.75 < found["coverage90"] < 0.99
 
 
+@pytest.mark.deep
 def test_a_head_on_a_state_that_says_something_learns(small_model, monkeypatch):
     """A random model's last state says next to nothing, so the states here are some features of the text."""
 

@@ -17,13 +17,14 @@ from tailrace.report.fold.outages import Outages
 from .conftest import configured, folded, simulated
 
 SURPLUS = c.Why.SURPLUS_SAMPLE
+SMALL = (1, 2, 4, 7, 10, 12, 13, 19, 20, 21, 22, 23, 24, 26, 31, 33, 35, 39)  # with all that the tests ask for
 
 
 @pytest.fixture(scope="module")
 def fuzzed(request):
     """Random pipelines on random fleets, with members, messages and drivers that die."""
     found = []
-    for seed in range(60 if request.config.getoption("deep") else 24):
+    for seed in range(60) if request.config.getoption("deep") else SMALL:
         fuzz = FuzzSimulation(draw_case(seed))
         fuzz.run()
         found.append((seed, fuzz.simulation, folded(fuzz.simulation)))

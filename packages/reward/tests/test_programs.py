@@ -148,6 +148,7 @@ def test_wrong_requests_are_refused():
         Programs("none", 3, 2, exponent=1.0, warm_exponent=1.0, repeated=0.2, misread=0.5, endless=0.1)
 
 
+@pytest.mark.deep
 def test_the_sandbox_scores_careful_misread_and_endless_programs_as_they_are():
     rows = [row for row in TASK.generate("train", 200, 9) if "times subtract" in row["prompt"]][:4]
     endless = Programs("endless", 2, 20, exponent=1.8, warm_exponent=1.2, repeated=0.2, misread=0.5, endless=1.0)

@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+import pytest
+
 README = Path(__file__).parents[1] / "README.md"
 
 
+@pytest.mark.deep
 def test_the_examples_run_and_print_what_the_text_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     scoring, tasks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)

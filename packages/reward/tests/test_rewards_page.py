@@ -11,6 +11,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the page is in the repository only")
+@pytest.mark.deep
 def test_the_scheduler_alone(tmp_path):
     (example,) = re.findall(r"```python\n(.*?)```\n\n`scheduler", PAGE.read_text(), re.DOTALL)
     assert len(example.splitlines()) < 40

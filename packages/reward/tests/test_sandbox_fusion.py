@@ -93,6 +93,7 @@ def test_it_is_selected_by_its_url(server):
         '{"status": "Success", "run_result": {"status": "Finished", "return_code": 0, "stdout": 7}}',
     ],
 )
+@pytest.mark.cases(2)
 def test_a_failure_of_the_server_is_not_the_programs(server, answer):
     server.answer = lambda _: answer
     ran = _run(server, "print(1)")

@@ -83,6 +83,7 @@ def test_outcomes_come_one_by_one_and_a_slow_kind_holds_back_only_itself():
 
 
 @pytest.mark.parametrize("prompt", ["double x", pytest.param("", marks=pytest.mark.deep)])
+@pytest.mark.deep
 def test_a_program_that_never_ends_is_over_budget_and_right_ones_shorten_its_time(prompt):
     """Without the prompt's text, those of the same tests do."""
 
