@@ -339,7 +339,7 @@ def _set_seeds(items):
 
 
 def _set_cases(items):
-    """Of a table of cases of which some stand for all, make the others deep; those that stay are spread over the table."""
+    """Make the cases deep of a table of which some stand for all; those that stay are spread over the table."""
     tables = defaultdict(list)
     for item in items:
         if item.get_closest_marker("cases") is not None:

@@ -69,7 +69,7 @@ class DeviceCheck:
             self._holds.pop(command.id, None)
 
     def start(self, command: c.Start, controller: Controller) -> None:
-        """So does a replica that is new."""
+        """A new replica begins on such devices, too."""
         if command.role == REPLICA:
             self._check_left(command.id, controller)
 
