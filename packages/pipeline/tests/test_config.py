@@ -216,6 +216,10 @@ def test_options_are_read_into_what_a_plugin_is():
             "model.tokenizer.vocab=3",
             "key 'model.tokenizer': found the unknown option 'vocab', expected one of vocab_size",
         ),
+        (
+            "model.tokenizer.vocab_size=5",
+            "key 'model.tokenizer': found vocab_size = 5, expected at least 7: the special",
+        ),
         ("trainer.options.lrr=1", "key 'trainer.options': found the unknown option 'lrr', expected one of lr, betas"),
     ],
 )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 EOS = "<|endoftext|>"
 PAD = "<|pad|>"
 UNKNOWN = "<|unknown|>"
+SPECIAL = (EOS, PAD, UNKNOWN)
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 OPERATORS = "+-*/=()"
 
@@ -70,7 +71,7 @@ def _word_level(texts: Iterable[str], vocab_size: int, tags: Sequence[str]) -> T
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?[^\s<>]+|\s|[<>]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     trainer = trainers.WordLevelTrainer(
-        vocab_size=vocab_size - len(tags), special_tokens=[EOS, PAD, UNKNOWN], show_progress=False
+        vocab_size=vocab_size - len(tags), special_tokens=[*SPECIAL], show_progress=False
     )
     tokenizer.train_from_iterator(_between(texts, tags), trainer)
     return tokenizer
@@ -103,9 +104,7 @@ def _byte_pairs(
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(tags), special_tokens=[EOS, PAD, UNKNOWN], show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size - len(tags), special_tokens=[*SPECIAL], show_progress=False)
     whole = [*"".join(tags), *operators, *("0123456789" if split_digits else "")]
     tokenizer.train_from_iterator(chain(whole, _between(texts, tags)), trainer)
     return tokenizer

@@ -27,6 +27,7 @@ from subprocess import PIPE
 from typing import Any, Literal
 
 from tailrace.processes import Child, ChildEndedError, ChildTimeoutError, LineError
+from tailrace.processes.child import last_line
 from tailrace.trainer.checkpoint_files import complete, put_in_place, sync, verify
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.demonstrations import Demonstration, texts_of
@@ -38,7 +39,7 @@ from tailrace.trainer.errors import (
     WarmStartTimeoutError,
 )
 from tailrace.trainer.small_model import SmallModel
-from tailrace.trainer.tokenizer import OPERATORS, TAGS
+from tailrace.trainer.tokenizer import OPERATORS, SPECIAL, TAGS
 
 _POLL_S = 0.1
 _GRACE_S = 5.0
@@ -103,8 +104,10 @@ def _report(rank: Child, progress: Callable[[dict[str, Any]], None] | None) -> N
 
 
 def _why(work: Path, rank: int, code: int | None) -> str:
-    tail = (work / f"rank-{rank}.log").read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
-    return f"rank {rank} of the warm start ended with code {code}; the end of what it printed:\n{tail}"
+    with (work / f"rank-{rank}.log").open("rb") as log:
+        said = last_line(log) or "it printed nothing"  # first, since a command shows one line
+        tail = log.read()[-_TAIL_BYTES:].decode(errors="replace").strip()
+    return f"rank {rank} of the warm start ended with code {code}: {said}\n{tail}"
 
 
 logger = logging.getLogger(__name__)
@@ -146,6 +149,13 @@ class TokenizerShape:
     operators: str = OPERATORS
     attach_space: bool = False
     words: bool = False
+
+    def __post_init__(self) -> None:
+        least = len(SPECIAL) + len(self.tags)
+        if self.vocab_size < least:
+            raise TrainerConfigError(
+                f"found vocab_size = {self.vocab_size}, expected at least {least}: the special tokens and the tags"
+            )
 
 
 @dataclass(frozen=True, slots=True)
