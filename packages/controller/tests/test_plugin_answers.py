@@ -1,5 +1,7 @@
 """A policy that answers what its contract forbids ends the run with one line, and the run can go on from there."""
 
+from typing import Any
+
 import pytest
 from scripted import Scripted, of, policy, spec
 from wrong_policies import Wrong, ended, goes_on, with_wrong
@@ -252,7 +254,10 @@ def test_provisioning_that_stops_a_stranger_is_named():
         goes_on(run, wrong)
 
 
-@pytest.mark.parametrize("action", [c.StartReplica(tp=0), c.StartReplica(tp=1.5), c.ResizeReplica("r0", 1.5)])
+HALF: Any = 1.5
+
+
+@pytest.mark.parametrize("action", [c.StartReplica(tp=0), c.StartReplica(tp=HALF), c.ResizeReplica("r0", HALF)])
 def test_provisioning_that_wants_no_number_of_devices_is_named(action):
     run, _ = with_wrong("provisioning", "plan", lambda right, view: [action], left=1)
     assert f"plan answered {action!r:.100}" in ended(run)

@@ -1,6 +1,7 @@
 """Every reason has words, with its numbers, whoever gave it."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -35,12 +36,8 @@ def test_numbers_without_a_place_in_the_words_are_said_too():
     )
     assert why(Reason(Why.POLICY, numbers={"mood": 0.5})) == "the policy's own reason (mood 0.5)"
     assert why(Reason(Why.PULLING, numbers={"speed": 2.0})) == "pulling (speed 2)"
-    odd = {
-        "gain": None,
-        "least": "1\x1b",
-        "who": 7.0,
-        "waiting": "many",
-    }  # nothing keeps a policy of somebody else from it
+    # Nothing keeps a policy of somebody else from numbers that are none.
+    odd: Any = {"gain": None, "least": "1\x1b", "who": 7.0, "waiting": "many"}
     assert why(Reason(Why.CHOSEN, numbers=odd)) == (
         r"the routing policy chose it (gain None, least 1\x1b, who 7, waiting many)"
     )
