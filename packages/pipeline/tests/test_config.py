@@ -109,6 +109,7 @@ def test_one_table_is_laid_over_each_of_several_and_each_of_several_over_one():
         ),
         ({"deadlines": {"step_s": -1.0}}, r"key 'deadlines.step_s': found -1.0"),
         ({"executor": {"machines": 100_000}}, r"machines': found 100000, expected: less than or equal to 100"),
+        ({"model": {"small": {"head_dim": 3}}}, r"head_dim': found 3, expected: a multiple of 2"),
         ({"executor": {"name": "slurm"}}, r"key 'executor.name': found 'slurm', expected: 'ray' or 'local'"),
     ],
 )

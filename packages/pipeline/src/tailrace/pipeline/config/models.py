@@ -76,8 +76,8 @@ class SmallModelConfig(_Strict):
     """query heads"""
     kv_heads: Positive = 2
     """key and value heads"""
-    head_dim: Positive = 32
-    """width of a head"""
+    head_dim: Annotated[int, Field(gt=0, multiple_of=2)] = 32
+    """width of a head, an even number: rotary positions turn pairs"""
     mlp: Positive = 192
     """width of the feed-forward layers"""
     embedding_std: float = Field(default=0.02, gt=0)
