@@ -363,6 +363,15 @@ def test_devices_return_before_sizes_change(action, lent):
         assert "provisioning" in run.view.failure
 
 
+def test_nothing_is_lent_while_sizes_change():
+    told = Told()
+    run = colocated(told)
+    told.actions.extend([c.ResizeReplica("r0", 2), c.LendReplica("r1")])
+    run.go(c.Up("relay", "0"), leave=(c.Route, c.Interrupt))
+    assert "LendReplica" in run.view.failure
+    assert "expected none while replicas are resized: r0" in run.view.failure
+
+
 def test_a_replica_that_was_stopping_when_the_driver_died_holds_no_devices():
     told = Told()
     run = colocated(told)

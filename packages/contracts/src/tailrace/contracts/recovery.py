@@ -294,7 +294,7 @@ class LendReplica:
     """Lend a replica's devices to the trainer's cells that stand on them.
 
     Its trajectories go back to the pool with their tokens. A cell adds gradients once all replicas on its devices are lent;
-    where hybrids yield (`yields_from`), the trainer steps once all of them are.
+    where hybrids yield (`yields_from`), the trainer steps once all of them are. None is lent while any replica is resized.
     """
 
     replica: str

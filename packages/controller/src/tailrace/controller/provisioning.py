@@ -148,6 +148,10 @@ class Provisioning:
 
     def _lend(self, action: c.LendReplica) -> None:
         replica = self._fleet.replicas[action.replica]
+        resized = [member.id for member in self._members.of(REPLICA) if member.health is c.Health.RESIZING]
+        if resized:
+            expected = f"none while replicas are resized: {', '.join(resized)}"
+            raise answered("provisioning", self._state.spec.provisioning, "plan", action, expected)
         if not replica.cells or replica.kept or replica.evaluating or not (replica.serves or replica.lent):
             expected = (
                 "a replica on the devices of a cell of the trainer, that serves a version and runs no evaluation, and none on "
