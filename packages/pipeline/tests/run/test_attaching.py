@@ -211,6 +211,13 @@ def test_each_controller_has_a_greater_epoch(directory):
     assert [next_epoch(directory), next_epoch(directory), next_epoch(RunDirectory.open(directory.root))] == [1, 2, 3]
 
 
+def test_an_epoch_that_cannot_be_written_is_named(directory, monkeypatch):
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(RunWriteError, match=r"run/epoch: could not be written: No space left on device"):
+        next_epoch(directory)
+    assert not (directory.root / "epoch").exists()
+
+
 def test_where_members_live_is_for_the_runs_user_only(directory, keeper):
     cluster = left(directory, keeper)
     assert (directory.root / "cluster.json").stat().st_mode & 0o777 == 0o600

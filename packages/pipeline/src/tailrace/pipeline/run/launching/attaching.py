@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.errors import RunDirectoryError, resume_command
+from tailrace.pipeline.errors import RunDirectoryError, RunWriteError, resume_command
 from tailrace.pipeline.run.device_shares import cores_here
 from tailrace.pipeline.run.directory import RunDirectory, lock_soon, read_json
 from tailrace.pipeline.run.eventlog import take_over_log
@@ -28,15 +28,22 @@ _CPUS = 64  # logical ones: members are placed by GPU and memory
 
 
 def next_epoch(directory: RunDirectory) -> int:
-    """The epoch of the controller that holds the directory's lock from now on; greater than all before it."""
+    """The epoch of the controller that holds the directory's lock from now on; greater than all before it.
+
+    Raises:
+        RunWriteError: the disk is full or broken.
+    """
     path = directory.root / "epoch"
     epoch = 1 + (int(path.read_text()) if path.exists() else 0)
     partial = path.with_name("epoch.partial")
-    with partial.open("w") as file:
-        file.write(str(epoch))
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("w") as file:
+            file.write(str(epoch))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise RunWriteError(error.errno, error.strerror or str(error), str(path)) from error
     return epoch
 
 
