@@ -1,10 +1,12 @@
 """What an earlier driver of a run prepared is found again, with the verifier that the configuration names now."""
 
+import errno
 import json
 import os
 import shutil
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.task import TaskConfig
-from tailrace.pipeline.errors import ConfigError, RunDirectoryError
+from tailrace.pipeline.errors import ConfigError, RunDirectoryError, RunWriteError
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
 from tailrace.pipeline.run.prepare import FORCED, check, prepare
@@ -103,6 +105,16 @@ def test_a_mix_of_generated_tasks(tmp_path, monkeypatch):
     rows = [json.loads(line)["verifier"] for line in prepared.held_out.read_text().splitlines()]
     assert rows == [kinds[plan.source(problem)] for problem in range(plan.size)]
     assert sorted(Counter(rows).values()) == [3, 7]
+
+
+def test_a_disk_that_is_full_is_told_with_the_folder_that_was_written(tmp_path, monkeypatch):
+    config = validate([("mine", {"app": "laminar", "task": {"name": "short-chain-sum"}, "model": {"path": "there"}})])
+    directory = RunDirectory.create(tmp_path / "run", {})
+    directory.unlock()
+    full = OSError(errno.ENOSPC, "No space left on device")  # of a write, which says no file
+    monkeypatch.setattr("tailrace.reward.tasks.write_jsonl", Mock(side_effect=full))
+    with pytest.raises(RunWriteError, match=rf"^{directory.task}: could not be written: No space left on device$"):
+        prepare(config, directory, print)
 
 
 @pytest.mark.parametrize("flawless", [0, 3])

@@ -9,6 +9,9 @@ from pathlib import Path
 from tailrace.contracts import TailraceError
 from tailrace.controller.errors import PipelineError
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What a system says of a disk, a quota or a file that is full."""
+
 
 class ConfigError(PipelineError, ValueError):
     """A configuration cannot be used: unknown key, wrong type or unit, missing file."""
@@ -58,7 +61,7 @@ class LogWriteError(RunWriteError):
     """The event log could not be written. It ends with a complete line, so the run can be resumed from it."""
 
     def __str__(self) -> str:
-        what = "free space" if self.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "mend that"
+        what = "free space" if self.errno in FULL else "mend that"
         return f"{super().__str__()}; {what}, then: {resume_command(Path(str(self.filename)).parent)}"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options
 from tailrace.pipeline.config.task import SourceConfig
-from tailrace.pipeline.errors import ConfigError, Gathered, RunDirectoryError, config_error
+from tailrace.pipeline.errors import FULL, ConfigError, Gathered, RunDirectoryError, RunWriteError, config_error
 from tailrace.pipeline.roles.prompts import DecodingMode
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
 from tailrace.pipeline.run.environment_setup import has_own_rows, makes_prompts, no_tool_prefix
@@ -70,15 +70,18 @@ def prepare(config: RunConfig, directory: RunDirectory, progress: Progress) -> P
 
     Raises:
         ConfigError: a file, task or model that the configuration names does not exist, or rows of a file are wrong.
+        RunWriteError: the disk is full.
     """
     note = directory.prepared
     if note.exists():
         return _of_earlier(directory, config)
-    prepared = (
-        _from_files(config, directory, progress)
-        if not config.task.generated
-        else _generated(config, directory, progress)
-    )
+    made = _generated if config.task.generated else _from_files
+    try:
+        prepared = made(config, directory, progress)
+    except OSError as error:
+        if error.filename is None and error.errno in FULL:
+            raise RunWriteError(error.errno, error.strerror, str(directory.task)) from error
+        raise
     for path in (*directory.task.rglob("*"), directory.task):  # a crash of the machine leaves all of them, or no note
         sync(path)
     write_json(note, {name: _noted(getattr(prepared, name), directory) for name in Prepared.__slots__}, sync=True)
