@@ -34,8 +34,8 @@ class Result:
         handled_events: events that the controller took in.
         moves: replicas of which relocation moved work.
         preemptions: trajectories put back because a KV cache was full.
-        gpus: devices in all.
-        gpu_hours: devices times simulated time.
+        gpus: devices in all as the run began; what provisioning adds or gives back later counts neither here nor below.
+        gpu_hours: those devices times simulated time.
         cost: the price of those in the user's currency; None without prices.
         devices: number of devices by name.
         goal: the training of `finish_s`, in words; empty if the fleet has none.
