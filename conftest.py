@@ -121,11 +121,11 @@ def pytest_addoption(parser):
 
 
 def pytest_xdist_auto_num_workers(config):
-    """For `-n auto`, which pyproject.toml sets: five processes for two cores, since tests wait for other processes and for
-    deadlines most of the time; with six, Ray's own deadlines pass. None for a few files."""
+    """For `-n auto`, which pyproject.toml sets: four processes for two cores, since some tests wait for deadlines; with five
+    the cores are never idle either, and each process imports all for 12 processor seconds. None for a few files."""
     if _names_few_files(config):
         return 0
-    return min(8, 5 * (os.cpu_count() or 1) // 2)
+    return min(8, 2 * (os.cpu_count() or 1))
 
 
 def _names_few_files(config):

@@ -187,7 +187,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.cases(8)
+@pytest.mark.cases(4)
 def test_what_is_missing_is_one_line_with_the_pip_command(case, tmp_path):
     modules, code = CASES[case]
     script = BLOCKED.format(modules=modules) + textwrap.dedent(code)

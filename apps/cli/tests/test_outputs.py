@@ -76,7 +76,7 @@ def simulated(tmp_path_factory):
         (["compare", "run", "run", "--out", "compared"], "compared/compare.html"),
     ],
 )
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_a_full_disk_is_told_with_the_file(simulated, tmp_path, monkeypatch, arguments, named):
     """An error of writing has no name by itself: '[Errno 28] No space left on device' was all."""
     pytest.importorskip("duckdb")

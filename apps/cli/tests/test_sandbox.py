@@ -44,6 +44,7 @@ def test_where_none_works_the_exit_status_is_2(capsys, monkeypatch):
     assert said["probes"]["sandlock"]["reason"] == "no sandlock"
 
 
+@pytest.mark.deep
 def test_a_program_is_run(works, program, capsys):
     file = program(b"print('hi'); raise SystemExit(3)")
     assert main(["sandbox", "run", file, "--json"]) == 0

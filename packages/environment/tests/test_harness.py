@@ -171,6 +171,7 @@ async def branched(pool, tokenizer, seed, strikes_at=None, **about):
     assert last.reward == float(said[6] == said[7])
 
 
+@pytest.mark.deep
 def test_forks_sub_agents_and_rewritten_histories_are_contexts_of_their_own(model, tmp_path):
     """Each turn is trained once, behind what the model read then, whoever is killed in the midst of a branch."""
 

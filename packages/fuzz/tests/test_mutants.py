@@ -112,12 +112,14 @@ def hunt(mutant, first):
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.deep] * (name in LONG)) for name in ALL])
+@pytest.mark.cases(24)
 def test_a_planted_bug_is_found(name, monkeypatch):
     ALL[name].plant(monkeypatch)
     hunt(ALL[name], FIRST.get(name, SHRUNK_FROM.get(name, 0)))
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.deep] * (name not in SHRUNK)) for name in ALL])
+@pytest.mark.deep
 def test_its_case_is_shrunk(name, tmp_path):
     mutant = ALL[name]
     with pytest.MonkeyPatch.context() as patch:

@@ -38,6 +38,7 @@ class TestAudit(RealRuns):
         return LocalHost(started_s)
 
     @pytest.mark.parametrize("training", ["streamed", pytest.param("in parts", marks=pytest.mark.deep)])
+    @pytest.mark.deep
     def test_a_run_with_faults_ends_on_the_bits_of_one_without(self, tmp_path, model, training, deep):
         """The trainer dies twice, a replica and a relay once."""
         spec = make_spec(steps=STEPS, training=TRAINING[training], fence=training == "streamed")

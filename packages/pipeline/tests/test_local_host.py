@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="a real trainer trains a real model")
         ExecutorContract.test_any_relay_may_die_and_no_step_is_lost,
         ExecutorContract.test_a_ranker_learns_unasked_and_its_successor_goes_on_with_what_it_has_learned,
         ExecutorContract.test_a_replica_is_struck_in_each_of_its_phases,
+        ExecutorContract.test_a_trainer_is_struck_in_each_of_its_phases,
         ExecutorContract.test_with_a_fence_no_replica_is_newer_than_the_trainer_can_be_again,
         ExecutorContract.test_a_trainer_killed_between_full_states_goes_on_from_the_last,
         ExecutorContract.test_a_machine_that_passes_its_checks_is_used_again,

@@ -21,7 +21,6 @@ pytest.importorskip("torch", reason="a real trainer trains a real model")
 @pytest.mark.long
 @pytest.mark.inherited(
     keeps=[
-        ExecutorContract.test_a_killed_replica_is_replaced_and_nothing_is_lost,
         ExecutorContract.test_a_controller_that_died_is_replaced_and_nobody_restarts,
     ]
 )

@@ -215,6 +215,7 @@ def test_a_verifier_with_a_budget_that_is_used_up_gives_zero_and_says_so(own):
     run(test)
 
 
+@pytest.mark.deep
 def test_workers_that_are_killed_cost_no_score(deep):
     """Every worker dies again and again in the middle of 60 scores: each has one outcome, and none is a false zero."""
     count = 400 if deep else 60

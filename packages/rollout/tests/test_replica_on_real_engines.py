@@ -63,6 +63,7 @@ def collect_until(worker, seen, done):
 
 
 @pytest.mark.parametrize("name", ["transformers", pytest.param("vllm", marks=pytest.mark.deep)])
+@pytest.mark.deep
 def test_every_token_belongs_to_the_version_that_it_is_kept_with(name, tmp_path):
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")

@@ -37,6 +37,7 @@ class TestVLLMEngine(EngineContract):
 
 @pytest.mark.inherited(
     deep=[
+        EngineAbilitiesContract.test_an_adapter_is_served_as_peft_computes_it,
         EngineAbilitiesContract.test_an_adapter_survives_the_first_level_and_not_the_second,
         EngineAbilitiesContract.test_other_noise_follows_a_sleep,
     ]

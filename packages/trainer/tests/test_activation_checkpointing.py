@@ -38,6 +38,7 @@ def gradients_of_a_step(rank, world_size, model, config, rendezvous, out: Path):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.cases(1)
 def test_gradients_are_equal_with_and_without(ranks, tmp_path):
     model = build_model(tmp_path / "model", vocab_size=31, **SMALL)
     found = {}

@@ -74,6 +74,7 @@ def test_cells_that_fetch_their_own_rows_alone_compute_the_same_bits(runs):
     ("ranks", "cells", "saved_by"),
     [(1, 1, "4"), (2, 1, "2 even"), (4, 2, "2 idle"), pytest.param(2, 2, "4", marks=pytest.mark.deep)],
 )
+@pytest.mark.cases(1)
 def test_a_checkpoint_of_cells_loads_into_any_other_number(runs, root, ranks, cells, saved_by):
     directory, out = root / saved_by / "v1", root / f"resumed-{ranks}-{cells}.safetensors"
     manifest = verify(directory)

@@ -213,6 +213,7 @@ def test_one_that_is_closed_before_its_checkpoint_is_durable_says_so_and_leaves_
     saved.result(60)
 
 
+@pytest.mark.deep
 def test_killed_while_saving_every_listed_checkpoint_is_whole(tmp_path, deep):
     model_path = small(tmp_path / "model", hidden=64, layers=2)
     for saves in (2, 3, 5, 6) if deep else (3, 6):

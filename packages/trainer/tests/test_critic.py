@@ -346,6 +346,7 @@ def train(rank, world_size, model, config, backend, by_rows, rendezvous, out: Pa
         ),
     ],
 )
+@pytest.mark.deep
 def test_several_ranks_rows_or_another_backend_compute_what_one_process_does_and_resume_bit_for_bit(
     model_path, init, tmp_path, backend, ranks, changes, by_rows
 ):
@@ -382,7 +383,7 @@ def test_several_ranks_rows_or_another_backend_compute_what_one_process_does_and
         pytest.param("deepspeed", "fsdp2", marks=pytest.mark.deep),
     ],
 )
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_a_backend_goes_on_with_the_critic_that_another_one_saved(model_path, init, tmp_path, saved_by, read_by):
     needs(saved_by, read_by)
     config = dataclasses.replace(PPO, dtype="float32", critic=CriticConfig(init=init, lr=0.02))

@@ -116,6 +116,7 @@ def test_gradients_metrics_and_weights_of_two_ranks_are_those_of_one_of_fsdp2(ru
         ),
     ],
 )
+@pytest.mark.deep
 def test_a_run_goes_on_with_other_ranks_another_stage_or_another_backend(runs, saved_by, ranks, stage, tmp_path):
     directory, out = runs(saved_by) / "plain" / "checkpoint", tmp_path / "resumed"
     if ranks == 1:
@@ -167,6 +168,7 @@ def stream_by_rows(rank, world_size, model, rendezvous, out: Path, config):
         ),
     ],
 )
+@pytest.mark.deep
 def test_no_rank_loads_a_large_model_whole(stage, ranks, changes, tmp_path):
     if "adapter" in changes:
         pytest.importorskip("peft", reason="the extra tailrace-trainer[adapters] is not installed")
@@ -214,6 +216,7 @@ def _unlikely(segment):
 
 
 @pytest.mark.parametrize("stage", [*RARELY[1:], 3])
+@pytest.mark.deep
 def test_bfloat16_has_master_copies_in_float32(stage, tmp_path):
     model = build_model(tmp_path / "model", vocab_size=31, hidden=16, layers=1, head_dim=8, mlp=32)
     config = dataclasses.replace(trainer_processes.CONFIG, dtype="bfloat16")
@@ -238,6 +241,7 @@ def test_bfloat16_has_master_copies_in_float32(stage, tmp_path):
 
 
 @pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.deep
 def test_two_ranks_train_an_adapter_as_one_of_fsdp2_does(stage, tmp_path):
     pytest.importorskip("peft", reason="the extra tailrace-trainer[adapters] is not installed")
     model = build_model(tmp_path / "model", vocab_size=31, hidden=15, layers=1, heads=2, head_dim=6, mlp=17)
@@ -251,6 +255,7 @@ def test_two_ranks_train_an_adapter_as_one_of_fsdp2_does(stage, tmp_path):
 
 
 @pytest.mark.parametrize("stage", [*RARELY[1:], 3])
+@pytest.mark.deep
 def test_passes_without_gradient_before_the_first_of_two_optimizer_steps(stage, tmp_path):
     model = build_model(tmp_path / "model", vocab_size=31, hidden=15, layers=1, heads=2, head_dim=6, mlp=17)
     config = dataclasses.replace(trainer_processes.CONFIG, loss="decoupled-ppo")

@@ -196,6 +196,7 @@ def moments(rank, world_size, model, rendezvous, out):
         (out / f"rank{rank}").write_text(json.dumps([sum(tensors), max(tensors), *counts]))
 
 
+@pytest.mark.deep
 def test_data_parallel_ranks_have_the_moments_of_the_model_once_together(root, tmp_path):
     trainer_processes.run_all(moments, 3, root / "qwen2-False", f"file://{tmp_path}/meet", tmp_path)
     found = [json.loads((tmp_path / f"rank{rank}").read_text()) for rank in range(3)]

@@ -81,7 +81,7 @@ def load(rank, world_size, directory, dtype, cells, by_rows, rendezvous, out: Pa
         ),
     ],
 )
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 def test_it_is_what_was_loaded_whole(name, ranks, dtype, cells, tmp_path):
     torch.manual_seed(0)
     lm = AutoModelForCausalLM.from_config(MODELS[name])
@@ -220,6 +220,7 @@ def with_adapter(rank, world_size, directory, dtype, rendezvous, out: Path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.cases(1)
 def test_an_adapter_is_on_a_base_whose_rows_were_read(dtype, tmp_path):
     pytest.importorskip("peft")
     torch.manual_seed(0)

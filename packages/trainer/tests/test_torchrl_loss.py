@@ -96,6 +96,7 @@ def made(seed, dtype, spread):
     ],
     ids=["grpo", "dapo", "gspo"],
 )
+@pytest.mark.deep
 def test_value_and_gradients_are_those_of_our_own(theirs, ours, dtype, spread):
     for seed in range(10):
         tokens = made(seed, dtype, spread)

@@ -237,6 +237,7 @@ def test_threads_over_one_store_train_on_each_trajectory_once(store):
     assert store.audit()["consumed_twice"] == []
 
 
+@pytest.mark.deep
 def test_a_process_that_dies_between_sample_and_consume_loses_and_repeats_nothing(tmp_path):
     program = """
 import os, signal, sys

@@ -83,6 +83,7 @@ def test_it_needs_no_network(page):
     assert not {"link", "iframe", "object", "embed", "img"} & set(page.tags)
 
 
+@pytest.mark.deep
 def test_the_report_has_what_a_simulation_knows_and_leaves_the_rest_out(page):
     sections = {"timeline", "loads", "staleness", "throughput", "events", "figures", "configuration"}
     assert sections == {link.removeprefix("#") for link in page.links}
