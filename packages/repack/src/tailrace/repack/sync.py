@@ -72,7 +72,7 @@ class Barrier(SyncPolicy):
             return _pull(_may_pull(cycle), cycle, Why.ALL_IDLE)
         if any(view.version is not None and _is_behind(view, cycle.progress.published) for view in cycle.replicas):
             return ()
-        return _pull(_may_pull(cycle), cycle, Why.BEHIND)
+        return _pull([view for view in _may_pull(cycle) if not view.in_flight], cycle, Why.BEHIND)
 
     def accepts(self, replica: ReplicaView, progress: Progress) -> bool:
         """Whether it serves the newest version and has room; it may have work already."""
