@@ -366,7 +366,9 @@ def _set_examples(items, chosen):
 def _chosen(config):
     part = config.getoption("deep_part")
     if not part:
-        return lambda _: config.getoption("deep")
+        # One that --some names by itself runs, whether it is long or not.
+        named = [re.compile(rf"{re.escape(name)}($|\[)") for name in config.getoption("some") or () if "::" in name]
+        return lambda item: config.getoption("deep") or any(name.match(item.nodeid) for name in named)
     number, cut, parts = part.partition("/")
     if not (number.isdecimal() and (not cut or (parts.isdecimal() and 1 <= int(number) <= int(parts)))):
         raise pytest.UsageError(f"--deep-part: found {part!r}, expected a number K, or K/N with K from 1 to N")

@@ -253,9 +253,8 @@ def test_a_step_does_not_wait_for_the_marks_of_its_batch_and_its_checkpoint_does
     data.mark.set()
     events = gather(role, lambda events: fold(events, Durable) and fold(events, Stepped), "checkpoint and step")
     assert data.consumed[0] == (1, list(data.batch(1)))
-    assert (
-        fold(events, Stepped)[0].metrics["save_blocking_s"] > fold(events, Stepped)[0].metrics["publish_blocking_s"] > 0
-    )
+    assert fold(events, Stepped)[0].metrics["save_blocking_s"] > 0
+    assert fold(events, Stepped)[0].metrics["publish_blocking_s"] > 0
 
 
 def test_a_batch_that_cannot_be_marked_has_no_checkpoint(make_trainer, data, gather, tmp_path):
