@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -214,7 +215,8 @@ def test_text_from_the_model_stays_text(finished, tmp_path):
     again = write_report(directory).read_text()
     assert EVIL not in again
     assert r"<h1>laminar, of \udcff\u202e</h1>" in again
-    assert "tokenizer.json cannot be read (" in again
+    if find_spec("tokenizers") is not None:  # else nothing is read
+        assert "tokenizer.json cannot be read (" in again
     assert _Page(again).tags.count("script") == 3
 
 
