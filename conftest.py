@@ -315,7 +315,7 @@ def _keep_some(config, items):
 
 
 def _leave_out(config, items, long):
-    """Deselect long tests, or skip them where few files are named, so that a test that somebody asked for is told of."""
+    """Deselect long tests. Where few files are named skip them, so that who asks for one reads why it does not run."""
     if _names_few_files(config):
         for item in long:
             item.add_marker(pytest.mark.skip(reason="a long test: --deep runs it"))
@@ -339,7 +339,7 @@ def _set_seeds(items):
 
 
 def _set_cases(items):
-    """Make the cases deep of a table of which some stand for all; those that stay are spread over the table."""
+    """Keep some cases of each table that is marked so, spread over it, and make the others deep."""
     tables = defaultdict(list)
     for item in items:
         if item.get_closest_marker("cases") is not None:

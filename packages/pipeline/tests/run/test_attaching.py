@@ -354,9 +354,8 @@ def test_a_run_that_cannot_begin_leaves_no_member(directory, monkeypatch):
     with pytest.raises(RunFailedError, match="no executor"):
         launch.launch(RunConfig(), directory)
     assert closed == ["trackers", "host"]
-    assert [row["step"] for row in read_metrics(directory.metrics)] == [
-        1
-    ]  # which the driver before did not come to write
+    written = [row["step"] for row in read_metrics(directory.metrics)]
+    assert written == [1], "the driver before did not come to write it"
     directory.metrics.write_text("[]\n")
     with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl, line 1"):
         launch.launch(RunConfig(), directory)

@@ -42,7 +42,7 @@ def left_out(case: Case) -> list[CaseFault]:
 
 
 def settings_left_out(case: Case) -> dict[str, Any]:
-    """What of a case's pipeline is no default, and the command does not say: a run of that app has its own, or none."""
+    """Settings of a case that differ from the defaults and that the command leaves out: a run has its own, or none."""
     without = set() if case.workload.environment else {"environments"}
     return case.model_dump(mode="json", include=_OWN - without, exclude_defaults=True)
 

@@ -74,7 +74,7 @@ def _explained(key: Key) -> list[str]:
 
 
 def toml_value(value: Any) -> str:
-    """A value on one line of TOML, whose scalars are those of JSON, but that it knows no surrogates."""
+    """A value on one line of TOML. Its scalars are written as in JSON, but without surrogates."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{toml_key(key)} = {toml_value(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list | tuple):

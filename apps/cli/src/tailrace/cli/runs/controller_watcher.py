@@ -46,7 +46,7 @@ LOOK_S = 0.1
 SILENT_S = 30.0
 """A controller that has not claimed its run for so long stands still, and is killed."""
 STILL_S = 120.0
-"""A controller that trains tells its status twice a second. One that tells nothing for so long is spoken of."""
+"""A controller that trains writes its status twice a second. After so long without one a line says so."""
 PAUSES_S = (0.0, 2.0, 8.0)
 """Pauses before the first, second and third controller in a row that takes another's place without a step between them."""
 _OURS = "tailrace: "

@@ -69,7 +69,7 @@ class DeviceCheck:
             self._holds.pop(command.id, None)
 
     def start(self, command: c.Start, controller: Controller) -> None:
-        """A new replica begins on such devices, too."""
+        """A new replica, too, begins on devices that the trainer's cells have left."""
         if command.role == REPLICA:
             self._check_left(command.id, controller)
 

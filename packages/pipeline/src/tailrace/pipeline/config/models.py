@@ -372,9 +372,8 @@ class ExecutorConfig(_Strict):
     one, or each on its own"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """the device of engine and trainer; auto takes CUDA if available"""
-    machines: Annotated[int, Field(gt=0, le=100)] = (
-        1  # each takes a second or more to start, and all have three minutes
-    )
+    # Each takes a second or more to start, and all have three minutes.
+    machines: Annotated[int, Field(gt=0, le=100)] = 1
     """machines of the run's own cluster: with several, that many Ray nodes on this host, each with a directory of its own, over
     which trainer, replicas, relays and environments are placed, and which faults may kill"""
     machine_checks: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()

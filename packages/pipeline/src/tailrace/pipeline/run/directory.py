@@ -289,19 +289,23 @@ class RunDirectory:
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, sync: bool = False) -> None:
-    """Replace a file at once: a reader sees the old content or the new; if this raises, the old.
+    """Replace a file by a JSON object; see `write_text`."""
+    write_text(path, json.dumps(content, indent=1, default=str) + "\n", sync=sync)
+
+
+def write_text(path: Path, text: str, *, sync: bool = False) -> None:
+    """Replace a file at once: a reader sees the old text or the new; if this raises, the old.
 
     Two processes may do so at a time: a controller that was stopped in here, and the one that took its place meanwhile.
 
     Args:
         path: the file.
-        content: the new content.
-        sync: return only once the new content survives a crash of the machine.
+        text: the new text.
+        sync: return only once it survives a crash of the machine.
 
     Raises:
         RunWriteError: the disk is full or broken.
     """
-    text = json.dumps(content, indent=1, default=str) + "\n"
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("w") as file:

@@ -70,9 +70,8 @@ class FaultFold:
         self._machines: dict[tuple[str, str], str] = {}
         self._homeless: dict[str, set[tuple[str, str]]] = {}  # members of a machine that was struck
         self._step = 0
-        self._batches = {
-            0: 0
-        }  # trained on when the trainer had a version: one that was published anew has a newer number
+        # Batches trained on when the trainer had a version: one that is published anew has a newer number.
+        self._batches = {0: 0}
         self._returned: dict[tuple[str, str], tuple[float, list[InjectedFault]]] = {}  # since when, and not at work yet
 
     @property

@@ -24,7 +24,7 @@ from tailrace.runtime.executor.executor import Executor
 class MetricsObserver:
     """Writes metrics as they arise.
 
-    A driver that goes on shows it the whole log first, and then says `begin`.
+    A driver that goes on calls `replay` for each instant of the log, and then `begin`.
 
     Args:
         path: ``metrics.jsonl``, to which lines are appended. A half last one, of a driver whose disk was full, is cut off.
@@ -49,7 +49,7 @@ class MetricsObserver:
         """Whether observed instants belong to the run; False while controls are evaluated."""
 
     def replay(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
-        """Take in an instant of the log. The driver that logged it may have died before it wrote of it."""
+        """Take in an instant of the log, whose rows an earlier driver may not have written before it died."""
         for kind, row in self._rows(now, events, commands, run):
             if kind == "step" and self._steps:
                 self._steps -= 1  # it is there
@@ -57,7 +57,7 @@ class MetricsObserver:
                 self._missing.append((kind, now, row))
 
     def begin(self, trackers: Trackers) -> None:
-        """Write what is missing behind the log, and tell the trackers of that and of all that comes."""
+        """Write the rows that the log has and the file lacks. The trackers get these and all that follow."""
         self._trackers = trackers
         for kind, now, row in self._missing:
             self._write(kind, now, row)
@@ -111,7 +111,7 @@ class MetricsObserver:
 
 
 def _evaluated(result: EvaluationResult) -> dict[str, Any]:
-    """An evaluation; one of which nothing could be scored has no figures."""
+    """The row of an evaluation. Where nothing could be scored its figures are None."""
     measured = MeasuredAnswers.of(result.mode, result) if result.rewards else None
     return {
         "step": result.step,

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.errors import RunDirectoryError, RunWriteError, resume_command
+from tailrace.pipeline.errors import RunDirectoryError, resume_command
 from tailrace.pipeline.run.device_shares import cores_here
-from tailrace.pipeline.run.directory import RunDirectory, lock_soon, read_json
+from tailrace.pipeline.run.directory import RunDirectory, lock_soon, read_json, write_text
 from tailrace.pipeline.run.eventlog import take_over_log
 from tailrace.pipeline.run.machines import machine_names
 from tailrace.runtime.hosts.ray import RayHost
@@ -35,15 +35,7 @@ def next_epoch(directory: RunDirectory) -> int:
     """
     path = directory.root / "epoch"
     epoch = 1 + (int(path.read_text()) if path.exists() else 0)
-    partial = path.with_name("epoch.partial")
-    try:
-        with partial.open("w") as file:
-            file.write(str(epoch))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise RunWriteError(error.errno, error.strerror or str(error), str(path)) from error
+    write_text(path, str(epoch), sync=True)
     return epoch
 
 
